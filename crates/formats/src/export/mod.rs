@@ -1,0 +1,3 @@
+//! What we write.
+
+pub mod otlp;

@@ -1,0 +1,64 @@
+//! What we read. [`IMPORTERS`] is the whole list.
+
+use std::io::Read;
+use std::path::Path;
+
+use arrow::array::RecordBatch;
+use rollscope_model::Table;
+
+pub mod otlp;
+
+/// What went wrong with a file, in words that say what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    #[error("{0}")]
+    Io(#[from] std::io::Error),
+    /// Not this format, or damaged: what, and where.
+    #[error("{0}")]
+    Malformed(String),
+    /// A named limit was exceeded.
+    #[error("{what} exceeds the limit {limit} ({name})")]
+    Limit { what: String, name: &'static str, limit: u64 },
+    /// The receiver of the batches failed.
+    #[error("{0}")]
+    Sink(String),
+}
+
+/// How to read.
+#[derive(Clone, Debug, Default)]
+pub struct ImportOptions {
+    /// Everything goes into this run, whatever the file says.
+    pub run: Option<String>,
+}
+
+/// Counts, for the summary a person sees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Imported {
+    pub rows: u64,
+    pub rejected: u64,
+    /// First few reasons for rejection.
+    pub reasons: Vec<String>,
+}
+
+/// Where batches go as they are read.
+pub type Sink<'a> = dyn FnMut(Table, RecordBatch) -> Result<(), ImportError> + 'a;
+
+/// A file format.
+pub trait Importer: Sync {
+    fn name(&self) -> &'static str;
+
+    /// Told from the first bytes (decompressed, up to 64 KiB) and the name. The first importer that says yes reads.
+    fn detects(&self, head: &[u8], path: &Path) -> bool;
+
+    /// Streams the file into `sink`. `input` counts the bytes it gives out, so progress needs no help from here.
+    fn read(
+        &self,
+        path: &Path,
+        input: &mut dyn Read,
+        options: &ImportOptions,
+        sink: &mut Sink,
+    ) -> Result<Imported, ImportError>;
+}
+
+/// Every format we read, in the order they are tried.
+pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson];

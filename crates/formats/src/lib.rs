@@ -1,0 +1,7 @@
+//! Bytes to [`RecordBatch`](arrow::array::RecordBatch)es and back, pure: nothing here opens a socket or a store.
+//!
+//! [`import`] turns what other systems write into batches of our tables; [`export`] turns batches into what other
+//! systems read. Each has one explicit list: adding a format means adding a file and a line in that list.
+
+pub mod export;
+pub mod import;

@@ -1,0 +1,55 @@
+//! Attribute names that carry meaning. `rl.*` follows the open OpenTelemetry proposal for reinforcement learning where
+//! it has a name; the rest are the names that slime, SGLang and ROLL write. Order in the lists below is the order in
+//! which they are believed.
+
+/// Resource or span attribute: which run this belongs to.
+pub const RUN_ID: &[&str] = &["rl.run.id", "rollscope.run"];
+pub const RUN_NAME: &str = "rl.run.name";
+pub const PROJECT: &str = "rl.project";
+/// The framework (`slime`, `verl`, ...), a resource attribute of the proposal.
+pub const SYSTEM: &str = "rl.system";
+
+pub const STEP: &[&str] = &["rl.step", "rl.loop.iteration", "rollout_id", "global_step"];
+pub const SAMPLE_ID: &[&str] = &["rl.sample.id", "sample_id", "sample_index"];
+pub const GROUP_ID: &[&str] = &["rl.group.id", "group_id", "group_index"];
+pub const ATTEMPT: &[&str] = &["rl.attempt", "attempt"];
+/// What kind of work a span is: `rollout`, `reward`, `train`, `weight_sync`, `tool`, ...
+pub const PHASE: &str = "rl.phase";
+
+/// SGLang's request id on its own spans, and on the caller's span.
+pub const REQUEST_ID: &[&str] = &["rid", "sglang_request_id", "gen_ai.response.id"];
+
+pub const SERVICE_NAME: &str = "service.name";
+pub const HOST: &[&str] = &["host_id", "host.name", "host.id"];
+pub const PID: &[&str] = &["pid", "process.pid"];
+pub const THREAD_LABEL: &[&str] = &["thread_label", "thread.name"];
+pub const TP_RANK: &str = "tp_rank";
+pub const DP_RANK: &str = "dp_rank";
+pub const PP_RANK: &str = "pp_rank";
+
+/// Reserved: how rows that OTLP has no field for travel through OTLP. Written on export and by our SDK, taken out on
+/// import, never stored as attributes.
+pub mod reserved {
+    pub const PREFIX: &str = "rollscope.";
+    /// `instant` or `orphan_end`; a span without an end time is open without saying so.
+    pub const STATE: &str = "rollscope.state";
+    /// The first N attributes were set at the start.
+    pub const START_ATTRS: &str = "rollscope.start_attrs";
+    pub const ORIGINAL_TRACE_ID: &str = "rollscope.original_trace_id";
+    pub const ORIGINAL_SPAN_ID: &str = "rollscope.original_span_id";
+    pub const ORIGINAL_PARENT_SPAN_ID: &str = "rollscope.original_parent_span_id";
+}
+
+/// Values of `spans.state`.
+pub mod state {
+    pub const CLOSED: &str = "closed";
+    pub const OPEN: &str = "open";
+    pub const INSTANT: &str = "instant";
+    pub const ORPHAN_END: &str = "orphan_end";
+}
+
+/// Values of `spans.kind`, by OTLP number.
+pub const KINDS: [&str; 6] = ["unspecified", "internal", "server", "client", "producer", "consumer"];
+
+/// Values of `spans.status`, by OTLP number.
+pub const STATUSES: [&str; 3] = ["unset", "ok", "error"];
