@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BooleanBuilder, DictionaryArray, FixedSizeBinaryArray, Float64Builder, Int32Array, Int32Builder,
+    Array, ArrayRef, BooleanBuilder, DictionaryArray, FixedSizeBinaryArray, Float64Builder, Int32Array, Int32Builder,
     Int64Builder, ListArray, MapArray, RecordBatch, StringArray, StringBuilder, StructArray, UInt32Array,
 };
 use arrow::buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
@@ -744,7 +744,6 @@ plain_table!(Series, NewPoint, SeriesBuilder, {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use arrow::array::Array;
 
     #[test]
     fn a_pushed_span_fits_the_schema() {
