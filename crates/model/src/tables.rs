@@ -301,12 +301,9 @@ mod tests {
     fn every_name_a_table_declares_is_a_column() {
         for table in Table::ALL {
             let schema = table.schema();
-            let named = table
-                .identity()
-                .iter()
-                .chain(table.bloom_columns())
-                .chain(table.cluster_column().as_ref())
-                .chain([&table.time_column()]);
+            let mut named = [table.identity(), table.bloom_columns()].concat();
+            named.extend(table.cluster_column());
+            named.push(table.time_column());
             for column in named {
                 assert!(schema.column_with_name(column).is_some(), "{}.{column}", table.name());
             }
