@@ -13,7 +13,7 @@ use crate::sim::{MS, Outcome, Request, Role, SECOND, role, tensor_parallel};
 use crate::task::Turn;
 
 /// Decoding is reported in windows that all requests of a batch share.
-const WINDOW: i64 = 5 * SECOND;
+const WINDOW: i64 = 3 * SECOND;
 /// Prefill is cut into chunks of this many tokens.
 const CHUNK: i64 = 512;
 

@@ -20,7 +20,9 @@ const MILLIS: [f64; 12] = [1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 250.0, 500.0,
 const MEGABYTES: [f64; 12] = [4.0, 8.0, 16.0, 24.0, 32.0, 48.0, 64.0, 96.0, 128.0, 256.0, 512.0, f64::INFINITY];
 
 struct Histogram {
-    name: &'static str,
+    bucket: &'static str,
+    sum: &'static str,
+    count: &'static str,
     bounds: [f64; 12],
     disaggregated: bool,
     value: fn(&Request) -> f64,
@@ -28,31 +30,53 @@ struct Histogram {
 
 const HISTOGRAMS: [Histogram; 6] = [
     Histogram {
-        name: "sglang:e2e_request_latency_seconds",
+        bucket: "sglang:e2e_request_latency_seconds_bucket",
+        sum: "sglang:e2e_request_latency_seconds_sum",
+        count: "sglang:e2e_request_latency_seconds_count",
         bounds: LATENCY,
         disaggregated: false,
         value: |r| seconds(r.decode_end - r.sent),
     },
     Histogram {
-        name: "sglang:time_to_first_token_seconds",
+        bucket: "sglang:time_to_first_token_seconds_bucket",
+        sum: "sglang:time_to_first_token_seconds_sum",
+        count: "sglang:time_to_first_token_seconds_count",
         bounds: SHORT,
         disaggregated: false,
         value: |r| seconds(r.decode_start - r.sent),
     },
     Histogram {
-        name: "sglang:queue_time_seconds",
+        bucket: "sglang:queue_time_seconds_bucket",
+        sum: "sglang:queue_time_seconds_sum",
+        count: "sglang:queue_time_seconds_count",
         bounds: SHORT,
         disaggregated: false,
         value: |r| seconds(r.queue_ns()),
     },
-    Histogram { name: "sglang:kv_transfer_speed_gb_s", bounds: SPEED, disaggregated: true, value: transfer_speed_gb_s },
     Histogram {
-        name: "sglang:kv_transfer_latency_ms",
+        bucket: "sglang:kv_transfer_speed_gb_s_bucket",
+        sum: "sglang:kv_transfer_speed_gb_s_sum",
+        count: "sglang:kv_transfer_speed_gb_s_count",
+        bounds: SPEED,
+        disaggregated: true,
+        value: transfer_speed_gb_s,
+    },
+    Histogram {
+        bucket: "sglang:kv_transfer_latency_ms_bucket",
+        sum: "sglang:kv_transfer_latency_ms_sum",
+        count: "sglang:kv_transfer_latency_ms_count",
         bounds: MILLIS,
         disaggregated: true,
         value: |r| (r.transferred - r.transfer_start) as f64 / MS as f64,
     },
-    Histogram { name: "sglang:kv_transfer_total_mb", bounds: MEGABYTES, disaggregated: true, value: |r| r.transfer_mb },
+    Histogram {
+        bucket: "sglang:kv_transfer_total_mb_bucket",
+        sum: "sglang:kv_transfer_total_mb_sum",
+        count: "sglang:kv_transfer_total_mb_count",
+        bounds: MEGABYTES,
+        disaggregated: true,
+        value: |r| r.transfer_mb,
+    },
 ];
 
 /// Counters of one engine since it was started.
@@ -182,12 +206,11 @@ impl Scrape<'_> {
                 if engine.role == Role::Prefill || (h.disaggregated && engine.role != Role::Decode) {
                     continue;
                 }
-                let names = &NAMES[i];
                 for (bucket, count) in counts.iter().enumerate() {
-                    put(names.0, &labels[e].buckets[i][bucket], "histogram", *count as f64);
+                    put(h.bucket, &labels[e].buckets[i][bucket], "histogram", *count as f64);
                 }
-                put(names.1, whole, "histogram", *sum);
-                put(names.2, whole, "histogram", counts[counts.len() - 1] as f64);
+                put(h.sum, whole, "histogram", *sum);
+                put(h.count, whole, "histogram", counts[counts.len() - 1] as f64);
             }
         }
     }
@@ -225,32 +248,6 @@ impl Scrape<'_> {
         }
     }
 }
-
-/// Names of a histogram's three kinds of series.
-const NAMES: [(&str, &str, &str); HISTOGRAMS.len()] = [
-    (
-        "sglang:e2e_request_latency_seconds_bucket",
-        "sglang:e2e_request_latency_seconds_sum",
-        "sglang:e2e_request_latency_seconds_count",
-    ),
-    (
-        "sglang:time_to_first_token_seconds_bucket",
-        "sglang:time_to_first_token_seconds_sum",
-        "sglang:time_to_first_token_seconds_count",
-    ),
-    ("sglang:queue_time_seconds_bucket", "sglang:queue_time_seconds_sum", "sglang:queue_time_seconds_count"),
-    (
-        "sglang:kv_transfer_speed_gb_s_bucket",
-        "sglang:kv_transfer_speed_gb_s_sum",
-        "sglang:kv_transfer_speed_gb_s_count",
-    ),
-    (
-        "sglang:kv_transfer_latency_ms_bucket",
-        "sglang:kv_transfer_latency_ms_sum",
-        "sglang:kv_transfer_latency_ms_count",
-    ),
-    ("sglang:kv_transfer_total_mb_bucket", "sglang:kv_transfer_total_mb_sum", "sglang:kv_transfer_total_mb_count"),
-];
 
 fn gauges(now: &Now, role: Role, slots: usize, mut put: impl FnMut(&'static str, f64)) {
     put("sglang:num_running_reqs", now.running as f64);

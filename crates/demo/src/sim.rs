@@ -17,7 +17,7 @@ pub const SECOND: i64 = 1_000_000_000;
 pub const POD: usize = 4;
 const SAMPLES_A_POD: usize = 64;
 const MAX_PODS: usize = 8;
-const SLOTS: usize = 20;
+const SLOTS: usize = 18;
 /// Tokens in one batch of prefill, and how fast they go through.
 const PREFILL_BATCH: i64 = 8192;
 const PREFILL_PER_S: f64 = 16_000.0;

@@ -51,7 +51,7 @@ pub type Failure = (&'static str, &'static str);
 
 const FAILURES: [Failure; 4] = [
     ("RuntimeError", "CUDA error: out of memory"),
-    ("TimeoutError", "tool did not answer within 30 s"),
+    ("TimeoutError", "tool did not answer within 12 s"),
     ("HTTPError", "502 Bad Gateway"),
     ("CalledProcessError", "command returned non-zero exit status 1"),
 ];
@@ -246,7 +246,7 @@ fn agent_turns(dice: &mut Dice, turns: &mut Vec<Turn>, attempt: i32, count: usiz
             _ => dice.lognormal(0.7, 0.4),
         };
         let failure = dice.chance(0.07).then(|| *dice.pick(&FAILURES));
-        let seconds = if matches!(failure, Some(("TimeoutError", _))) { 30.0 } else { seconds.min(20.0) };
+        let seconds = if matches!(failure, Some(("TimeoutError", _))) { 12.0 } else { seconds.min(10.0) };
         // What was said and answered so far is in the prefix cache of the engine, but for the last partial page.
         cached = (prompt + turn.completion_tokens) / 16 * 16;
         prompt += turn.completion_tokens + dice.lognormal(160.0, 0.8).min(2_000.0) as i64;

@@ -153,7 +153,7 @@ fn prefill_batches_of_a_thread_do_not_overlap() {
 
 #[test]
 fn batches_are_shared_by_their_requests() {
-    let spans = spans(&step(small(), 1));
+    let spans = spans(&step(DemoOptions { samples: 64, ..small() }, 1));
     let mut same: HashMap<_, usize> = HashMap::new();
     for s in spans.iter().filter(|s| s.name == "decode_loop") {
         *same.entry((s.lane.clone(), s.start, s.end)).or_default() += 1;
