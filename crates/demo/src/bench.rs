@@ -26,7 +26,7 @@ const KEYS: [&str; 8] = [
 
 /// `count` spans with `attrs` attributes each, in traces of sixteen. The same seed gives the same spans.
 pub fn bench_spans(seed: u64, count: usize, attrs: usize) -> Result<RecordBatch, ArrowError> {
-    let sender = Sender::new("bench", "{\"name\":\"bench\"}", "bench", "bench-0");
+    let sender = Sender::new(0, "bench", "{\"name\":\"bench\"}", "bench", "bench-0");
     let mut sink = Sink::new("bench", 0, DEFAULT_START_NS, Ids::new(seed, 0), Dice::new(seed, 1));
     let mut dice = Dice::new(seed, 2);
     let (mut trace, mut root) = (sink.ids.trace(), None);

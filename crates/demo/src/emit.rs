@@ -24,17 +24,19 @@ pub struct Lane {
 /// Who sends a span.
 #[derive(Clone, Debug, Default)]
 pub struct Sender {
+    /// Its number among the senders of the run.
+    pub slot: usize,
     pub service: &'static str,
     pub resource: String,
     pub scope: &'static str,
 }
 
 impl Sender {
-    pub fn new(service: &'static str, scope: &'static str, run_id: &str, instance: &str) -> Self {
+    pub fn new(slot: usize, service: &'static str, scope: &'static str, run_id: &str, instance: &str) -> Self {
         let resource = serde_json::json!({
             "service.name": service, "service.instance.id": instance, "rl.run.id": run_id, "rl.system": "slime",
         });
-        Sender { service, resource: resource.to_string(), scope }
+        Sender { slot, service, resource: resource.to_string(), scope }
     }
 }
 
@@ -103,7 +105,6 @@ impl<'a> Row<'a> {
 pub struct Sink {
     pub spans: SpansBuilder,
     pub ids: Ids,
-    run_id: String,
     step: i64,
     /// Start of the step, nanoseconds since the epoch.
     base: i64,
@@ -112,14 +113,41 @@ pub struct Sink {
     /// Share of rows that get lost, while an engine is writing that loses them.
     pub lost: f64,
     dice: Dice,
+    /// By sender: keys of service, resource and scope, once it has written.
+    senders: Vec<Option<[i32; 3]>>,
+    common: Common,
+}
+
+/// Keys of the values that nearly every row has, looked up once.
+struct Common {
+    run: i32,
+    internal: i32,
+    closed: i32,
+    unset: i32,
 }
 
 pub fn nothing(_: &mut AttrsColumn) {}
 
 impl Sink {
     pub fn new(run_id: &str, step: u64, base: i64, ids: Ids, dice: Dice) -> Self {
-        let spans = SpansBuilder::default();
-        Sink { spans, ids, run_id: run_id.to_string(), step: step as i64, base, skew: 0, lost: 0.0, dice }
+        let mut spans = SpansBuilder::default();
+        let common = Common {
+            run: spans.run_id.intern(run_id),
+            internal: spans.kind.intern("internal"),
+            closed: spans.state.intern(state::CLOSED),
+            unset: spans.status.intern("unset"),
+        };
+        Sink { spans, ids, step: step as i64, base, skew: 0, lost: 0.0, dice, senders: Vec::new(), common }
+    }
+
+    fn sender(&mut self, sender: &Sender) -> [i32; 3] {
+        if self.senders.len() <= sender.slot {
+            self.senders.resize(sender.slot + 1, None);
+        }
+        let s = &mut self.spans;
+        *self.senders[sender.slot].get_or_insert_with(|| {
+            [s.service.intern(sender.service), s.resource.intern(&sender.resource), s.scope.intern(sender.scope)]
+        })
     }
 
     pub fn span(
@@ -132,15 +160,19 @@ impl Sink {
             return;
         }
         let (start, end) = (self.base + self.skew + row.start, self.base + self.skew + row.end);
+        let [service, resource, scope] = self.sender(row.sender);
         let s = &mut self.spans;
-        s.run_id.push(&self.run_id);
+        s.run_id.push_key(self.common.run);
         s.step.append_value(self.step);
         s.trace_id.push(&row.trace);
         s.span_id.push(&row.id);
         s.parent_span_id.push_opt(row.parent.as_ref());
         s.name.push(row.name);
-        s.kind.push(row.kind);
-        s.service.push(row.sender.service);
+        match row.kind {
+            "internal" => s.kind.push_key(self.common.internal),
+            other => s.kind.push(other),
+        }
+        s.service.push_key(service);
         s.phase.push_opt(row.phase);
         s.thread.push_opt(row.lane.map(|l| l.thread.as_str()));
         s.host.push_opt(row.lane.map(|l| l.host.as_str()));
@@ -150,8 +182,14 @@ impl Sink {
         s.pp_rank.append_option(row.lane.and_then(|l| l.pp));
         s.start_ns.push(start);
         s.end_ns.append_value(end);
-        s.state.push(if row.instant { state::INSTANT } else { state::CLOSED });
-        s.status.push(if row.failure.is_some() { "error" } else { "unset" });
+        match row.instant {
+            true => s.state.push(state::INSTANT),
+            false => s.state.push_key(self.common.closed),
+        }
+        match row.failure {
+            Some(_) => s.status.push("error"),
+            None => s.status.push_key(self.common.unset),
+        }
         s.status_message.push_opt(row.failure.map(|f| f.1));
         s.sample_id.push_opt(row.sample.map(|k| k.sample_id));
         s.group_id.push_opt(row.sample.map(|k| k.group_id));
@@ -176,8 +214,8 @@ impl Sink {
             s.links.push_link(trace, span, None, 0, 0);
         }
         s.links.end_row();
-        s.resource.push(&row.sender.resource);
-        s.scope.push(row.sender.scope);
+        s.resource.push_key(resource);
+        s.scope.push_key(scope);
         s.trace_state.push_opt(None);
         s.flags.push(0);
         s.dropped_attrs.push(0);

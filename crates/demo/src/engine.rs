@@ -62,7 +62,7 @@ pub fn engines(count: usize, run_id: &str, seed: u64) -> Vec<Engine> {
                 })
                 .collect();
             Engine {
-                sender: Sender::new("sglang", "{\"name\":\"sglang server\"}", run_id, &format!("engine-{e}")),
+                sender: Sender::new(3 + e, "sglang", "{\"name\":\"sglang server\"}", run_id, &format!("engine-{e}")),
                 tokenizer,
                 schedulers,
                 role: role(e),

@@ -149,9 +149,9 @@ impl Generator {
         let run = &options.run_id;
         Generator {
             engines: engines(count, run, options.seed),
-            rollout: Sender::new("rollout", "{\"name\":\"rollscope.slime\"}", run, "rollout-0"),
-            trainer: Sender::new("trainer", "{\"name\":\"rollscope\"}", run, "trainer-0"),
-            gateway: Sender::new("smg", "{\"name\":\"smg\"}", run, "gateway-0"),
+            rollout: Sender::new(1, "rollout", "{\"name\":\"rollscope.slime\"}", run, "rollout-0"),
+            trainer: Sender::new(0, "trainer", "{\"name\":\"rollscope\"}", run, "trainer-0"),
+            gateway: Sender::new(2, "smg", "{\"name\":\"smg\"}", run, "gateway-0"),
             gateway_lane: Lane {
                 thread: "gateway".to_string(),
                 host: "gateway-0".to_string(),
