@@ -17,9 +17,9 @@ for (const scheme of ['dark', 'light']) {
     if (only && !name.includes(only)) return;
     await page.goto(`about:blank`);
     await page.goto(`${base}/${hash}`);
-    await page.waitForTimeout(900);
+    await page.waitForTimeout(600);
     if (act) await act();
-    await page.waitForTimeout(500);
+    await page.waitForTimeout(250);
     await page.screenshot({ path: `artifacts/${name}-${scheme}.png` });
   };
   await shot('empty', '#/runs', null, none.url);

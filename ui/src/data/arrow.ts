@@ -369,9 +369,10 @@ export function isNull(v: Vector, i: number): boolean {
   return v.validity !== null && (v.validity[i >> 3] & (1 << (i & 7))) === 0;
 }
 
+const HEX = Array.from({ length: 256 }, (_, b) => b.toString(16).padStart(2, '0'));
 export const hex = (bytes: Uint8Array): string => {
   let out = '';
-  for (const b of bytes) out += (b < 16 ? '0' : '') + b.toString(16);
+  for (let i = 0; i < bytes.length; i++) out += HEX[bytes[i]];
   return out;
 };
 

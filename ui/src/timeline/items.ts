@@ -250,7 +250,7 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
     }
   }
 
-  // Worker: service, thread and host as one text, decided once per combination.
+  // Worker: thread, host and service as one text, decided once per combination.
   const workers = new Interner();
   const worker = new Int32Array(n);
   {
@@ -258,18 +258,19 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
     const service = coded('service', texts, scratch[0]);
     const thread = coded('thread', texts, scratch[1]);
     const host = coded('host', texts, scratch[2]);
-    const known = new Map<string, number>();
+    const k = texts.texts.length + 1;
+    const known = new Map<number, number>();
     let last = -1;
     for (let i = 0; i < n; i++) {
       if (i > 0 && service[i] === service[i - 1] && thread[i] === thread[i - 1] && host[i] === host[i - 1]) {
         worker[i] = last;
         continue;
       }
-      const key = `${service[i]}/${thread[i]}/${host[i]}`;
+      const key = ((service[i] + 1) * k + thread[i] + 1) * k + host[i] + 1;
       let w = known.get(key);
       if (w === undefined) {
-        const t = [service[i], thread[i], host[i]].map((k) => (k < 0 ? '' : texts.texts[k]));
-        w = workers.add([t[0], t[1], t[2] && `@${t[2]}`].filter(Boolean).join(' ') || 'unknown');
+        const t = [service[i], thread[i], host[i]].map((c) => (c < 0 ? '' : texts.texts[c]));
+        w = workers.add([t[1], t[2] && `@${t[2]}`, t[0] && (t[1] ? `· ${t[0]}` : t[0])].filter(Boolean).join(' ') || 'unknown');
         known.set(key, w);
       }
       worker[i] = last = w;
@@ -307,38 +308,54 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
   };
 }
 
-/** Finds each item's parent by (trace, span id), with open addressing over the bytes of the ids. */
+/**
+ * Finds each item's parent by (trace, span id). Spans mostly come in the order they started, so the parent is the span
+ * before or one of its ancestors; what is not found that way is looked up in a table over all ids.
+ */
 function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array | null, trace: Int32Array, flags: Uint8Array): Int32Array {
   const n = trace.length;
   const parent = new Int32Array(n).fill(-1);
-  const size = slotsFor(n);
-  const mask = size - 1;
-  const slots = new Int32Array(size).fill(-1);
-  const hash = (a: number, b: number, t: number): number => {
-    let h = Math.imul(a ^ Math.imul(t, 0x85ebca6b), 0x9e3779b1);
-    h = Math.imul((h ^ (h >>> 15)) + b, 0xc2b2ae35);
-    return (h ^ (h >>> 13)) & mask;
-  };
-  for (let i = 0; i < n; i++) {
-    const a = ids[2 * i];
-    const b = ids[2 * i + 1];
-    // An orphan end carries the id of a span that is not here; it must not stand for that span.
-    if ((flags[i] & STATE) === ORPHAN || (a === 0 && b === 0)) continue;
-    let s = hash(a, b, trace[i]);
-    for (let k = slots[s]; k >= 0; k = slots[(s = (s + 1) & mask)]) if (ids[2 * k] === a && ids[2 * k + 1] === b && trace[k] === trace[i]) break;
-    if (slots[s] < 0) slots[s] = i;
-  }
+  const missed: number[] = [];
   for (let i = 0; i < n; i++) {
     const a = parents[2 * i];
     const b = parents[2 * i + 1];
     if ((valid !== null && valid[i] === 0) || (a === 0 && b === 0)) continue;
-    // The span before is often the parent or a sibling.
-    let k = -1;
-    if (i > 0 && parents[2 * i - 2] === a && parents[2 * i - 1] === b && trace[i - 1] === trace[i] && parent[i - 1] >= 0) k = parent[i - 1];
-    else {
-      let s = hash(a, b, trace[i]);
-      for (k = slots[s]; k >= 0; k = slots[(s = (s + 1) & mask)]) if (ids[2 * k] === a && ids[2 * k + 1] === b && trace[k] === trace[i]) break;
+    const t = trace[i];
+    let k = i - 1;
+    for (let hops = 0; k >= 0 && hops < 6; k = parent[k], hops++) {
+      if (trace[k] !== t) k = -1;
+      else if (ids[2 * k] === a && ids[2 * k + 1] === b && (flags[k] & STATE) !== ORPHAN) break;
+      if (k < 0 || hops === 5) {
+        k = -1;
+        break;
+      }
     }
+    if (k >= 0) {
+      parent[i] = k;
+      flags[k] |= PARENT;
+    } else missed.push(i);
+  }
+  if (missed.length === 0) return parent;
+
+  const size = slotsFor(n);
+  const mask = size - 1;
+  const slots = new Int32Array(size).fill(-1);
+  /** Slot of the item with this id in this trace, or of the free place for it. */
+  const slot = (a: number, b: number, t: number): number => {
+    let h = Math.imul(a ^ Math.imul(t, 0x85ebca6b), 0x9e3779b1);
+    h = Math.imul((h ^ (h >>> 15)) + b, 0xc2b2ae35);
+    let s = (h ^ (h >>> 13)) & mask;
+    for (let k = slots[s]; k >= 0; k = slots[(s = (s + 1) & mask)]) if (ids[2 * k] === a && ids[2 * k + 1] === b && trace[k] === t) break;
+    return s;
+  };
+  for (let i = 0; i < n; i++) {
+    // An orphan end carries the id of a span that is not here; it must not stand for that span.
+    if ((flags[i] & STATE) === ORPHAN || (ids[2 * i] === 0 && ids[2 * i + 1] === 0)) continue;
+    const s = slot(ids[2 * i], ids[2 * i + 1], trace[i]);
+    if (slots[s] < 0) slots[s] = i;
+  }
+  for (const i of missed) {
+    const k = slots[slot(parents[2 * i], parents[2 * i + 1], trace[i])];
     if (k >= 0 && k !== i) {
       parent[i] = k;
       flags[k] |= PARENT;

@@ -51,6 +51,15 @@ export const MIN_EDGE = 4;
 /** Marks closer than this, in pixels, are one cluster. */
 export const CLUSTER = 9;
 
+/** Up to so many items merged into a pixel are looked through for marks. */
+const SCAN = 16;
+
+function addMark(marks: number[], i: number, x: number): void {
+  const m = marks.length;
+  if (m > 0 && x - marks[m - 2] < CLUSTER) marks[m - 1]++;
+  else marks.push(i, x, 1);
+}
+
 /** Paints lane `l` into `line` (already filled with the background). */
 export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Layout, l: number, out: LaneMarks): void {
   const { order } = layout;
@@ -76,12 +85,7 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
     }
     const x0 = (s - t0) * scale;
     if (state === INSTANT || state === ORPHAN) {
-      const marks = out.marks;
-      const m = marks.length;
-      if (x0 > -CLUSTER) {
-        if (m > 0 && x0 - marks[m - 2] < CLUSTER) marks[m - 1]++;
-        else marks.push(i, x0, 1);
-      }
+      if (x0 > -CLUSTER) addMark(out.marks, i, x0);
       k++;
       continue;
     }
@@ -115,6 +119,13 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
     const reach = (Math.min(lastEnd, t0 + (px + 1) / scale) - s) * scale;
     const failed = (flags[i] & ERROR) !== 0;
     line[px] = mix(line[px], failed ? f.errorColor : color, Math.min(1, Math.max(0.4, reach)));
+    // Marks among the merged keep their place; where very many items share a pixel, bars stand for all.
+    if (after - k <= SCAN) {
+      for (let j = k + 1; j < after; j++) {
+        const st = flags[order[j]] & STATE;
+        if (st >= INSTANT && f.states & (1 << st)) addMark(out.marks, order[j], (start[order[j]] - t0) * scale);
+      }
+    }
     // The last one may be wide: it is drawn in its own right.
     k = after - 1 > k && (lastEnd - start[order[after - 1]]) * scale >= 1 ? after - 1 : after;
   }

@@ -209,6 +209,8 @@ export class Scene {
       if (this.expanded[r]) {
         line.fill(back);
         this.blit(y0, y1);
+        line.fill(theme.lineRgba);
+        this.blit(y0, y0 + 1);
         for (let l = 0; l < laneOf[r + 1] - laneOf[r]; l++) {
           const a = Math.round((top + 1 + l * this.laneHeight) * d);
           const b = Math.round((top + (l + 1) * this.laneHeight) * d);
@@ -257,14 +259,18 @@ export class Scene {
     for (let b = 0; b < bars.length; b += 3) {
       const i = bars[b];
       const f = items.flags[i];
+      // In a collapsed row children lie over their parent: only what is still seen of a bar is hatched or underlined.
+      const color = this.palette.colors[this.palette.of(i) * SHADES + this.shade(i)];
       if ((f & STATE) === OPEN) {
         for (let y = ya; y < yb; y++) {
           const at = y * W;
-          for (let x = bars[b + 1] + 1; x < bars[b + 2]; x++) if ((x + y) % 8 < 3) pixels[at + x] = mix(pixels[at + x], back, 0.6);
+          for (let x = bars[b + 1] + 1; x < bars[b + 2]; x++) if ((x + y) % 8 < 3 && line[x] === color) pixels[at + x] = mix(color, back, 0.6);
         }
       }
       if (f & ERROR) {
-        for (let y = Math.max(ya, y1 - Math.max(2, Math.round(3 * d))); y < yb; y++) pixels.fill(theme.badRgba, y * W + bars[b + 1], y * W + bars[b + 2]);
+        for (let y = Math.max(ya, y1 - Math.max(2, Math.round(3 * d))); y < yb; y++) {
+          for (let x = bars[b + 1]; x < bars[b + 2]; x++) if (line[x] === color) pixels[y * W + x] = theme.badRgba;
+        }
       }
       if (tall && this.labels.length < LABELS_MAX * 5 && bars[b + 2] - bars[b + 1] > 24 * d && (lane || !(f & PARENT))) {
         this.labels.push(i, bars[b + 1] / d, bars[b + 2] / d, y0 / d, (y1 - y0) / d);
@@ -277,6 +283,11 @@ export class Scene {
       const orphan = (items.flags[i] & STATE) === ORPHAN;
       const color = orphan ? theme.badRgba : theme.textRgba;
       const cy = (y0 + y1 - 1) / 2;
+      if (y1 - y0 < 8 * d) {
+        // No room for a shape: a tick.
+        if (x >= 0 && x < W) for (let y = ya; y < yb; y++) pixels[y * W + x] = mix(pixels[y * W + x], color, 0.8);
+        continue;
+      }
       const size = Math.min((y1 - y0) / 2, (many > 1 ? 5.5 : 4.5) * d);
       for (let y = ya; y < yb; y++) {
         const dy = Math.abs(y - cy);
@@ -291,6 +302,9 @@ export class Scene {
     }
   }
 
+  private shade(i: number): number {
+    return this.dimmed && this.dimmed[this.items.name[i]] ? 2 : this.items.flags[i] & PARENT ? 1 : 0;
+  }
   private textWidth(ctx: CanvasRenderingContext2D, text: string): number {
     let w = this.widths.get(text);
     if (w === undefined) {
@@ -308,8 +322,7 @@ export class Scene {
     let ink = '';
     for (let k = 0; k < labels.length; k += 5) {
       const i = labels[k];
-      const shade = this.dimmed && this.dimmed[items.name[i]] ? 2 : items.flags[i] & PARENT ? 1 : 0;
-      const color = palette.ink[palette.of(i) * SHADES + shade];
+      const color = palette.ink[palette.of(i) * SHADES + this.shade(i)];
       if (color !== ink) ctx.fillStyle = ink = color;
       const room = labels[k + 2] - labels[k + 1] - 9;
       let text = items.names[items.name[i]] ?? '';
@@ -349,7 +362,8 @@ export class Scene {
       if (!Number.isNaN(reward)) {
         const w = 2 + ((reward - table.rewardMin) / range) * 34;
         ctx.fillStyle = theme.dark ? '#2d6a86' : '#9cc7dd';
-        ctx.fillRect(GUTTER - 42, text ? mid - 3 : top, w, Math.max(1, text ? 6 : h - (h >= 3 ? 1 : 0)));
+        const slim = text || this.expanded[r] === 1;
+        ctx.fillRect(GUTTER - 42, slim ? mid - 3 : top, w, Math.max(1, slim ? 6 : h - (h >= 3 ? 1 : 0)));
       }
       if (text || this.expanded[r]) {
         ctx.font = FONT;
