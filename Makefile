@@ -53,10 +53,10 @@ lint:
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
-	cargo build --locked --release --bin rollscope
+	cargo build --locked --release --workspace --bins
 
-bench: release $(VENV)/.ready ## every figure beside its reference; FULL=1 for the long ones
-	cargo run --locked --release -p rollscope-bench
+bench: release $(VENV)/.ready ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+	target/release/rollscope-bench $(TOPICS)
 
 clean:
 	cargo clean
