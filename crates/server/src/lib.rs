@@ -1,1 +1,238 @@
-//! rollscope-server
+//! The only crate that knows HTTP, gRPC and JSON.
+//!
+//! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
+//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
+//! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
+//! or it gets a file of the [`page`]. [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
+//! every refusal of the API is a [`problem::Problem`]. All settings are in [`config`].
+
+mod api;
+mod auth;
+pub mod config;
+mod encode;
+mod ingest;
+mod listen;
+mod metrics;
+mod page;
+mod params;
+pub mod problem;
+mod query;
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::middleware::{from_fn_with_state, map_response};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use bytes::Bytes;
+use http_body_util::{BodyExt, LengthLimitError, Limited};
+use rollscope_query::Engine;
+use rollscope_store::Store;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::trace::TraceLayer;
+
+use auth::{Auth, Door};
+pub use config::{Limits, Secret, ServerConfig, TlsConfig};
+use ingest::{Ingest, grpc};
+use metrics::Counters;
+use problem::Problem;
+
+/// Why the server did not start, and what to do.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("{flag} {addr}: no such address: {source}; write HOST:PORT, such as 127.0.0.1:7200")]
+    Address { flag: &'static str, addr: String, source: std::io::Error },
+    #[error(
+        "{flag} {addr} can be reached from other machines, and there is no token: give one with --token, listen on 127.0.0.1, \
+         or say --insecure-no-auth"
+    )]
+    NoToken { flag: &'static str, addr: String },
+    #[error(
+        "{flag} {addr}: the address is in use, perhaps by another rollscope or an OpenTelemetry collector; stop it or choose \
+         another address with {flag} HOST:PORT"
+    )]
+    InUse { flag: &'static str, addr: String },
+    #[error("{flag} {addr}: cannot listen: {source}; choose another address with {flag} HOST:PORT")]
+    Bind { flag: &'static str, addr: String, source: std::io::Error },
+    #[error("TLS: {0}; --tls-cert and --tls-key take PEM files")]
+    Tls(String),
+    #[error("a token is empty: write one after --token, or leave it out")]
+    EmptyToken,
+    #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]
+    Nothing,
+}
+
+/// What handlers share.
+#[derive(Clone)]
+pub(crate) struct App(Arc<Shared>);
+
+pub(crate) struct Shared {
+    store: Store,
+    engine: Engine,
+    ingest: Ingest,
+    counters: Arc<Counters>,
+    limits: Limits,
+    stop: CancellationToken,
+}
+
+impl Deref for App {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.0
+    }
+}
+
+impl App {
+    /// Whether the store would take rows now, as far as it knows.
+    fn accepts(&self) -> bool {
+        self.store.health().writable
+    }
+
+    async fn read_api_body(&self, body: Body) -> Result<Bytes, Problem> {
+        let limit = self.limits.max_api_request_bytes;
+        let patience = Duration::from_secs(self.limits.body_timeout_s);
+        match tokio::time::timeout(patience, Limited::new(body, limit).collect()).await {
+            Ok(Ok(body)) => Ok(body.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::too_large(
+                "max_api_request_bytes",
+                format!("the request exceeds max_api_request_bytes ({limit})"),
+            )),
+            Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
+            Err(_) => Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s")),
+        }
+    }
+}
+
+/// Where the server listens. None: not served.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    pub page: Option<SocketAddr>,
+    pub otlp_grpc: Option<SocketAddr>,
+    pub otlp_http: Option<SocketAddr>,
+}
+
+/// A running server. [`Server::shutdown`] ends it in order; dropping it only stops it from accepting.
+pub struct Server {
+    addresses: Addresses,
+    limits: Limits,
+    stop: CancellationToken,
+    abort: CancellationToken,
+    /// Closed when the last task has ended.
+    ended: mpsc::Receiver<Infallible>,
+}
+
+impl Server {
+    /// Binds everything, then serves. The store stays the caller's to close, after [`Server::shutdown`].
+    pub async fn start(config: &ServerConfig, store: Store, engine: Engine) -> Result<Server, StartError> {
+        if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
+            return Err(StartError::EmptyToken);
+        }
+        let page = open(&config.listen, "--listen", config).await?;
+        let otlp_grpc = open(&config.otlp_grpc, "--otlp-grpc", config).await?;
+        let otlp_http = open(&config.otlp_http, "--otlp-http", config).await?;
+        let address = |l: &Option<TcpListener>| l.as_ref().and_then(|l| l.local_addr().ok());
+        let addresses =
+            Addresses { page: address(&page), otlp_grpc: address(&otlp_grpc), otlp_http: address(&otlp_http) };
+        if page.is_none() && otlp_grpc.is_none() && otlp_http.is_none() {
+            return Err(StartError::Nothing);
+        }
+        let tls = config.tls.as_ref().map(listen::tls).transpose()?;
+        let counters = Arc::new(Counters::default());
+        let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
+        let app = App(Arc::new(Shared {
+            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
+            store,
+            engine,
+            counters: counters.clone(),
+            limits: config.limits.clone(),
+            stop: shared.stop.clone(),
+        }));
+        let auth = Auth::new(config, counters);
+        for (listener, router) in
+            [(page, page_router(&app, &auth)), (otlp_grpc, otlp_router(&app)), (otlp_http, otlp_router(&app))]
+        {
+            let Some(listener) = listener else { continue };
+            let bound = listener.local_addr().map_err(|source| StartError::Bind {
+                flag: "--listen",
+                addr: config.listen.clone(),
+                source,
+            })?;
+            let door = Door { auth: auth.clone(), bound };
+            let router = router
+                .layer(CatchPanicLayer::custom(panicked))
+                .layer(from_fn_with_state(door, auth::guard))
+                .layer(map_response(page::security_headers));
+            tokio::spawn(listen::serve(listener, router, shared.clone()));
+        }
+        let (stop, abort) = (shared.stop.clone(), shared.abort.clone());
+        Ok(Server { addresses, limits: config.limits.clone(), stop, abort, ended })
+    }
+
+    pub fn addresses(&self) -> Addresses {
+        self.addresses
+    }
+
+    /// Stops accepting, lets requests under way finish for `shutdown_s`, then ends the rest.
+    pub async fn shutdown(mut self) {
+        self.stop.cancel();
+        let patience = Duration::from_secs(self.limits.shutdown_s);
+        if tokio::time::timeout(patience, self.ended.recv()).await.is_err() {
+            tracing::warn!("some requests did not end within shutdown_s; they are cut off");
+            self.abort.cancel();
+            self.ended.recv().await;
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+async fn open(addr: &str, flag: &'static str, config: &ServerConfig) -> Result<Option<TcpListener>, StartError> {
+    match addr.trim() {
+        "" => Ok(None),
+        addr => listen::bind(addr, flag, config).await.map(Some),
+    }
+}
+
+fn page_router(app: &App, auth: &Arc<Auth>) -> Router {
+    let login = Router::new().route("/login", get(auth::login_page).post(auth::login)).with_state(auth.clone());
+    api::router(app)
+        .merge(app.ingest.router())
+        .merge(login)
+        .fallback(page::serve)
+        .layer(DefaultBodyLimit::max(app.limits.max_api_request_bytes))
+        .layer(TraceLayer::new_for_http())
+}
+
+fn otlp_router(app: &App) -> Router {
+    api::health_router(app).merge(app.ingest.router()).fallback(not_otlp)
+}
+
+async fn not_otlp(request: Request) -> Response {
+    let path = request.uri().path();
+    if grpc::is_grpc(request.headers()) {
+        return grpc::error(tonic::Status::unimplemented(format!("there is no {path}; this is an OTLP receiver")));
+    }
+    Problem::not_found(format!("there is no {path}; this port takes OTLP (POST /v1/traces, /v1/metrics), the page has another"))
+        .into_response()
+}
+
+/// A bug of ours in a handler: said, logged, and the next request is served.
+fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
+    tracing::error!(panic = text.unwrap_or("no message"), "a request failed in an unexpected way");
+    Problem::internal("the server failed in an unexpected way; its log says more").into_response()
+}

@@ -1,9 +1,41 @@
-//! Keeps batches for good. Write path: [`Store::append`] writes the log, syncs it, makes the batch visible in the live tail,
-//! and only then returns; the tail is flushed by size and age into Parquet segments, listed by the manifest, which is
-//! the only truth about what is live. Read path: [`Snapshot`], a consistent view of segments and tail.
+//! Keeps batches for good.
 //!
-//! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from.
+//! Write path: [`Store::append`] encodes the batch as a log record; the writer thread recognises duplicates ([`tail`]),
+//! writes the record, syncs the log once for everything that waits ([`wal`]), makes the rows visible in the live tail,
+//! and only then answers. The tail is flushed by size and age into Parquet [`segment`]s, one table and one run each,
+//! listed by the [`manifest`], which is replaced atomically and is the only truth about what is live. In the background
+//! small segments are merged and old ones expire ([`maintain`]).
+//!
+//! Read path: [`Snapshot`], a consistent view of segments and tail, from a [`Store`] or from a folder that somebody else
+//! writes ([`ReadOnlyStore`]).
+//!
+//! Every row is there once: an exporter that retries, a dump imported again, a log replayed after `kill -9`. Rows are
+//! recognised by the identity columns of their table ([`identity`]); the newest or the closed one wins, as the table says.
+//!
+//! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from. Only the log, the
+//! lock and the syncing of files touch the file system directly.
 
+mod error;
+mod identity;
+mod known;
+mod lock;
+mod maintain;
+mod manifest;
+mod media;
+mod open;
+mod options;
+mod readonly;
+mod root;
+mod segment;
 mod snapshot;
+mod store;
+mod tail;
+mod wal;
 
-pub use snapshot::{Segment, Snapshot, SnapshotSource, TableSnapshot};
+pub use error::StoreError;
+pub use identity::{identity_hashes, identity_hashes_of};
+pub use manifest::{AttrTypes, Segment, SetAside};
+pub use options::StoreOptions;
+pub use readonly::ReadOnlyStore;
+pub use snapshot::{Snapshot, SnapshotSource, TableSnapshot};
+pub use store::{Appended, Health, Store, StoreStats};

@@ -1,0 +1,131 @@
+//! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
+//! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
+
+mod health;
+mod live;
+mod runs;
+mod spans;
+mod sql;
+mod stream;
+mod tables;
+mod timeline;
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{delete, get, post};
+use utoipa::OpenApi;
+
+use crate::App;
+use crate::problem::Problem;
+
+#[derive(OpenApi)]
+#[openapi(
+    info(
+        title = "rollscope",
+        description = "Traces, samples, conversations and metrics of reinforcement learning runs. Bulk answers are Arrow IPC \
+                       streams (`application/vnd.apache.arrow.stream`), errors are problem JSON (RFC 9457). In hand-made JSON \
+                       answers nanoseconds are text, because they do not fit the numbers of JavaScript; in SQL answers every \
+                       integer is a number."
+    ),
+    paths(
+        health::health,
+        sql::sql,
+        sql::queries,
+        sql::cancel,
+        tables::tables,
+        runs::runs,
+        runs::delete_run,
+        runs::steps,
+        timeline::timeline,
+        timeline::samples,
+        spans::span,
+        spans::trace,
+        live::live,
+        openapi,
+    ),
+    components(schemas(Problem))
+)]
+struct ApiDoc;
+
+pub fn router(app: &App) -> Router {
+    let v1 = Router::new()
+        .route("/health", get(health::health))
+        .route("/sql", post(sql::sql))
+        .route("/queries", get(sql::queries))
+        .route("/queries/{id}", delete(sql::cancel))
+        .route("/tables", get(tables::tables))
+        .route("/runs", get(runs::runs))
+        .route("/runs/{run}", delete(runs::delete_run))
+        .route("/runs/{run}/steps", get(runs::steps))
+        .route("/runs/{run}/timeline", get(timeline::timeline))
+        .route("/runs/{run}/samples", get(timeline::samples))
+        .route("/spans/{trace}/{span}", get(spans::span))
+        .route("/traces/{trace}", get(spans::trace))
+        .route("/live", get(live::live))
+        .route("/openapi.json", get(openapi))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method);
+    Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
+        .nest("/api/v1", v1)
+        .with_state(app.clone())
+}
+
+/// Only whether the server lives: for the OTLP ports.
+pub fn health_router(app: &App) -> Router {
+    Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .with_state(app.clone())
+}
+
+/// This description.
+#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server", responses((status = 200, description = "OpenAPI document")))]
+async fn openapi() -> Response {
+    match ApiDoc::openapi().to_json() {
+        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
+        Err(error) => Problem::internal(error.to_string()).into_response(),
+    }
+}
+
+async fn unknown(request: Request) -> Problem {
+    let path = request.uri().path();
+    Problem::not_found(format!("there is no /api/v1{path}; /api/v1/openapi.json lists what there is"))
+}
+
+async fn wrong_method(request: Request) -> Problem {
+    let (method, path) = (request.method(), request.uri().path());
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not take {method}; see /api/v1/openapi.json"))
+}
+
+/// JSON that must not be cached.
+pub(crate) fn json(body: impl Into<axum::body::Body>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body.into()).into_response()
+}
+
+pub(crate) fn to_json<T: serde::Serialize>(value: &T) -> Result<Response, Problem> {
+    serde_json::to_vec(value).map(json).map_err(|e| Problem::internal(e.to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_documented_path_says_what_it_answers() {
+        let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
+        let paths = doc["paths"].as_object().unwrap();
+        assert_eq!(paths.len(), 13, "{:?}", paths.keys());
+        for (path, operations) in paths {
+            for (method, operation) in operations.as_object().unwrap() {
+                assert!(path.starts_with("/api/v1/"), "{path}");
+                assert!(operation["summary"].is_string() || operation["description"].is_string(), "{method} {path}");
+                assert!(!operation["responses"].as_object().unwrap().is_empty(), "{method} {path}");
+            }
+        }
+    }
+}

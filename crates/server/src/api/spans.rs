@@ -1,0 +1,102 @@
+//! One span with everything it has, and one trace.
+
+use arrow::array::{AsArray, RecordBatch};
+use arrow::compute::{SortColumn, concat_batches, lexsort_to_indices, take_record_batch};
+use axum::extract::{Path, State};
+use axum::http::header;
+use axum::response::{IntoResponse, Response};
+use serde_json::Value;
+
+use super::json;
+use super::stream::Format;
+use crate::App;
+use crate::encode::{self, ArrowStream};
+use crate::params::{self, Params};
+use crate::problem::Problem;
+
+fn internal(error: arrow::error::ArrowError) -> Problem {
+    Problem::internal(error.to_string())
+}
+
+/// Everything about one span.
+///
+/// A JSON object with every column of `spans`; nanoseconds are text, attributes, resource and scope are objects.
+#[utoipa::path(get, path = "/api/v1/spans/{trace}/{span}", tag = "runs", params(
+    ("trace" = String, Path, description = "hex"),
+    ("span" = String, Path, description = "hex"),
+), responses(
+    (status = 200, description = "The span", body = Object),
+    (status = 404, description = "No such span", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn span(
+    State(app): State<App>,
+    Path((trace, span)): Path<(String, String)>,
+    params: Params,
+) -> Result<Response, Problem> {
+    params.done()?;
+    let (trace_id, span_id) = (params::trace_id(&trace)?, params::span_id(&span)?);
+    for batch in app.engine.trace(trace_id).await? {
+        let ids = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
+        let Some(ids) = ids else { return Err(Problem::internal("spans have no span_id")) };
+        if let Some(row) = ids.iter().position(|id| id == Some(&span_id[..])) {
+            return Ok(json(detail(&batch, row)?));
+        }
+    }
+    Err(Problem::not_found(format!("there is no span {span} in trace {trace}")))
+}
+
+/// The row as JSON: nanoseconds as text, resource and scope as the objects that they are.
+fn detail(batch: &RecordBatch, row: usize) -> Result<Vec<u8>, Problem> {
+    let bytes = encode::json_object(batch, row).map_err(internal)?;
+    let mut span: Value = serde_json::from_slice(&bytes).map_err(|e| Problem::internal(e.to_string()))?;
+    text_times(&mut span);
+    if let Some(events) = span.get_mut("events").and_then(Value::as_array_mut) {
+        events.iter_mut().for_each(text_times);
+    }
+    for column in ["resource", "scope"] {
+        if let Some(value) = span.get_mut(column)
+            && let Some(parsed) = value.as_str().and_then(|text| serde_json::from_str(text).ok())
+        {
+            *value = parsed;
+        }
+    }
+    Ok(span.to_string().into_bytes())
+}
+
+fn text_times(object: &mut Value) {
+    for (key, value) in object.as_object_mut().into_iter().flatten() {
+        if key.ends_with("_ns") && value.is_number() {
+            *value = Value::String(value.to_string());
+        }
+    }
+}
+
+/// All spans of a trace.
+///
+/// An Arrow IPC stream with every column of `spans`, sorted by start.
+#[utoipa::path(get, path = "/api/v1/traces/{trace}", tag = "runs", params(("trace" = String, Path, description = "hex")), responses(
+    (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
+    (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn trace(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    let batches = app.engine.trace(params::trace_id(&trace)?).await?;
+    let Some(first) = batches.first() else {
+        return Err(Problem::not_found(format!("there is no trace {trace}")));
+    };
+    let all = concat_batches(&first.schema(), &batches).map_err(internal)?;
+    let sorted = by_start(&all).map_err(internal)?;
+    let mut stream = ArrowStream::new(&sorted.schema()).map_err(internal)?;
+    stream.write(&sorted).and_then(|()| stream.finish()).map_err(internal)?;
+    let headers = [(header::CONTENT_TYPE, Format::Arrow.content_type()), (header::CACHE_CONTROL, "no-store")];
+    Ok((headers, stream.drain()).into_response())
+}
+
+fn by_start(batch: &RecordBatch) -> Result<RecordBatch, arrow::error::ArrowError> {
+    let keys: Vec<SortColumn> = ["start_ns", "span_id"]
+        .iter()
+        .filter_map(|name| batch.column_by_name(name))
+        .map(|values| SortColumn { values: values.clone(), options: None })
+        .collect();
+    take_record_batch(batch, &lexsort_to_indices(&keys, None)?)
+}

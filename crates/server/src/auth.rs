@@ -1,0 +1,270 @@
+//! Who may come in. With tokens: `Authorization: Bearer`, or the cookie that the log-in page sets. Without (loopback only,
+//! unless the operator insists): a request must be meant for this machine, so that a web page whose name was pointed at
+//! 127.0.0.1 (DNS rebinding) gets nothing. With or without: a page of another origin may not change anything.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, Uri, header};
+use axum::middleware::Next;
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use parking_lot::Mutex;
+use subtle::ConstantTimeEq;
+
+use crate::config::{Secret, ServerConfig};
+use crate::ingest::grpc;
+use crate::metrics::{Counters, add};
+use crate::problem::Problem;
+
+const COOKIE: &str = "rollscope_session";
+const SESSION: Duration = Duration::from_secs(30 * 24 * 3600);
+/// Log-ins remembered; the oldest goes first.
+const MAX_SESSIONS: usize = 1024;
+/// A wrong token at the log-in page costs this long.
+const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(500);
+
+/// Open without a token: they say whether the server lives, and nothing else.
+const OPEN_PATHS: &[&str] = &["/healthz", "/readyz", "/login"];
+
+pub struct Auth {
+    tokens: Vec<Secret>,
+    secure_cookie: bool,
+    sessions: Mutex<HashMap<String, Instant>>,
+    counters: Arc<Counters>,
+}
+
+impl Auth {
+    pub fn new(config: &ServerConfig, counters: Arc<Counters>) -> Arc<Self> {
+        Arc::new(Auth {
+            tokens: config.tokens.clone(),
+            secure_cookie: config.tls.is_some(),
+            sessions: Mutex::default(),
+            counters,
+        })
+    }
+
+    /// Every token is compared, each in constant time.
+    fn token_is_good(&self, given: &str) -> bool {
+        let given = given.as_bytes();
+        self.tokens.iter().fold(false, |good, token| good | bool::from(token.expose().as_bytes().ct_eq(given)))
+    }
+
+    fn request_is_good(&self, headers: &HeaderMap) -> bool {
+        let bearer = headers.get(header::AUTHORIZATION).and_then(|v| v.to_str().ok()).and_then(|v| {
+            let (scheme, token) = v.split_once(' ')?;
+            scheme.eq_ignore_ascii_case("bearer").then_some(token.trim())
+        });
+        match bearer {
+            Some(token) => self.token_is_good(token),
+            None => session_cookie(headers).is_some_and(|id| self.session_is_good(id)),
+        }
+    }
+
+    fn session_is_good(&self, id: &str) -> bool {
+        self.sessions.lock().get(id).is_some_and(|since| since.elapsed() < SESSION)
+    }
+
+    fn new_session(&self) -> String {
+        let id = format!("{}{}", uuid::Uuid::new_v4().simple(), uuid::Uuid::new_v4().simple());
+        let mut sessions = self.sessions.lock();
+        sessions.retain(|_, since| since.elapsed() < SESSION);
+        if sessions.len() >= MAX_SESSIONS
+            && let Some(oldest) = sessions.iter().min_by_key(|(_, since)| **since).map(|(id, _)| id.clone())
+        {
+            sessions.remove(&oldest);
+        }
+        sessions.insert(id.clone(), Instant::now());
+        id
+    }
+}
+
+fn session_cookie(headers: &HeaderMap) -> Option<&str> {
+    let cookies = headers.get_all(header::COOKIE).iter().filter_map(|v| v.to_str().ok());
+    cookies.flat_map(|v| v.split(';')).find_map(|c| c.trim().strip_prefix(COOKIE)?.strip_prefix('='))
+}
+
+/// One listener's door.
+#[derive(Clone)]
+pub struct Door {
+    pub auth: Arc<Auth>,
+    pub bound: SocketAddr,
+}
+
+/// Runs before every handler.
+pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Response {
+    let headers = request.headers();
+    let host = host_of(request.uri(), headers);
+    if let Some(problem) = door.foreign(request.method(), host, headers) {
+        return refuse(problem, headers);
+    }
+    let path = request.uri().path();
+    if door.auth.tokens.is_empty() || OPEN_PATHS.contains(&path) || door.auth.request_is_good(headers) {
+        return next.run(request).await;
+    }
+    add(&door.auth.counters.unauthorized, 1);
+    let wants_page = headers.get(header::ACCEPT).and_then(|v| v.to_str().ok()).is_some_and(|v| v.contains("text/html"));
+    if wants_page && request.method() == Method::GET && !path.starts_with("/api/") {
+        return (StatusCode::UNAUTHORIZED, page("")).into_response();
+    }
+    refuse(Problem::unauthorized("send the server's token as `Authorization: Bearer TOKEN`"), headers)
+}
+
+fn refuse(problem: Problem, headers: &HeaderMap) -> Response {
+    if !grpc::is_grpc(headers) {
+        return problem.into_response();
+    }
+    grpc::error(match problem.status() {
+        StatusCode::UNAUTHORIZED => tonic::Status::unauthenticated("send the server's token as `authorization: Bearer TOKEN`"),
+        _ => tonic::Status::permission_denied(problem.detail()),
+    })
+}
+
+impl Door {
+    fn foreign(&self, method: &Method, host: Option<&str>, headers: &HeaderMap) -> Option<Problem> {
+        if self.auth.tokens.is_empty()
+            && self.bound.ip().is_loopback()
+            && let Some(host) = host
+            && !is_local(host, self.bound)
+        {
+            return Some(Problem::forbidden(format!(
+                "this server answers to localhost, not to `{host}`; to reach it by another name, give it a --token"
+            )));
+        }
+        if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
+            return None;
+        }
+        let origin = headers.get(header::ORIGIN)?.to_str().unwrap_or("null");
+        let same = origin.split_once("://").is_some_and(|(_, origin)| {
+            // Another port of this machine is the page's own development server.
+            host.is_some_and(|host| host == origin || (is_loopback_name(name_of(host)) && is_loopback_name(name_of(origin))))
+        });
+        (!same).then(|| Problem::forbidden(format!("a page of `{origin}` may not change anything here")))
+    }
+}
+
+fn host_of<'a>(uri: &'a Uri, headers: &'a HeaderMap) -> Option<&'a str> {
+    match uri.authority() {
+        Some(authority) => Some(authority.as_str()),
+        None => headers.get(header::HOST).map(|v| v.to_str().unwrap_or("")),
+    }
+}
+
+/// Without the port: `[::1]:80` and `a:80` become `::1` and `a`.
+fn name_of(host: &str) -> &str {
+    if let Some(rest) = host.strip_prefix('[') {
+        return rest.split(']').next().unwrap_or(rest);
+    }
+    host.rsplit_once(':').map_or(host, |(name, _)| name)
+}
+
+fn is_loopback_name(name: &str) -> bool {
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+fn is_local(host: &str, bound: SocketAddr) -> bool {
+    let name = name_of(host);
+    is_loopback_name(name) || name.parse::<IpAddr>().is_ok_and(|ip| ip == bound.ip())
+}
+
+/// `GET /login`.
+pub async fn login_page() -> Html<String> {
+    page("")
+}
+
+/// `POST /login`, from the page's form or as JSON `{"token": ...}`.
+pub async fn login(State(auth): State<Arc<Auth>>, headers: HeaderMap, body: String) -> Response {
+    let is_json = headers.get(header::CONTENT_TYPE).is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
+    let token = if is_json {
+        serde_json::from_str::<serde_json::Value>(&body).ok().and_then(|v| Some(v.get("token")?.as_str()?.to_string()))
+    } else {
+        crate::params::pairs(&body).find(|(key, _)| key == "token").map(|(_, value)| value)
+    };
+    if !token.is_some_and(|token| auth.token_is_good(&token)) {
+        add(&auth.counters.unauthorized, 1);
+        tokio::time::sleep(WRONG_TOKEN_DELAY).await;
+        return match is_json {
+            true => Problem::unauthorized("that is not the server's token").into_response(),
+            false => (StatusCode::UNAUTHORIZED, page("That is not the token.")).into_response(),
+        };
+    }
+    let secure = if auth.secure_cookie { "; Secure" } else { "" };
+    let cookie = format!(
+        "{COOKIE}={}; Path=/; HttpOnly; SameSite=Strict; Max-Age={}{secure}",
+        auth.new_session(),
+        SESSION.as_secs()
+    );
+    let mut response = match is_json {
+        true => StatusCode::NO_CONTENT.into_response(),
+        false => Redirect::to("/").into_response(),
+    };
+    if let Ok(cookie) = HeaderValue::from_str(&cookie) {
+        response.headers_mut().insert(header::SET_COOKIE, cookie);
+    }
+    response
+}
+
+/// The log-in page: no script, nothing from elsewhere.
+fn page(message: &str) -> Html<String> {
+    Html(include_str!("login.html").replace("{message}", message))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn door(tokens: &[&str]) -> Door {
+        let config =
+            ServerConfig { tokens: tokens.iter().map(|t| Secret::new(*t)).collect(), ..ServerConfig::default() };
+        Door { auth: Auth::new(&config, Arc::default()), bound: "127.0.0.1:7200".parse().unwrap() }
+    }
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs.iter().map(|(k, v)| (header::HeaderName::from_static(k), v.parse().unwrap())).collect()
+    }
+
+    #[test]
+    fn names_of_this_machine_are_local() {
+        let bound = "127.0.0.1:7200".parse().unwrap();
+        for good in ["localhost", "localhost:7200", "LOCALHOST:1", "127.0.0.1:7200", "127.8.8.8", "[::1]:7200", "[::1]"] {
+            assert!(is_local(good, bound), "{good}");
+        }
+        for bad in ["evil.example", "localhost.evil.example:7200", "10.0.0.1", "", "127.0.0.1.evil.example"] {
+            assert!(!is_local(bad, bound), "{bad}");
+        }
+    }
+
+    #[test]
+    fn other_origins_may_look_but_not_change() {
+        let evil = headers(&[("origin", "https://evil.example")]);
+        let own = headers(&[("origin", "http://localhost:5173")]);
+        let door = door(&["t"]);
+        assert!(door.foreign(&Method::GET, Some("localhost:7200"), &evil).is_none());
+        assert!(door.foreign(&Method::POST, Some("localhost:7200"), &evil).is_some());
+        assert!(door.foreign(&Method::POST, Some("127.0.0.1:7200"), &own).is_none());
+        assert!(door.foreign(&Method::POST, Some("box.example:7200"), &own).is_some());
+        assert!(door.foreign(&Method::POST, Some("a:1"), &headers(&[("origin", "http://a:1")])).is_none());
+        assert!(door.foreign(&Method::POST, Some("a:1"), &headers(&[("origin", "null")])).is_some());
+        assert!(door.foreign(&Method::DELETE, Some("a:1"), &HeaderMap::new()).is_none());
+    }
+
+    #[test]
+    fn tokens_and_sessions() {
+        let door = door(&["first", "second"]);
+        for (value, good) in
+            [("Bearer first", true), ("bearer second", true), ("Bearer third", false), ("Basic first", false), ("first", false)]
+        {
+            assert_eq!(door.auth.request_is_good(&headers(&[("authorization", value)])), good, "{value}");
+        }
+        let session = door.auth.new_session();
+        assert!(door.auth.request_is_good(&headers(&[("cookie", &format!("a=b; {COOKIE}={session}"))])));
+        assert!(!door.auth.request_is_good(&headers(&[("cookie", &format!("{COOKIE}=x{session}"))])));
+        for _ in 0..MAX_SESSIONS {
+            door.auth.new_session();
+        }
+        assert_eq!(door.auth.sessions.lock().len(), MAX_SESSIONS);
+        assert!(!door.auth.session_is_good(&session));
+    }
+}

@@ -1,0 +1,178 @@
+//! Everything an operator can set about the server, with its default. The command line fills this from flags, environment and
+//! file; nothing here reads any of them. Over a limit, the answer names the field below.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use rollscope_formats::import::otlp;
+use serde::{Deserialize, Serialize, Serializer};
+
+/// Where the server listens, who may speak to it, and how much it takes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ServerConfig {
+    /// Page and API. Empty: not served.
+    pub listen: String,
+    /// OTLP over gRPC (and over HTTP too: a client that has the ports mixed up is served). Empty: not served.
+    pub otlp_grpc: String,
+    /// OTLP over HTTP (and over gRPC too). Empty: not served.
+    pub otlp_http: String,
+    /// Any of these opens the door, as `Authorization: Bearer TOKEN` or through the log-in page. None: no door.
+    pub tokens: Vec<Secret>,
+    /// Listen beyond loopback without a token.
+    pub insecure_no_auth: bool,
+    /// Certificate and key. None: plain text.
+    pub tls: Option<TlsConfig>,
+    pub limits: Limits,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        ServerConfig {
+            listen: "127.0.0.1:7200".into(),
+            otlp_grpc: "127.0.0.1:4317".into(),
+            otlp_http: "127.0.0.1:4318".into(),
+            tokens: Vec::new(),
+            insecure_no_auth: false,
+            tls: None,
+            limits: Limits::default(),
+        }
+    }
+}
+
+/// PEM files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TlsConfig {
+    /// The certificate, followed by its chain.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+}
+
+/// A token. Never printed.
+#[derive(Clone, PartialEq, Eq, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(text.into())
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl Serialize for Secret {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str("***")
+    }
+}
+
+/// Bounds on what one client and one message may cost. What a query may cost is the engine's
+/// ([`rollscope_query::QueryLimits`]).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// One OTLP message, after decompression.
+    pub max_message_bytes: usize,
+    /// OTLP bytes held in memory at one time, over all clients. More is refused with a retryable error.
+    pub max_inflight_bytes: usize,
+    /// Different runs named in one OTLP message.
+    pub max_runs_per_message: usize,
+    /// Open connections, over all ports. More are answered 503 and closed.
+    pub max_connections: usize,
+    /// Requests at one time on one HTTP/2 connection.
+    pub max_concurrent_streams: u32,
+    /// Bytes of one request's headers.
+    pub max_header_bytes: u32,
+    /// Seconds a client may take to send a request's headers, or its TLS handshake; also how long an idle HTTP/1
+    /// connection is kept.
+    pub header_timeout_s: u64,
+    /// Seconds without a byte after which a request's body is given up.
+    pub body_timeout_s: u64,
+    /// Seconds between HTTP/2 pings that find dead peers.
+    pub keep_alive_s: u64,
+    /// Seconds that requests under way get to finish at shutdown.
+    pub shutdown_s: u64,
+    /// Bytes of a request to `/api/v1` (an SQL text, a log-in).
+    pub max_api_request_bytes: usize,
+    /// Clients on `/api/v1/live` at one time.
+    pub max_live_clients: usize,
+    /// Attributes of one span. Over any of these five, the span is rejected (partial success).
+    pub attributes_per_span: usize,
+    /// Bytes of one attribute's value.
+    pub attribute_bytes: usize,
+    pub events_per_span: usize,
+    pub links_per_span: usize,
+    /// Depth of lists and maps inside an attribute.
+    pub attribute_nesting: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let otlp = otlp::Limits::default();
+        Limits {
+            max_message_bytes: 64 << 20,
+            max_inflight_bytes: 512 << 20,
+            max_runs_per_message: 1024,
+            max_connections: 4096,
+            max_concurrent_streams: 256,
+            max_header_bytes: 64 << 10,
+            header_timeout_s: 30,
+            body_timeout_s: 60,
+            keep_alive_s: 30,
+            shutdown_s: 10,
+            max_api_request_bytes: 1 << 20,
+            max_live_clients: 256,
+            attributes_per_span: otlp.attributes_per_span,
+            attribute_bytes: otlp.attribute_bytes,
+            events_per_span: otlp.events_per_span,
+            links_per_span: otlp.links_per_span,
+            attribute_nesting: otlp.nesting,
+        }
+    }
+}
+
+impl Limits {
+    pub(crate) fn decode_options(&self) -> otlp::DecodeOptions {
+        otlp::DecodeOptions {
+            limits: otlp::Limits {
+                attributes_per_span: self.attributes_per_span,
+                attribute_bytes: self.attribute_bytes,
+                events_per_span: self.events_per_span,
+                links_per_span: self.links_per_span,
+                nesting: self.attribute_nesting,
+            },
+            run: None,
+            live: true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_read_but_never_written() {
+        let config: ServerConfig = serde_json::from_str(r#"{"tokens": ["hunter2"]}"#).unwrap();
+        assert_eq!(config.tokens[0].expose(), "hunter2");
+        assert!(!serde_json::to_string(&config).unwrap().contains("hunter2"));
+        assert!(!format!("{config:?}").contains("hunter2"));
+    }
+
+    #[test]
+    fn a_misspelt_setting_is_refused() {
+        let error = serde_json::from_str::<ServerConfig>(r#"{"limits": {"max_mesage_bytes": 1}}"#).unwrap_err();
+        assert!(error.to_string().contains("max_mesage_bytes"), "{error}");
+    }
+}

@@ -1,0 +1,235 @@
+//! OTLP in. [`grpc`] and [`http`] know their protocol's envelope; both end in [`Ingest::accept`], which undoes the compression,
+//! decodes into a batch, and appends it. It returns when the rows are on disk and visible; only then is the sender told so.
+
+mod body;
+pub mod grpc;
+pub mod http;
+mod runs;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use bytes::Bytes;
+use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded};
+use rollscope_model::Table;
+use rollscope_query::Engine;
+use rollscope_store::{Store, StoreError};
+
+use crate::config::Limits;
+use crate::metrics::{Counters, Protocol, add};
+pub use body::{Budget, Charge, Encoding};
+use runs::Runs;
+
+/// Larger messages are decoded off the threads that serve sockets.
+const INLINE_PROTOBUF_BYTES: usize = 256 << 10;
+/// JSON and compressed messages cost more a byte.
+const INLINE_OTHER_BYTES: usize = 64 << 10;
+
+/// What the rows are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    Traces,
+    Metrics,
+}
+
+/// How a message is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    Protobuf,
+    Json,
+}
+
+/// Why a message was not taken. Each protocol has its own way to say it.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    #[error("{0}")]
+    Malformed(String),
+    #[error("{detail}")]
+    TooLarge { limit: &'static str, detail: String },
+    /// A content type or encoding that we do not read.
+    #[error("{0}")]
+    Unsupported(String),
+    #[error("{0}")]
+    Timeout(String),
+    /// Too much at one time; the same message is welcome later.
+    #[error("{detail}")]
+    Overload { detail: String, after: Duration },
+    /// The store takes nothing now (disk full, for one); the same message is welcome later.
+    #[error("{detail}")]
+    Unavailable { detail: String, after: Duration },
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Refusal {
+    pub fn retryable(&self) -> bool {
+        matches!(self, Refusal::Overload { .. } | Refusal::Unavailable { .. })
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(error: StoreError) -> Self {
+        match error.retry_after() {
+            Some(after) => Refusal::Unavailable { detail: error.to_string(), after },
+            None => Refusal::Internal(error.to_string()),
+        }
+    }
+}
+
+impl From<DecodeError> for Refusal {
+    fn from(error: DecodeError) -> Self {
+        Refusal::Malformed(error.0)
+    }
+}
+
+/// What was not stored although the message was taken.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Outcome {
+    pub rejected: u64,
+    /// Why, for people. Empty if nothing was rejected.
+    pub message: String,
+}
+
+/// One message and where it came from.
+pub struct Message {
+    pub protocol: Protocol,
+    pub signal: Signal,
+    pub form: Form,
+    pub encoding: Encoding,
+    pub bytes: Bytes,
+    pub charge: Charge,
+}
+
+/// The way in, shared by all listeners.
+#[derive(Clone)]
+pub struct Ingest {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    runs: Runs,
+    counters: Arc<Counters>,
+    limits: Limits,
+    options: DecodeOptions,
+    budget: Arc<Budget>,
+    /// Large messages decoded at one time: as many as there are processors.
+    workers: tokio::sync::Semaphore,
+}
+
+impl Ingest {
+    pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
+        let workers = std::thread::available_parallelism().map_or(2, usize::from);
+        Ingest {
+            inner: Arc::new(Inner {
+                runs: Runs::new(store.clone(), engine),
+                store,
+                counters,
+                options: limits.decode_options(),
+                budget: Budget::new(limits.max_inflight_bytes),
+                limits: limits.clone(),
+                workers: tokio::sync::Semaphore::new(workers),
+            }),
+        }
+    }
+
+    /// OTLP over gRPC and over HTTP.
+    pub fn router(&self) -> Router {
+        http::router(self).merge(grpc::router(self))
+    }
+
+    pub fn inflight_bytes(&self) -> usize {
+        self.inner.budget.used()
+    }
+
+    /// The run was deleted: if it speaks again, it is entered again.
+    pub fn forget_run(&self, run_id: &str) {
+        self.inner.runs.forget(run_id);
+    }
+
+    async fn read(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
+        let limits = &self.inner.limits;
+        body::read(body, limits.max_message_bytes, Duration::from_secs(limits.body_timeout_s), charge).await
+    }
+
+    fn charge(&self) -> Charge {
+        self.inner.budget.charge()
+    }
+
+    /// Counts what became of a request.
+    fn count(&self, protocol: Protocol, outcome: &Result<Outcome, Refusal>) {
+        let counters = self.inner.counters.ingest(protocol);
+        add(&counters.requests, 1);
+        match outcome {
+            Ok(outcome) => add(&counters.rejected, outcome.rejected),
+            Err(refusal) if refusal.retryable() => add(&counters.deferred, 1),
+            Err(refusal) => {
+                add(&counters.refused, 1);
+                tracing::debug!(protocol = protocol.name(), %refusal, "refused a message");
+            }
+        }
+    }
+
+    /// Stores one message. When this returns `Ok`, its rows are on disk.
+    async fn accept(&self, message: Message) -> Result<Outcome, Refusal> {
+        let inner = &self.inner;
+        let counters = inner.counters.ingest(message.protocol);
+        add(&counters.bytes, message.bytes.len() as u64);
+        let signal = message.signal;
+        let (decoded, _charge) = self.decode(message).await?;
+        if decoded.runs.len() > inner.limits.max_runs_per_message {
+            return Err(Refusal::TooLarge {
+                limit: "max_runs_per_message",
+                detail: format!(
+                    "the message names {} runs, more than max_runs_per_message ({})",
+                    decoded.runs.len(),
+                    inner.limits.max_runs_per_message
+                ),
+            });
+        }
+        if decoded.batch.num_rows() > 0 {
+            inner.runs.enter(&decoded.runs).await?;
+            let table = match signal {
+                Signal::Traces => Table::Spans,
+                Signal::Metrics => Table::Series,
+            };
+            let appended = inner.store.append(table, decoded.batch).await?;
+            add(&counters.accepted, appended.accepted);
+            add(&counters.duplicates, appended.duplicates);
+        }
+        let message = match decoded.rejected {
+            0 => String::new(),
+            n => format!("{n} rejected: {}", decoded.reasons.join("; ")),
+        };
+        Ok(Outcome { rejected: decoded.rejected, message })
+    }
+
+    async fn decode(&self, message: Message) -> Result<(Decoded, Charge), Refusal> {
+        let inner = &self.inner;
+        let inline = match (message.form, message.encoding) {
+            (Form::Protobuf, Encoding::Identity) => INLINE_PROTOBUF_BYTES,
+            _ => INLINE_OTHER_BYTES,
+        };
+        if message.bytes.len() <= inline {
+            return decode(message, inner.limits.max_message_bytes, &inner.options);
+        }
+        let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
+        let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
+        task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
+    }
+}
+
+fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<(Decoded, Charge), Refusal> {
+    let bytes = body::decompress(message.bytes, message.encoding, limit, &mut message.charge)?;
+    let decoded = match (message.signal, message.form) {
+        (Signal::Traces, Form::Protobuf) => otlp::decode_traces(&bytes, options)?,
+        (Signal::Traces, Form::Json) => otlp::decode_traces_json(&bytes, options)?,
+        (Signal::Metrics, Form::Protobuf) => otlp::decode_metrics(&bytes, options)?,
+        (Signal::Metrics, Form::Json) => otlp::decode_metrics_json(&bytes, options)?,
+    };
+    Ok((decoded, message.charge))
+}

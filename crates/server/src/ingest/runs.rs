@@ -1,0 +1,96 @@
+//! Runs enter the `runs` table by being heard of: the first message that names a run writes a row for it, status
+//! `running`. A row that somebody wrote on purpose (the SDK's `init` and `finish`) is never overwritten by this.
+
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
+use rollscope_formats::import::otlp::RunSeen;
+use rollscope_model::Table;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::time::now_ns;
+use rollscope_query::Engine;
+use rollscope_store::Store;
+
+use super::Refusal;
+use crate::query::{sql_text, text_column};
+
+/// Ids remembered. Past this all are forgotten and looked up again.
+const REMEMBERED: usize = 100_000;
+
+pub struct Runs {
+    store: Store,
+    engine: Engine,
+    known: Mutex<HashSet<String>>,
+    /// One at a time, so that two messages of a new run do not both write it.
+    entering: tokio::sync::Mutex<()>,
+}
+
+impl Runs {
+    pub fn new(store: Store, engine: Engine) -> Self {
+        Runs { store, engine, known: Mutex::default(), entering: tokio::sync::Mutex::new(()) }
+    }
+
+    pub fn forget(&self, run_id: &str) {
+        self.known.lock().remove(run_id);
+    }
+
+    fn unknown<'a>(&self, seen: &'a [RunSeen]) -> Vec<&'a RunSeen> {
+        let known = self.known.lock();
+        seen.iter().filter(|run| !known.contains(&run.run_id)).collect()
+    }
+
+    pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Refusal> {
+        if self.unknown(seen).is_empty() {
+            return Ok(());
+        }
+        let _turn = self.entering.lock().await;
+        let unknown = self.unknown(seen);
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let stored = match self.stored(&unknown).await {
+            Ok(stored) => stored,
+            Err(error) => {
+                // The rows themselves must not wait for this; the next message tries again.
+                tracing::warn!(%error, "cannot look up runs");
+                return Ok(());
+            }
+        };
+        let mut rows = RunsBuilder::default();
+        let (mut new, now) = (0, now_ns());
+        for run in unknown.iter().filter(|run| !stored.contains(&run.run_id)) {
+            new += 1;
+            rows.push(&NewRun {
+                run_id: &run.run_id,
+                project: run.project.as_deref(),
+                name: run.name.as_deref(),
+                framework: run.framework.as_deref(),
+                started_ns: run.first_ns,
+                status: Some("running"),
+                updated_ns: now,
+                ..NewRun::default()
+            });
+        }
+        if new > 0 {
+            let batch = rows.finish().map_err(|e| Refusal::Internal(e.to_string()))?;
+            self.store.append(Table::Runs, batch).await?;
+        }
+        let mut known = self.known.lock();
+        if known.len() + unknown.len() > REMEMBERED {
+            known.clear();
+        }
+        known.extend(unknown.iter().map(|run| run.run_id.clone()));
+        Ok(())
+    }
+
+    async fn stored(&self, runs: &[&RunSeen]) -> Result<HashSet<String>, crate::problem::Problem> {
+        let list: Vec<String> = runs.iter().map(|run| sql_text(&run.run_id)).collect();
+        let sql = format!("select run_id from runs where run_id in ({})", list.join(", "));
+        let batches = crate::query::collect(&self.engine, &sql).await?;
+        let mut ids = HashSet::new();
+        for batch in &batches {
+            ids.extend(text_column(batch, "run_id")?.into_iter().flatten());
+        }
+        Ok(ids)
+    }
+}

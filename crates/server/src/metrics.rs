@@ -1,0 +1,186 @@
+//! Figures for operators: counters that the rest of the server bumps, and their Prometheus text at `/metrics`.
+//! The store's and the engine's own figures are read when asked for, not copied here.
+
+use std::fmt::Write as _;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use serde_json::Value;
+
+/// How a message came in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Grpc,
+    HttpProtobuf,
+    HttpJson,
+}
+
+impl Protocol {
+    pub const ALL: [Protocol; 3] = [Protocol::Grpc, Protocol::HttpProtobuf, Protocol::HttpJson];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Protocol::Grpc => "grpc",
+            Protocol::HttpProtobuf => "http/protobuf",
+            Protocol::HttpJson => "http/json",
+        }
+    }
+}
+
+/// What came in by one protocol.
+#[derive(Debug, Default)]
+pub struct IngestCounters {
+    pub requests: AtomicU64,
+    /// Answered with an error that a retry cannot cure.
+    pub refused: AtomicU64,
+    /// Answered with an error that asks for a retry.
+    pub deferred: AtomicU64,
+    /// Rows stored: spans, and points of metrics.
+    pub accepted: AtomicU64,
+    /// Rows named in a partial success.
+    pub rejected: AtomicU64,
+    /// Rows that were there already.
+    pub duplicates: AtomicU64,
+    /// Bytes as they came over the wire, still compressed.
+    pub bytes: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+pub struct Counters {
+    pub ingest: [IngestCounters; 3],
+    pub connections_open: AtomicU64,
+    pub connections_total: AtomicU64,
+    pub connections_refused: AtomicU64,
+    pub unauthorized: AtomicU64,
+    pub queries: AtomicU64,
+    pub queries_failed: AtomicU64,
+    /// Ended by the client going away or by `DELETE /api/v1/queries/{id}`.
+    pub queries_cancelled: AtomicU64,
+    pub query_microseconds: AtomicU64,
+    pub query_rows: AtomicU64,
+    pub live_clients: AtomicU64,
+}
+
+pub fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Relaxed);
+}
+
+impl Counters {
+    pub fn ingest(&self, protocol: Protocol) -> &IngestCounters {
+        &self.ingest[protocol as usize]
+    }
+
+    /// For `/api/v1/health`: all protocols together.
+    pub fn ingest_json(&self) -> Value {
+        let sum = |pick: fn(&IngestCounters) -> &AtomicU64| self.ingest.iter().map(|c| pick(c).load(Relaxed)).sum::<u64>();
+        serde_json::json!({
+            "requests": sum(|c| &c.requests),
+            "refused": sum(|c| &c.refused),
+            "deferred": sum(|c| &c.deferred),
+            "accepted": sum(|c| &c.accepted),
+            "rejected": sum(|c| &c.rejected),
+            "duplicates": sum(|c| &c.duplicates),
+            "bytes": sum(|c| &c.bytes),
+        })
+    }
+
+    /// The Prometheus text. `gauges` are further figures, named already.
+    pub fn prometheus(&self, gauges: &[(&str, u64)], store: &Value) -> String {
+        let mut out = String::with_capacity(8192);
+        type Pick = fn(&IngestCounters) -> &AtomicU64;
+        let ingest: [(&str, &str, Pick); 7] = [
+            ("requests_total", "OTLP requests", |c| &c.requests),
+            ("refused_total", "OTLP requests refused for good", |c| &c.refused),
+            ("deferred_total", "OTLP requests told to come again", |c| &c.deferred),
+            ("accepted_total", "spans and metric points stored", |c| &c.accepted),
+            ("rejected_total", "spans and metric points rejected by a partial success", |c| &c.rejected),
+            ("duplicates_total", "spans that had been stored before", |c| &c.duplicates),
+            ("bytes_total", "OTLP bytes received, as sent", |c| &c.bytes),
+        ];
+        for (name, help, pick) in ingest {
+            let _ = writeln!(out, "# HELP rollscope_ingest_{name} {help}\n# TYPE rollscope_ingest_{name} counter");
+            for protocol in Protocol::ALL {
+                let value = pick(self.ingest(protocol)).load(Relaxed);
+                let _ = writeln!(out, "rollscope_ingest_{name}{{protocol=\"{}\"}} {value}", protocol.name());
+            }
+        }
+        let plain: [(&str, &str, &str, &AtomicU64); 8] = [
+            ("connections_open", "gauge", "open connections", &self.connections_open),
+            ("connections_total", "counter", "connections accepted", &self.connections_total),
+            ("connections_refused_total", "counter", "connections over max_connections", &self.connections_refused),
+            ("unauthorized_total", "counter", "requests without a good token", &self.unauthorized),
+            ("queries_total", "counter", "queries started", &self.queries),
+            ("queries_failed_total", "counter", "queries that ended in an error", &self.queries_failed),
+            ("queries_cancelled_total", "counter", "queries whose client went away", &self.queries_cancelled),
+            ("query_rows_total", "counter", "rows answered", &self.query_rows),
+        ];
+        for (name, kind, help, value) in plain {
+            let value = value.load(Relaxed);
+            let _ = writeln!(out, "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} {kind}\nrollscope_{name} {value}");
+        }
+        let seconds = self.query_microseconds.load(Relaxed) as f64 / 1e6;
+        let _ = writeln!(
+            out,
+            "# HELP rollscope_query_seconds_total time spent answering queries\n\
+             # TYPE rollscope_query_seconds_total counter\nrollscope_query_seconds_total {seconds}"
+        );
+        let live = self.live_clients.load(Relaxed);
+        let _ = writeln!(out, "# TYPE rollscope_live_clients gauge\nrollscope_live_clients {live}");
+        for (name, value) in gauges {
+            let _ = writeln!(out, "# TYPE rollscope_{name} gauge\nrollscope_{name} {value}");
+        }
+        flatten(&mut out, "rollscope_store", store);
+        if let Some(bytes) = resident_bytes() {
+            let _ = writeln!(
+                out,
+                "# HELP process_resident_memory_bytes memory in use\n\
+                 # TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {bytes}"
+            );
+        }
+        out
+    }
+}
+
+/// Every number in the store's figures becomes a gauge named by its path, so that a figure added there shows up here.
+fn flatten(out: &mut String, name: &str, value: &Value) {
+    match value {
+        Value::Number(n) => {
+            let _ = writeln!(out, "# TYPE {name} gauge\n{name} {n}");
+        }
+        Value::Bool(b) => {
+            let _ = writeln!(out, "# TYPE {name} gauge\n{name} {}", u8::from(*b));
+        }
+        Value::Object(entries) => {
+            for (key, value) in entries {
+                let key: String =
+                    key.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect();
+                flatten(out, &format!("{name}_{key}"), value);
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Resident memory of this process, where the system tells.
+pub fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
+    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_names_every_protocol_and_the_store() {
+        let counters = Counters::default();
+        add(&counters.ingest(Protocol::HttpJson).accepted, 7);
+        let text = counters.prometheus(&[("inflight_bytes", 3)], &serde_json::json!({"tail": {"rows": 5}, "x": [1]}));
+        assert!(text.contains("rollscope_ingest_accepted_total{protocol=\"http/json\"} 7\n"));
+        assert!(text.contains("\nrollscope_store_tail_rows 5\n"));
+        assert!(text.contains("\nrollscope_inflight_bytes 3\n"));
+        for line in text.lines().filter(|l| !l.starts_with('#')) {
+            assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,117 @@
+//! The page, embedded into the binary, and the headers that keep it safe.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::sync::LazyLock;
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
+use axum::response::{Html, IntoResponse, Response};
+use bytes::Bytes;
+use parking_lot::Mutex;
+use rust_embed::{EmbeddedFile, RustEmbed};
+
+use crate::problem::Problem;
+
+#[derive(RustEmbed)]
+#[folder = "$CARGO_MANIFEST_DIR/../../ui/dist"]
+struct Assets;
+
+const PLACEHOLDER: &str = include_str!("placeholder.html");
+
+/// Scripts and connections only from here. Svelte writes `style` attributes, hence the exception for styles. `blob:` is for
+/// images of conversations, which the page makes itself from bytes it has checked.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; \
+    font-src 'self'; connect-src 'self'; worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'self'; \
+    frame-ancestors 'none'";
+
+const HEADERS: [(HeaderName, &str); 6] = [
+    (header::CONTENT_SECURITY_POLICY, POLICY),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+];
+
+/// On every answer of the page's port.
+pub async fn security_headers(mut response: Response) -> Response {
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// A file of the page; any other path that is not the API's is a view inside the page, so `index.html`.
+pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
+    let path = uri.path().trim_start_matches('/');
+    if path.starts_with("api/") || path == "api" || path.starts_with("v1/") {
+        return Problem::not_found(format!("there is no /{path}; /api/v1/openapi.json lists what there is")).into_response();
+    }
+    if method != Method::GET && method != Method::HEAD {
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the page is read with GET").into_response();
+    }
+    match Assets::get(path) {
+        Some(file) if !path.is_empty() => asset(path, &file, &headers),
+        // A file that is missing is missing; only paths without an extension are views.
+        _ if path.rsplit('/').next().is_some_and(|name| name.contains('.')) => {
+            Problem::not_found(format!("there is no /{path}")).into_response()
+        }
+        _ => match Assets::get("index.html") {
+            Some(file) => asset("index.html", &file, &headers),
+            None => ([(header::CACHE_CONTROL, "no-store")], Html(PLACEHOLDER)).into_response(),
+        },
+    }
+}
+
+fn asset(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
+    let etag = format!("\"{}\"", hex::encode(&file.metadata.sha256_hash()[..16]));
+    // Vite puts a hash of the content into the names under `assets/`.
+    let cache = if path.starts_with("assets/") { "public, max-age=31536000, immutable" } else { "no-cache" };
+    let mut out = HeaderMap::new();
+    out.insert(header::CACHE_CONTROL, HeaderValue::from_static(cache));
+    out.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if let Ok(etag) = HeaderValue::from_str(&etag) {
+        out.insert(header::ETAG, etag);
+    }
+    if headers.get(header::IF_NONE_MATCH).is_some_and(|v| v.as_bytes() == etag.as_bytes()) {
+        return (StatusCode::NOT_MODIFIED, out).into_response();
+    }
+    let (kind, text) = content_type(path);
+    out.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    let gzip = headers.get(header::ACCEPT_ENCODING).and_then(|v| v.to_str().ok()).is_some_and(|v| v.contains("gzip"));
+    if text && gzip {
+        out.insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+        return (out, zipped(path, &file.data)).into_response();
+    }
+    (out, file.data.clone()).into_response()
+}
+
+/// Each file is compressed once, when it is first asked for.
+fn zipped(path: &str, data: &[u8]) -> Bytes {
+    static ZIPPED: LazyLock<Mutex<HashMap<String, Bytes>>> = LazyLock::new(Mutex::default);
+    let mut zipped = ZIPPED.lock();
+    let entry = zipped.entry(path.to_string()).or_insert_with(|| {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+        let written = encoder.write_all(data).and_then(|()| encoder.finish());
+        written.expect("memory can be written to").into()
+    });
+    entry.clone()
+}
+
+/// The type by the name's ending, and whether compression helps. Unknown endings are bytes: never guessed from content.
+fn content_type(path: &str) -> (&'static str, bool) {
+    match path.rsplit('.').next() {
+        Some("html") => ("text/html; charset=utf-8", true),
+        Some("js" | "mjs") => ("text/javascript; charset=utf-8", true),
+        Some("css") => ("text/css; charset=utf-8", true),
+        Some("json" | "map") => ("application/json", true),
+        Some("webmanifest") => ("application/manifest+json", true),
+        Some("svg") => ("image/svg+xml", true),
+        Some("wasm") => ("application/wasm", true),
+        Some("txt") => ("text/plain; charset=utf-8", true),
+        Some("png") => ("image/png", false),
+        Some("ico") => ("image/x-icon", false),
+        Some("woff2") => ("font/woff2", false),
+        _ => ("application/octet-stream", false),
+    }
+}

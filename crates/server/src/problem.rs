@@ -1,0 +1,139 @@
+//! Every refusal of the HTTP API, as RFC 9457 problem JSON. One constructor a kind, so that statuses are decided here only.
+
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use rollscope_query::{ErrorKind, QueryError};
+use rollscope_store::StoreError;
+use serde::Serialize;
+use std::time::Duration;
+use utoipa::ToSchema;
+
+/// What went wrong, and what to do. Content type `application/problem+json`.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Problem {
+    /// Always `about:blank`: the status says the kind, `detail` the rest.
+    #[serde(rename = "type")]
+    kind: &'static str,
+    title: &'static str,
+    /// The HTTP status, again.
+    status: u16,
+    /// In words, with what to do.
+    detail: String,
+    /// The parameter or field that is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parameter: Option<String>,
+    /// The limit that was exceeded, by the name it has in the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit: Option<String>,
+    #[serde(skip)]
+    retry_after: Option<Duration>,
+}
+
+impl Problem {
+    pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
+        Problem {
+            kind: "about:blank",
+            title: status.canonical_reason().unwrap_or("Error"),
+            status: status.as_u16(),
+            detail: detail.into(),
+            parameter: None,
+            limit: None,
+            retry_after: None,
+        }
+    }
+
+    pub fn bad_request(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, detail)
+    }
+
+    /// `name` is what the caller wrote wrong; `good` says what would have been right.
+    pub fn parameter(name: &str, good: impl std::fmt::Display) -> Self {
+        let mut problem = Self::bad_request(format!("parameter `{name}` must be {good}"));
+        problem.parameter = Some(name.to_string());
+        problem
+    }
+
+    pub fn not_found(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, detail)
+    }
+
+    pub fn unauthorized(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::UNAUTHORIZED, detail)
+    }
+
+    pub fn forbidden(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::FORBIDDEN, detail)
+    }
+
+    pub fn too_large(limit: &str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, detail).with_limit(limit)
+    }
+
+    pub fn unavailable(detail: impl Into<String>, retry_after: Duration) -> Self {
+        let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail);
+        problem.retry_after = Some(retry_after);
+        problem
+    }
+
+    pub fn internal(detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
+    }
+
+    pub fn with_limit(mut self, limit: &str) -> Self {
+        self.limit = Some(limit.to_string());
+        self
+    }
+
+    pub fn detail(&self) -> &str {
+        &self.detail
+    }
+
+    pub fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+}
+
+/// Whole seconds, at least one: what `Retry-After` can say.
+pub(crate) fn retry_after_value(after: Duration) -> HeaderValue {
+    HeaderValue::from(after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let body = serde_json::to_vec(&self).unwrap_or_default();
+        let mut response = (self.status(), body).into_response();
+        let headers = response.headers_mut();
+        headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if self.status == 401 {
+            headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"rollscope\""));
+        }
+        if let Some(after) = self.retry_after {
+            headers.insert(header::RETRY_AFTER, retry_after_value(after));
+        }
+        response
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match error.retry_after() {
+            Some(after) => Problem::unavailable(error.to_string(), after),
+            None => Problem::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<QueryError> for Problem {
+    fn from(error: QueryError) -> Self {
+        match error.kind {
+            ErrorKind::Parse | ErrorKind::Plan => Problem::bad_request(error.message),
+            ErrorKind::Limit if error.message.contains("timeout") => {
+                Problem::new(StatusCode::REQUEST_TIMEOUT, error.message).with_limit("timeout")
+            }
+            ErrorKind::Limit => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error.message),
+            ErrorKind::Cancelled => Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.message),
+            ErrorKind::Internal => Problem::internal(error.message),
+        }
+    }
+}

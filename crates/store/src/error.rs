@@ -1,0 +1,53 @@
+//! What can go wrong, and whether trying again helps.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("the disk that holds {0} is full: free some space, nothing acknowledged is lost")]
+    Full(PathBuf),
+    #[error("the store cannot keep up: {0}")]
+    Busy(String),
+    #[error("{dir} is in use by another rollscope (process {holder}): stop it or choose another --data folder")]
+    Locked { dir: PathBuf, holder: String },
+    #[error("{path}: {source}")]
+    Io { path: PathBuf, source: std::io::Error },
+    #[error("object store: {0}")]
+    ObjectStore(#[from] object_store::Error),
+    #[error("arrow: {0}")]
+    Arrow(#[from] arrow::error::ArrowError),
+    #[error("parquet: {0}")]
+    Parquet(#[from] parquet::errors::ParquetError),
+    #[error("damaged: {0}")]
+    Damaged(String),
+    #[error("written by a newer rollscope (format {found}, this one knows up to {known}): upgrade rollscope")]
+    Newer { found: u32, known: u32 },
+    #[error("the batch does not have the columns of table {0}")]
+    WrongSchema(&'static str),
+    #[error("the store is closed")]
+    Closed,
+    #[error("{0} holds no rollscope store")]
+    NoStore(PathBuf),
+}
+
+impl StoreError {
+    pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> StoreError {
+        let path = path.into();
+        if source.kind() == std::io::ErrorKind::StorageFull || source.kind() == std::io::ErrorKind::QuotaExceeded {
+            StoreError::Full(path)
+        } else {
+            StoreError::Io { path, source }
+        }
+    }
+
+    /// `Some`: the same request may succeed after this time. `None`: it will not.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            StoreError::Full(_) => Some(Duration::from_secs(5)),
+            StoreError::Busy(_) | StoreError::Closed => Some(Duration::from_secs(1)),
+            StoreError::Io { .. } | StoreError::ObjectStore(_) => Some(Duration::from_secs(5)),
+            _ => None,
+        }
+    }
+}

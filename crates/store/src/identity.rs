@@ -1,0 +1,142 @@
+//! Which rows are the same row. The hash of a row's identity columns (`Table::identity`) stands for the row: 128 bits,
+//! keyed by a secret of this process, so that nobody can make two rows meet on purpose.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::LazyLock;
+
+use arrow::array::cast::AsArray;
+use arrow::array::{Array, ArrayRef, RecordBatch};
+use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use rollscope_model::Table;
+use rollscope_model::names::state;
+use rollscope_model::tables::Keep;
+use xxhash_rust::xxh3::xxh3_128_with_seed;
+
+static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0x726f_6c6c_u64));
+
+/// One hash a row; empty for tables whose rows have no identity. The batch needs only the identity columns.
+pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
+    let columns: Vec<&ArrayRef> = table
+        .identity()
+        .iter()
+        .map(|name| batch.column_by_name(name).expect("an identity column is missing"))
+        .collect();
+    identity_hashes_of(table, &columns)
+}
+
+/// The same over the identity columns themselves, in the order of `Table::identity`.
+pub fn identity_hashes_of(table: Table, columns: &[&ArrayRef]) -> Vec<u128> {
+    let secret = *SECRET;
+    match table {
+        Table::Series => Vec::new(),
+        Table::Spans => {
+            let (traces, spans) = (columns[0].as_fixed_size_binary(), columns[1].as_fixed_size_binary());
+            let mut key = [0u8; 24];
+            (0..traces.len())
+                .map(|i| {
+                    key[..16].copy_from_slice(traces.value(i));
+                    key[16..].copy_from_slice(spans.value(i));
+                    xxh3_128_with_seed(&key, secret)
+                })
+                .collect()
+        }
+        _ => {
+            let mut key = Vec::with_capacity(64);
+            (0..columns[0].len())
+                .map(|row| {
+                    key.clear();
+                    columns.iter().for_each(|column| push_value(&mut key, column, row));
+                    xxh3_128_with_seed(&key, secret)
+                })
+                .collect()
+        }
+    }
+}
+
+/// Appends a value so that no two different rows give the same bytes: a tag, a length, the value.
+fn push_value(key: &mut Vec<u8>, column: &ArrayRef, row: usize) {
+    if column.is_null(row) {
+        key.push(0);
+        return;
+    }
+    key.push(1);
+    let mut text = |bytes: &[u8]| {
+        key.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+        key.extend_from_slice(bytes);
+    };
+    match column.data_type() {
+        DataType::Int64 => key.extend_from_slice(&column.as_primitive::<Int64Type>().value(row).to_le_bytes()),
+        DataType::Utf8 => text(column.as_string::<i32>().value(row).as_bytes()),
+        DataType::FixedSizeBinary(_) => text(column.as_fixed_size_binary().value(row)),
+        DataType::Dictionary(_, _) => {
+            let dict = column.as_dictionary::<Int32Type>();
+            let at = dict.keys().value(row) as usize;
+            text(dict.values().as_string::<i32>().value(at).as_bytes());
+        }
+        other => unreachable!("no identity column has type {other}"),
+    }
+}
+
+/// For tables where a closed row replaces an open one: which rows are open. Empty if none is.
+pub(crate) fn open_rows(table: Table, batch: &RecordBatch) -> Vec<bool> {
+    if table.keep() != Keep::FirstClosed {
+        return Vec::new();
+    }
+    let states = batch.column_by_name("state").expect("spans have a state").as_dictionary::<Int32Type>();
+    let values = states.values().as_string::<i32>();
+    let open: Vec<bool> = values.iter().map(|v| v == Some(state::OPEN)).collect();
+    if !open.contains(&true) {
+        return Vec::new();
+    }
+    let rows: Vec<bool> =
+        states.keys().values().iter().map(|k| open.get(*k as usize).copied().unwrap_or(false)).collect();
+    if rows.contains(&true) { rows } else { Vec::new() }
+}
+
+/// A sorted set of identities. They are uniform hashes, so where one would stand can be computed, not searched.
+#[derive(Default)]
+pub(crate) struct IdentitySet {
+    sorted: Vec<u128>,
+}
+
+impl IdentitySet {
+    pub fn new(mut hashes: Vec<u128>) -> IdentitySet {
+        hashes.sort_unstable();
+        IdentitySet { sorted: hashes }
+    }
+
+    pub fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    pub fn contains(&self, hash: u128) -> bool {
+        let n = self.sorted.len();
+        if n == 0 {
+            return false;
+        }
+        let high = (hash >> 64) as u64;
+        let mut at = ((u128::from(high) * n as u128) >> 64) as usize;
+        while at > 0 && self.sorted[at] > hash {
+            at -= 1;
+        }
+        while at < n && self.sorted[at] < hash {
+            at += 1;
+        }
+        at < n && self.sorted[at] == hash
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_finds_what_it_holds_and_nothing_else() {
+        let all: Vec<u128> = (0..5_000u32).map(|i| xxh3_128_with_seed(&i.to_le_bytes(), 7)).collect();
+        let set = IdentitySet::new(all[..2_500].to_vec());
+        assert!(all[..2_500].iter().all(|h| set.contains(*h)));
+        assert!(!all[2_500..].iter().any(|h| set.contains(*h)));
+        assert!(!IdentitySet::default().contains(0));
+        assert!(IdentitySet::new(vec![u128::MAX, 0]).contains(u128::MAX));
+    }
+}

@@ -1,0 +1,99 @@
+//! Identities of rows that are in segments already, loaded when a batch overlaps a segment in time, bounded in memory.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use rollscope_model::Table;
+
+use crate::identity::IdentitySet;
+use crate::manifest::{Manifest, Segment};
+use crate::root::Root;
+use crate::segment;
+use crate::tail::{Incoming, KnownSegment, candidates};
+
+struct Entry {
+    identities: Arc<IdentitySet>,
+    open: Arc<HashSet<u128>>,
+    used: u64,
+}
+
+pub(crate) struct KnownSegments {
+    entries: HashMap<String, Entry>,
+    limit: usize,
+    clock: u64,
+    /// Segments that were not asked because the memory for it was used up. Their duplicates are found by compaction.
+    pub skipped: u64,
+}
+
+impl KnownSegments {
+    pub fn new(limit: usize) -> KnownSegments {
+        KnownSegments { entries: HashMap::new(), limit, clock: 0, skipped: 0 }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.entries.values().map(|e| e.identities.len() * 16).sum()
+    }
+
+    /// A segment just written: its identities are at hand.
+    pub fn insert(&mut self, segment: &Segment, identities: IdentitySet) {
+        if !segment.has_open {
+            self.put(segment.path.clone(), identities, HashSet::new());
+        }
+    }
+
+    fn put(&mut self, path: String, identities: IdentitySet, open: HashSet<u128>) {
+        self.clock += 1;
+        self.entries.insert(path, Entry { identities: Arc::new(identities), open: Arc::new(open), used: self.clock });
+        while self.bytes() > self.limit && self.entries.len() > 1 {
+            let oldest = self.entries.iter().min_by_key(|(_, e)| e.used).map(|(path, _)| path.clone());
+            oldest.map(|path| self.entries.remove(&path));
+        }
+    }
+
+    /// The segments that may hold rows of this batch, newest first, as far as memory allows.
+    pub fn of(
+        &mut self,
+        incoming: &Incoming,
+        manifest: &Manifest,
+        root: &Root,
+        handle: &tokio::runtime::Handle,
+    ) -> Vec<KnownSegment> {
+        let mut found = Vec::new();
+        let mut budget = self.limit;
+        let segments: Vec<Arc<Segment>> = candidates(incoming, manifest).into_iter().rev().cloned().collect();
+        for segment in segments {
+            let needed = segment.rows as usize * 16;
+            if needed > budget {
+                self.skipped += 1;
+                continue;
+            }
+            budget -= needed;
+            if !self.entries.contains_key(&segment.path) {
+                let table = Table::from_name(&segment.table).expect("manifests name known tables");
+                let loaded =
+                    handle.block_on(root.get(&segment.path)).and_then(|data| segment::read_identities(table, data));
+                match loaded {
+                    Ok((identities, open)) => {
+                        self.put(segment.path.clone(), identities, open.into_iter().collect());
+                    }
+                    Err(e) => {
+                        tracing::warn!(file = segment.path, error = %e, "could not be read to look for duplicates");
+                        self.skipped += 1;
+                        continue;
+                    }
+                }
+            }
+            self.clock += 1;
+            if let Some(entry) = self.entries.get_mut(&segment.path) {
+                entry.used = self.clock;
+                found.push(KnownSegment {
+                    min_time: segment.min_time,
+                    max_time: segment.max_time,
+                    identities: entry.identities.clone(),
+                    open: entry.open.clone(),
+                });
+            }
+        }
+        found
+    }
+}

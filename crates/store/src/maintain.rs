@@ -1,0 +1,225 @@
+//! What goes on in the background: flushing what is due, merging small segments, retention, deleting dead files.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use rollscope_model::Table;
+use rollscope_model::tables::Keep;
+use rollscope_model::time::{NS_PER_S, now_ns};
+
+use crate::error::StoreError;
+use crate::identity::{identity_hashes, open_rows};
+use crate::manifest::{Manifest, Segment};
+use crate::segment::{self, Effort};
+use crate::store::{Shared, WeakShared};
+
+/// Segments below this share of the target are small.
+const SMALL: u64 = 2;
+/// Small segments of one run that are merged in the background when there are this many.
+const MERGE_AT: usize = 6;
+/// Most memory that the rows of one merge may take.
+const MERGE_BYTES: u64 = 512 << 20;
+
+pub(crate) async fn run(weak: WeakShared) {
+    let mut ticks = 0u64;
+    loop {
+        {
+            let Some(shared) = weak.upgrade() else { return };
+            if shared.is_closed() {
+                return;
+            }
+            tokio::select! {
+                () = shared.wait_for_flush_request() => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => ticks += 1,
+            }
+            if shared.is_closed() {
+                return;
+            }
+            if shared.flush_due()
+                && let Err(e) = shared.flush().await
+            {
+                tracing::warn!(error = %e, "the live tail could not be flushed; it stays in the log");
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+            if ticks % 10 == 9 {
+                ticks += 1;
+                let tidied = async {
+                    expire(&shared).await?;
+                    compact(&shared, false).await
+                };
+                if let Err(e) = tidied.await {
+                    tracing::warn!(error = %e, "background tidying failed; it will be tried again");
+                }
+                shared.delete_doomed().await;
+            }
+        }
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Checks the segments that were too many to check at start.
+pub(crate) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
+    for segment in segments {
+        let Some(shared) = weak.upgrade() else { return };
+        let live = shared.state.read().manifest.segments.contains(&segment);
+        if live && let Err(why) = crate::open::check(&shared.root, &segment).await {
+            shared.set_segment_aside(&segment.path, why).await;
+        }
+    }
+}
+
+/// Deletes what retention says, whole segments at a time.
+async fn expire(shared: &Shared) -> Result<(), StoreError> {
+    let options = &shared.options;
+    if options.retention_age_s == 0 && options.retention_bytes == 0 {
+        return Ok(());
+    }
+    let _commit = shared.commit.lock().await;
+    let mut manifest = Manifest::clone(&shared.state.read().manifest);
+    let before = manifest.segments.len();
+    let oldest_kept =
+        if options.retention_age_s == 0 { i64::MIN } else { now_ns() - options.retention_age_s as i64 * NS_PER_S };
+    let mut by_age: Vec<Arc<Segment>> = manifest.segments.clone();
+    by_age.sort_by_key(|s| std::cmp::Reverse(s.max_time));
+    let mut total = 0;
+    let mut expired = HashSet::new();
+    for segment in by_age {
+        total += segment.bytes;
+        let too_much = options.retention_bytes > 0 && total > options.retention_bytes;
+        // The list of runs is small and says what was there; it stays.
+        if segment.table != Table::Runs.name() && (segment.max_time < oldest_kept || too_much) {
+            total -= segment.bytes;
+            expired.insert(segment.path.clone());
+        }
+    }
+    if expired.is_empty() {
+        return Ok(());
+    }
+    manifest.segments.retain(|s| !expired.contains(&s.path));
+    shared.counters.expired_segments.fetch_add((before - manifest.segments.len()) as u64, Ordering::Relaxed);
+    shared.commit_manifest(manifest, |_| {}).await?;
+    expired.into_iter().for_each(|path| shared.doom(path));
+    Ok(())
+}
+
+/// Merges small segments of the same table and run. With `full`, also when there are few, and compresses again what a
+/// flush compressed in a hurry.
+pub(crate) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreError> {
+    let manifest = shared.state.read().manifest.clone();
+    let mut groups: BTreeMap<(String, String), Vec<Arc<Segment>>> = BTreeMap::new();
+    for s in &manifest.segments {
+        let small = s.rows < shared.options.segment_rows / SMALL && s.memory_bytes < MERGE_BYTES / SMALL;
+        if small || (full && s.level == 0) {
+            groups.entry((s.table.clone(), s.run_id.clone())).or_default().push(s.clone());
+        }
+    }
+    for ((table, _), segments) in groups {
+        let table = Table::from_name(&table).expect("manifests name known tables");
+        for batch in batches_of(segments, shared.options.segment_rows) {
+            let worth = batch.len() >= MERGE_AT || (full && (batch.len() > 1 || batch[0].level == 0));
+            if worth && !shared.is_closed() {
+                merge(shared, table, batch).await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Neighbours in time, as many as fit into one segment.
+fn batches_of(mut segments: Vec<Arc<Segment>>, segment_rows: u64) -> Vec<Vec<Arc<Segment>>> {
+    segments.sort_by_key(|s| s.min_time);
+    let mut batches: Vec<Vec<Arc<Segment>>> = Vec::new();
+    let (mut rows, mut memory) = (0, 0);
+    for s in segments {
+        match batches.last_mut() {
+            Some(last) if rows + s.rows <= segment_rows && memory + s.memory_bytes <= MERGE_BYTES => {
+                rows += s.rows;
+                memory += s.memory_bytes;
+                last.push(s);
+            }
+            _ => {
+                (rows, memory) = (s.rows, s.memory_bytes);
+                batches.push(vec![s]);
+            }
+        }
+    }
+    batches
+}
+
+async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>) -> Result<(), StoreError> {
+    let mut parts = Vec::with_capacity(old.len());
+    for s in &old {
+        parts.push((s.path.clone(), shared.root.get(&s.path).await?));
+    }
+    // Oldest file first, so that "the first" and "the last" of equal rows mean what they say.
+    parts.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
+    let read = tokio::task::spawn_blocking(move || {
+        let mut batches = Vec::new();
+        for (_, data) in parts {
+            batches.extend(segment::read(table, data)?);
+        }
+        keep_one_of_each(table, batches)
+    });
+    let batches = read.await.map_err(|e| StoreError::Busy(e.to_string()))??;
+    let paths: Vec<String> = old.iter().map(|s| s.path.clone()).collect();
+    let fresh = shared.build(table, batches, Effort::Compact, paths.clone()).await?;
+    let _commit = shared.commit.lock().await;
+    let mut manifest = Manifest::clone(&shared.state.read().manifest);
+    // A flush may have rewritten one of them meanwhile: then this merge is stale.
+    if !paths.iter().all(|p| manifest.segments.iter().any(|s| s.path == *p)) {
+        return Ok(());
+    }
+    manifest.segments.retain(|s| !paths.contains(&s.path));
+    for new in fresh {
+        shared.root.put(&new.segment.path, new.data).await?;
+        manifest.segments.push(Arc::new(new.segment));
+    }
+    shared.commit_manifest(manifest, |_| {}).await?;
+    shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
+    paths.into_iter().for_each(|path| shared.doom(path));
+    Ok(())
+}
+
+/// Duplicates that were not recognised when they came (see `duplicate_check_bytes`) end here.
+fn keep_one_of_each(
+    table: Table,
+    batches: Vec<arrow::array::RecordBatch>,
+) -> Result<Vec<arrow::array::RecordBatch>, StoreError> {
+    if table.keep() == Keep::All {
+        return Ok(batches);
+    }
+    let last_wins = table.keep() == Keep::Last;
+    // Walk so that the row that stays comes first.
+    let mut order: Vec<usize> = (0..batches.len()).collect();
+    if last_wins {
+        order.reverse();
+    }
+    let hashes: Vec<Vec<u128>> = batches.iter().map(|b| identity_hashes(table, b)).collect();
+    let open: Vec<Vec<bool>> = batches.iter().map(|b| open_rows(table, b)).collect();
+    let is_open = |b: usize, row: usize| open[b].get(row).copied().unwrap_or(false);
+    let closed: HashSet<u128> = (0..batches.len())
+        .flat_map(|b| hashes[b].iter().enumerate().filter(move |(row, _)| !is_open(b, *row)).map(|(_, h)| *h))
+        .collect();
+    let mut seen: HashSet<u128> = HashSet::with_capacity(closed.len());
+    let mut kept: Vec<Option<arrow::array::RecordBatch>> = vec![None; batches.len()];
+    for b in order {
+        let rows = batches[b].num_rows();
+        let mut keep = vec![false; rows];
+        let mut walk: Vec<usize> = (0..rows).collect();
+        if last_wins {
+            walk.reverse();
+        }
+        for row in walk {
+            let hash = hashes[b][row];
+            keep[row] = !(is_open(b, row) && closed.contains(&hash)) && seen.insert(hash);
+        }
+        kept[b] = Some(if keep.contains(&false) {
+            arrow::compute::filter_record_batch(&batches[b], &keep.into())?
+        } else {
+            batches[b].clone()
+        });
+    }
+    Ok(kept.into_iter().flatten().collect())
+}

@@ -1,0 +1,68 @@
+//! A folder opened for reading, while a server may be writing it. Takes no lock and changes nothing.
+
+use std::path::Path;
+
+use crate::error::StoreError;
+use crate::manifest::{self, Manifest};
+use crate::options::StoreOptions;
+use crate::root::Root;
+use crate::snapshot::{Snapshot, SnapshotSource};
+use crate::tail::State;
+use crate::{open, wal};
+
+pub struct ReadOnlyStore {
+    root: Root,
+    state: State,
+}
+
+/// A flush may move rows from the log to segments between two of our reads: then the manifest has changed, and we look again.
+const TRIES: usize = 10;
+
+impl ReadOnlyStore {
+    pub async fn open(dir: &Path) -> Result<ReadOnlyStore, StoreError> {
+        if !dir.join("wal").is_dir() {
+            return Err(StoreError::NoStore(dir.to_path_buf()));
+        }
+        let root = Root::local(dir)?;
+        let mut last = None;
+        for _ in 0..TRIES {
+            match Self::read(&root, dir).await {
+                Ok(Some(state)) => return Ok(ReadOnlyStore { root, state }),
+                Ok(None) => {}
+                Err(e @ StoreError::Newer { .. }) => return Err(e),
+                Err(e) => last = Some(e),
+            }
+        }
+        Err(last.unwrap_or_else(|| StoreError::Busy("it changes faster than it can be read: ask the server".into())))
+    }
+
+    async fn manifest(root: &Root) -> Result<Manifest, StoreError> {
+        match root.get(manifest::PATH).await {
+            Ok(bytes) => Manifest::parse(&bytes),
+            Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => Ok(Manifest::default()),
+            Err(e) => Err(e),
+        }
+    }
+
+    async fn read(root: &Root, dir: &Path) -> Result<Option<State>, StoreError> {
+        let before = Self::manifest(root).await?;
+        let (version, floor) = (before.version, before.wal_floor);
+        let wal_dir = dir.join("wal");
+        let options = StoreOptions::at(dir);
+        let (task_root, handle) = (root.clone(), tokio::runtime::Handle::current());
+        let replayed = tokio::task::spawn_blocking(move || {
+            let numbers: Vec<u64> = wal::list(&wal_dir)?.into_iter().filter(|n| *n >= floor).collect();
+            open::replay(&task_root, &options, &wal_dir, before, &numbers, &handle, false)
+        })
+        .await
+        .expect("replay does not panic")?;
+        let after = Self::manifest(root).await?;
+        Ok((after.version == version).then_some(replayed.state))
+    }
+}
+
+impl SnapshotSource for ReadOnlyStore {
+    fn snapshot(&self) -> Snapshot {
+        self.state.snapshot(self.root.objects.clone())
+    }
+}

@@ -1,0 +1,347 @@
+//! Segments: Parquet files of one table and one run, immutable once written.
+//!
+//! Rows are ordered so that what is read together lies together and compresses well: rows that share the table's
+//! cluster column (the spans of a trace) stand next to each other, ordered by time; clusters are ordered by their first
+//! time. Encodings follow what the columns hold: random ids are stored plain and uncompressed (nothing helps), times as
+//! deltas, everything repeated as dictionaries, all under zstd.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::cast::AsArray;
+use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use bytes::Bytes;
+use parquet::arrow::ArrowWriter;
+use parquet::arrow::ProjectionMask;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use parquet::basic::{Compression, Encoding, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
+use parquet::schema::types::ColumnPath;
+use rollscope_model::Table;
+use rollscope_model::tables::FORMAT_VERSION;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::StoreError;
+use crate::identity::{IdentitySet, identity_hashes, open_rows};
+use crate::manifest::Segment;
+
+/// A trace is looked up by reading one row group: small enough to be quick, large enough to compress.
+const ROW_GROUP_ROWS: usize = 128 << 10;
+
+/// What the segment says of itself, in the file's own metadata: enough to rebuild a lost manifest.
+const SELF_KEY: &str = "rollscope.segment";
+
+pub(crate) struct NewSegment {
+    pub segment: Segment,
+    pub data: Vec<u8>,
+    pub identities: IdentitySet,
+}
+
+/// How hard to compress: a flush must keep up with the traffic, a compaction has time.
+#[derive(Clone, Copy)]
+pub(crate) enum Effort {
+    Flush,
+    Compact,
+}
+
+/// Writes batches of one table as one segment a run. `name` gives each file its unique stem.
+pub(crate) fn build(
+    table: Table,
+    batches: &[RecordBatch],
+    writer: &str,
+    effort: Effort,
+    replaces: &[String],
+    mut name: impl FnMut() -> String,
+) -> Result<Vec<NewSegment>, StoreError> {
+    let all = concat_batches(&table.schema(), batches)?;
+    let mut segments = Vec::new();
+    for (run_id, rows) in rows_by_run(&all) {
+        let order = order(table, &all, rows);
+        let batch = take_record_batch(&all, &order)?;
+        let path = format!("{}/run={}/{}-{writer}.parquet", table.name(), path_safe(&run_id), name());
+        let (min_time, max_time) = time_range(table, &batch);
+        let mut segment = Segment {
+            table: table.name().into(),
+            run_id,
+            path,
+            rows: batch.num_rows() as u64,
+            memory_bytes: batch.get_array_memory_size() as u64,
+            min_time,
+            max_time,
+            steps: step_range(&batch),
+            has_open: !open_rows(table, &batch).is_empty(),
+            format_version: FORMAT_VERSION,
+            writer: writer.into(),
+            level: matches!(effort, Effort::Compact).into(),
+            replaces: replaces.to_vec(),
+            ..Segment::default()
+        };
+        let data = encode(table, &batch, effort, &segment)?;
+        segment.bytes = data.len() as u64;
+        segment.checksum = xxh3_64(&data);
+        let identities = IdentitySet::new(identity_hashes(table, &batch));
+        segments.push(NewSegment { segment, data, identities });
+    }
+    Ok(segments)
+}
+
+fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) -> Result<Vec<u8>, StoreError> {
+    let level = match effort {
+        Effort::Flush => 1,
+        Effort::Compact => 6,
+    };
+    let about = serde_json::to_string(segment).expect("a segment is plain data");
+    let mut props = WriterProperties::builder()
+        .set_writer_version(WriterVersion::PARQUET_2_0)
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(level)?))
+        .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
+        .set_statistics_enabled(EnabledStatistics::Chunk)
+        .set_key_value_metadata(Some(vec![KeyValue::new(SELF_KEY.to_string(), about)]))
+        .set_created_by(format!("rollscope {}", env!("CARGO_PKG_VERSION")));
+    for column in table.bloom_columns() {
+        let path = ColumnPath::from(*column);
+        let distinct = distinct(batch.column_by_name(column).expect("declared"), ROW_GROUP_ROWS);
+        props = props
+            .set_column_bloom_filter_enabled(path.clone(), true)
+            .set_column_bloom_filter_fpp(path.clone(), 0.01)
+            .set_column_bloom_filter_max_ndv(path, distinct as u64);
+    }
+    for field in batch.schema().fields() {
+        let path = ColumnPath::from(field.name().as_str());
+        match (field.name().as_str(), field.data_type()) {
+            // Unique and random: a dictionary and a compressor would only cost time.
+            ("span_id", _) if table == Table::Spans => {
+                props = props
+                    .set_column_dictionary_enabled(path.clone(), false)
+                    .set_column_compression(path, Compression::UNCOMPRESSED);
+            }
+            (name, DataType::Int64) if name.ends_with("_ns") => {
+                props = props
+                    .set_column_dictionary_enabled(path.clone(), false)
+                    .set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED)
+                    .set_column_statistics_enabled(path, EnabledStatistics::Page);
+            }
+            ("value", DataType::Float64) => {
+                props = props
+                    .set_column_dictionary_enabled(path.clone(), false)
+                    .set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT);
+            }
+            (_, DataType::Map(_, _)) => {
+                props = props
+                    .set_column_statistics_enabled(map_leaf(field.name(), "key"), EnabledStatistics::None)
+                    .set_column_statistics_enabled(map_leaf(field.name(), "value"), EnabledStatistics::None);
+            }
+            ("links", _) => {
+                let leaf = ColumnPath::from(["links", "list", "item", "span_id"].map(String::from).to_vec());
+                props = props
+                    .set_column_dictionary_enabled(leaf.clone(), false)
+                    .set_column_compression(leaf, Compression::UNCOMPRESSED);
+            }
+            _ => {}
+        }
+    }
+    let mut writer =
+        ArrowWriter::try_new(Vec::with_capacity(batch.num_rows() * 48), batch.schema(), Some(props.build()))?;
+    writer.write(batch)?;
+    Ok(writer.into_inner()?)
+}
+
+fn map_leaf(column: &str, leaf: &str) -> ColumnPath {
+    ColumnPath::from(vec![column.to_string(), "entries".to_string(), leaf.to_string()])
+}
+
+/// Distinct values among the rows of a row group, about: what a bloom filter is sized by.
+fn distinct(column: &ArrayRef, rows: usize) -> usize {
+    let n = column.len().min(rows);
+    match column.data_type() {
+        DataType::FixedSizeBinary(_) => {
+            let ids = column.as_fixed_size_binary();
+            1 + (1..n).filter(|i| ids.value(*i) != ids.value(*i - 1)).count()
+        }
+        DataType::Dictionary(_, _) => column.as_dictionary::<Int32Type>().values().len().min(n).max(1),
+        _ => n.max(1),
+    }
+}
+
+fn rows_by_run(batch: &RecordBatch) -> Vec<(String, Vec<u32>)> {
+    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
+    let values = runs.values().as_string::<i32>();
+    // Dictionaries of many batches laid end to end name the same run more than once.
+    let mut slots: HashMap<&str, usize> = HashMap::new();
+    let slot_of: Vec<usize> = values
+        .iter()
+        .map(|v| {
+            let n = slots.len();
+            *slots.entry(v.unwrap_or_default()).or_insert(n)
+        })
+        .collect();
+    let mut groups: Vec<(String, Vec<u32>)> = vec![Default::default(); slots.len()];
+    for (name, slot) in &slots {
+        groups[*slot].0 = (*name).to_string();
+    }
+    for (row, key) in runs.keys().values().iter().enumerate() {
+        groups[slot_of[*key as usize]].1.push(row as u32);
+    }
+    groups.retain(|(_, rows)| !rows.is_empty());
+    groups
+}
+
+fn times(table: Table, batch: &RecordBatch) -> &arrow::array::Int64Array {
+    batch.column_by_name(table.time_column()).expect("declared").as_primitive::<Int64Type>()
+}
+
+fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
+    let times = times(table, batch).values();
+    let time = |row: u32| times[row as usize];
+    let Some(cluster) = table.cluster_column() else {
+        let mut rows = rows;
+        rows.sort_by_key(|r| time(*r));
+        return rows.into();
+    };
+    let column = batch.column_by_name(cluster).expect("declared");
+    let cluster_of: Box<dyn Fn(u32) -> u128> = match column.data_type() {
+        DataType::FixedSizeBinary(16) => {
+            let ids = column.as_fixed_size_binary();
+            Box::new(move |r| u128::from_be_bytes(ids.value(r as usize).try_into().expect("sixteen bytes")))
+        }
+        _ => {
+            let dict = column.as_dictionary::<Int32Type>();
+            let values = dict.values().as_string::<i32>();
+            let mut names: Vec<&str> = values.iter().map(Option::unwrap_or_default).collect();
+            names.sort_unstable();
+            names.dedup();
+            let rank: Vec<u128> =
+                values.iter().map(|v| names.binary_search(&v.unwrap_or_default()).unwrap_or(0) as u128).collect();
+            Box::new(move |r| rank[dict.keys().value(r as usize) as usize])
+        }
+    };
+    let mut first: HashMap<u128, i64, xxhash_rust::xxh3::Xxh3Builder> = HashMap::default();
+    for row in &rows {
+        let t = time(*row);
+        first.entry(cluster_of(*row)).and_modify(|f| *f = (*f).min(t)).or_insert(t);
+    }
+    let mut keyed: Vec<(i64, u128, i64, u32)> = rows
+        .into_iter()
+        .map(|r| {
+            let cluster = cluster_of(r);
+            (first[&cluster], cluster, time(r), r)
+        })
+        .collect();
+    keyed.sort_unstable();
+    keyed.into_iter().map(|(_, _, _, r)| r).collect::<Vec<u32>>().into()
+}
+
+fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
+    let times = times(table, batch);
+    let min = arrow::compute::min(times).unwrap_or(0);
+    let mut max = arrow::compute::max(times).unwrap_or(0);
+    if let Some(ends) = batch.column_by_name("end_ns") {
+        max = max.max(arrow::compute::max(ends.as_primitive::<Int64Type>()).unwrap_or(i64::MIN));
+    }
+    (min, max)
+}
+
+fn step_range(batch: &RecordBatch) -> Option<(i64, i64)> {
+    let steps = batch.column_by_name("step")?.as_primitive::<Int64Type>();
+    Some((arrow::compute::min(steps)?, arrow::compute::max(steps)?))
+}
+
+/// A name that is safe in any file system and object store: letters, digits, `.` and `-` stay, the rest is `_hh`.
+fn path_safe(run_id: &str) -> String {
+    let mut out = String::new();
+    for b in run_id.bytes() {
+        if b.is_ascii_alphanumeric() || b == b'.' || b == b'-' {
+            out.push(b as char);
+        } else {
+            out.push_str(&format!("_{b:02x}"));
+        }
+    }
+    if out.len() > 120 {
+        out = format!("{}_{:016x}", &out[..96], xxh3_64(run_id.as_bytes()));
+    }
+    out
+}
+
+/// Checks that a file is what the manifest says: size, checksum, and a footer that can be read.
+pub(crate) fn verify(segment: &Segment, data: &Bytes) -> Result<(), String> {
+    if data.len() as u64 != segment.bytes {
+        return Err(format!("it has {} bytes, {} were written", data.len(), segment.bytes));
+    }
+    if xxh3_64(data) != segment.checksum {
+        return Err("its checksum is wrong".into());
+    }
+    ParquetRecordBatchReaderBuilder::try_new(data.clone()).map_err(|e| e.to_string())?;
+    Ok(())
+}
+
+/// What a file says of itself, for rebuilding a manifest.
+pub(crate) fn describe_self(data: &Bytes) -> Option<Segment> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(data.clone()).ok()?;
+    let about = reader.metadata().file_metadata().key_value_metadata()?.iter().find(|kv| kv.key == SELF_KEY)?;
+    let mut segment: Segment = serde_json::from_str(about.value.as_deref()?).ok()?;
+    segment.bytes = data.len() as u64;
+    segment.checksum = xxh3_64(data);
+    Some(segment)
+}
+
+/// All rows of a segment, in the table's present schema.
+pub(crate) fn read(table: Table, data: Bytes) -> Result<Vec<RecordBatch>, StoreError> {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(64 << 10).build()?;
+    reader.map(|batch| upgrade(table, &batch?)).collect()
+}
+
+/// Gives a batch of any earlier version the present columns: those it lacks are null, or zero where null is not allowed.
+pub(crate) fn upgrade(table: Table, batch: &RecordBatch) -> Result<RecordBatch, StoreError> {
+    let schema = table.schema();
+    let columns = schema
+        .fields()
+        .iter()
+        .map(|field| match batch.column_by_name(field.name()) {
+            Some(column) if column.data_type() == field.data_type() => Ok(column.clone()),
+            Some(column) => Ok(arrow::compute::cast(column, field.data_type())?),
+            None if field.is_nullable() => Ok(arrow::array::new_null_array(field.data_type(), batch.num_rows())),
+            None => Err(StoreError::WrongSchema(table.name())),
+        })
+        .collect::<Result<Vec<_>, StoreError>>()?;
+    Ok(RecordBatch::try_new(schema, columns)?)
+}
+
+/// The identities in a segment, and those of rows that are open.
+pub(crate) fn read_identities(table: Table, data: Bytes) -> Result<(IdentitySet, Vec<u128>), StoreError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(64 << 10);
+    let mut names = table.identity().to_vec();
+    if table == Table::Spans {
+        names.push("state");
+    }
+    let mask = ProjectionMask::columns(builder.parquet_schema(), names.iter().copied());
+    let (mut all, mut open) = (Vec::new(), Vec::new());
+    for batch in builder.with_projection(mask).build()? {
+        let batch = batch?;
+        let hashes = identity_hashes(table, &batch);
+        for (row, is_open) in open_rows(table, &batch).iter().enumerate() {
+            if *is_open {
+                open.push(hashes[row]);
+            }
+        }
+        all.extend(hashes);
+    }
+    Ok((IdentitySet::new(all), open))
+}
+
+/// For sorting out what a flush holds: batches of a table without the rows whose identity is in `gone`.
+pub(crate) fn without(
+    table: Table,
+    batch: RecordBatch,
+    gone: &std::collections::HashSet<u128>,
+) -> Result<RecordBatch, StoreError> {
+    let hashes = identity_hashes(table, &batch);
+    let keep: arrow::array::BooleanArray = hashes.iter().map(|h| Some(!gone.contains(h))).collect();
+    Ok(arrow::compute::filter_record_batch(&batch, &keep)?)
+}
+
+pub(crate) fn arc(segment: Segment) -> Arc<Segment> {
+    Arc::new(segment)
+}

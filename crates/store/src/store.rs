@@ -1,0 +1,714 @@
+//! The store that a server writes: the writer thread, flushing, and what keeps it tidy in the background.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use parking_lot::{Condvar, Mutex, RwLock};
+use rollscope_model::Table;
+use rollscope_model::time::now_ns;
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::error::StoreError;
+use crate::known::KnownSegments;
+use crate::lock::Lock;
+use crate::manifest::{self, Manifest, Segment, SetAside};
+use crate::options::StoreOptions;
+use crate::root::Root;
+use crate::segment::{self, Effort, NewSegment};
+use crate::snapshot::{Snapshot, SnapshotSource};
+use crate::tail::{Admitted, Incoming, State, TableIndex};
+use crate::wal::{self, Log};
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Appended {
+    pub accepted: u64,
+    /// Rows that were there already.
+    pub duplicates: u64,
+}
+
+/// Requests that may wait for the writer thread.
+const QUEUE: usize = 512;
+/// Most bytes written between two syncs.
+const GROUP_BYTES: usize = 64 << 20;
+/// Open spans that are carried from log file to log file instead of being written as open.
+const MAX_CARRIED: usize = 100_000;
+
+/// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+    _handle: Arc<LastHandle>,
+}
+
+/// When the last handle goes without [`Store::close`], the writer thread ends and the folder is released, as after a
+/// crash: what was acknowledged is in the log.
+struct LastHandle(Arc<Shared>);
+
+impl Drop for LastHandle {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+        self.0.queue.lock().take();
+        self.0.lock.lock().take();
+    }
+}
+
+pub(crate) struct Shared {
+    pub options: StoreOptions,
+    pub root: Root,
+    pub state: RwLock<State>,
+    writer: Mutex<Writer>,
+    queue: Mutex<Option<mpsc::Sender<Request>>>,
+    /// Commits to the manifest happen one at a time.
+    pub commit: tokio::sync::Mutex<()>,
+    flush_wanted: tokio::sync::Notify,
+    flush_state: Mutex<FlushState>,
+    flush_done: Condvar,
+    changes: watch::Sender<u64>,
+    pub counters: Counters,
+    /// Unique in this store: part of the name of every segment.
+    pub writer_id: String,
+    names: AtomicU64,
+    doomed: Mutex<Vec<(Instant, String)>>,
+    wal_dir: PathBuf,
+    closed: AtomicBool,
+    lock: Mutex<Option<Lock>>,
+    set_aside_now: Mutex<Vec<SetAside>>,
+}
+
+#[derive(Default)]
+struct FlushState {
+    failure: Option<String>,
+}
+
+/// Behind one lock: the log, and the index of what is in the tail.
+struct Writer {
+    log: Log,
+    indices: [TableIndex; 6],
+    known: KnownSegments,
+    /// Once the sealed generation is in segments, log files below this are not needed.
+    sealed_floor: u64,
+}
+
+struct Request {
+    incoming: Incoming,
+    record: Vec<u8>,
+    reply: oneshot::Sender<Result<Appended, StoreError>>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counters {
+    rows: [AtomicU64; 6],
+    duplicates: AtomicU64,
+    log_bytes: AtomicU64,
+    log_syncs: AtomicU64,
+    append_errors: AtomicU64,
+    flushes: AtomicU64,
+    flush_errors: AtomicU64,
+    flush_ms: AtomicU64,
+    pub compactions: AtomicU64,
+    pub expired_segments: AtomicU64,
+}
+
+/// Figures for `/metrics` and the health page.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStats {
+    pub rows_appended: HashMap<&'static str, u64>,
+    pub duplicates: u64,
+    pub append_errors: u64,
+    pub log_bytes_written: u64,
+    pub log_syncs: u64,
+    pub log_bytes: u64,
+    pub tail_rows: HashMap<&'static str, u64>,
+    pub tail_bytes: u64,
+    pub segments: u64,
+    pub segment_rows: u64,
+    pub segment_bytes: u64,
+    pub flushes: u64,
+    pub flush_errors: u64,
+    pub flush_ms: u64,
+    pub compactions: u64,
+    pub expired_segments: u64,
+    pub duplicate_check_bytes: u64,
+    pub duplicate_check_skipped: u64,
+}
+
+/// Is everything all right, and if not, what to do.
+#[derive(Clone, Debug, Serialize)]
+pub struct Health {
+    pub writable: bool,
+    pub problems: Vec<String>,
+    pub set_aside: Vec<SetAside>,
+}
+
+impl Store {
+    /// Opens or creates a store, replays the log, and starts the writer. Must be called inside a tokio runtime.
+    pub async fn open(options: StoreOptions) -> Result<Store, StoreError> {
+        let dir = options.dir.clone();
+        let wal_dir = dir.join("wal");
+        std::fs::create_dir_all(&wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
+        let lock = Lock::take(&dir)?;
+        let root = Root::local(&dir)?;
+        let mut opened = crate::open::load(&root, &options).await?;
+        let numbers = wal::list(&wal_dir)?;
+        let next = numbers.last().map_or(opened.manifest.wal_floor, |n| n + 1).max(opened.manifest.wal_floor).max(1);
+        for stale in numbers.iter().filter(|n| **n < opened.manifest.wal_floor) {
+            let _ = std::fs::remove_file(wal::path(&wal_dir, *stale));
+        }
+        let live: Vec<u64> = numbers.into_iter().filter(|n| *n >= opened.manifest.wal_floor).collect();
+        let replayed = {
+            let (root, options, wal_dir) = (root.clone(), options.clone(), wal_dir.clone());
+            let (manifest, handle) = (opened.manifest.clone(), tokio::runtime::Handle::current());
+            tokio::task::spawn_blocking(move || {
+                crate::open::replay(&root, &options, &wal_dir, manifest, &live, &handle, true)
+            })
+            .await
+            .expect("replay does not panic")?
+        };
+        opened.set_aside.extend(replayed.set_aside);
+        let log = Log::create(&wal_dir, next)?;
+        let writer_id = uuid::Uuid::new_v4().simple().to_string()[..8].to_string();
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let shared = Arc::new(Shared {
+            root,
+            state: RwLock::new(replayed.state),
+            writer: Mutex::new(Writer { log, indices: replayed.indices, known: replayed.known, sealed_floor: 0 }),
+            queue: Mutex::new(Some(queue)),
+            commit: tokio::sync::Mutex::new(()),
+            flush_wanted: tokio::sync::Notify::new(),
+            flush_state: Mutex::default(),
+            flush_done: Condvar::new(),
+            changes: watch::Sender::new(0),
+            counters: Counters::default(),
+            writer_id,
+            names: AtomicU64::new(0),
+            doomed: Mutex::default(),
+            wal_dir,
+            closed: AtomicBool::new(false),
+            lock: Mutex::new(Some(lock)),
+            set_aside_now: Mutex::default(),
+            options,
+        });
+        if !opened.set_aside.is_empty() {
+            for problem in &opened.set_aside {
+                tracing::warn!(file = problem.file, why = problem.why, "damaged, set aside");
+            }
+            shared.record_set_aside(opened.set_aside).await;
+        }
+        let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
+        std::thread::Builder::new()
+            .name("store-writer".into())
+            .spawn(move || write_loop(&writer, requests, &handle))
+            .map_err(|e| StoreError::io(&shared.options.dir, e))?;
+        tokio::spawn(crate::maintain::run(Arc::downgrade(&shared)));
+        tokio::spawn(crate::maintain::check_rest(Arc::downgrade(&shared), opened.unchecked));
+        Ok(Store { _handle: Arc::new(LastHandle(shared.clone())), shared })
+    }
+
+    /// Takes a batch in. When this returns, the rows are on disk and readers see them.
+    pub async fn append(&self, table: Table, batch: RecordBatch) -> Result<Appended, StoreError> {
+        if batch.schema_ref().fields() != table.schema().fields() {
+            return Err(StoreError::WrongSchema(table.name()));
+        }
+        if batch.num_rows() == 0 {
+            return Ok(Appended::default());
+        }
+        let record = wal::encode(table, &batch)?;
+        let incoming = Incoming::new(table, batch);
+        let (reply, answer) = oneshot::channel();
+        let queue = self.shared.queue.lock().clone().ok_or(StoreError::Closed)?;
+        queue.send(Request { incoming, record, reply }).await.map_err(|_| StoreError::Closed)?;
+        answer.await.map_err(|_| StoreError::Closed)?
+    }
+
+    /// Writes the tail into segments. Returns when that is done.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.shared.flush().await
+    }
+
+    /// Merges small segments and compresses what was written in a hurry.
+    pub async fn compact(&self) -> Result<(), StoreError> {
+        self.flush().await?;
+        crate::maintain::compact(&self.shared, true).await
+    }
+
+    /// Deletes everything of a run. False if there was nothing.
+    pub async fn delete_run(&self, run_id: &str) -> Result<bool, StoreError> {
+        self.flush().await?;
+        let gone = |s: &Arc<Segment>| s.run_id == run_id;
+        let _commit = self.shared.commit.lock().await;
+        let mut manifest = Manifest::clone(&self.shared.state.read().manifest);
+        let doomed: Vec<String> = manifest.segments.iter().filter(|s| gone(s)).map(|s| s.path.clone()).collect();
+        if doomed.is_empty() {
+            return Ok(false);
+        }
+        manifest.segments.retain(|s| !gone(s));
+        self.shared.commit_manifest(manifest, |_| {}).await?;
+        // Asked for by a person: gone at once, not after the grace that readers get elsewhere.
+        for path in doomed {
+            self.shared.root.delete(&path).await?;
+        }
+        Ok(true)
+    }
+
+    /// Keeps a file by the hash of its content, and returns that hash.
+    pub async fn media_put(&self, data: Vec<u8>) -> Result<String, StoreError> {
+        crate::media::put(&self.shared.root, data).await
+    }
+
+    pub async fn media_get(&self, hash: &str) -> Result<Option<bytes::Bytes>, StoreError> {
+        crate::media::get(&self.shared.root, hash).await
+    }
+
+    /// Rises whenever readers would see something new.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    pub fn options(&self) -> &StoreOptions {
+        &self.shared.options
+    }
+
+    pub fn stats(&self) -> StoreStats {
+        let c = &self.shared.counters;
+        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        let (log_bytes, known_bytes, skipped) = {
+            let writer = self.shared.writer.lock();
+            (writer.log.bytes(), writer.known.bytes() as u64, writer.known.skipped)
+        };
+        let state = self.shared.state.read();
+        let tail = |t: Table| {
+            let s = &state.tables[t as usize];
+            s.sealed.iter().chain(&s.active).map(|c| c.batch.num_rows() as u64).sum::<u64>()
+        };
+        StoreStats {
+            rows_appended: Table::ALL.map(|t| (t.name(), get(&c.rows[t as usize]))).into(),
+            duplicates: get(&c.duplicates),
+            append_errors: get(&c.append_errors),
+            log_bytes_written: get(&c.log_bytes),
+            log_syncs: get(&c.log_syncs),
+            log_bytes,
+            tail_rows: Table::ALL.map(|t| (t.name(), tail(t))).into(),
+            tail_bytes: (state.active_bytes() + state.sealed_bytes()) as u64,
+            segments: state.manifest.segments.len() as u64,
+            segment_rows: state.manifest.segments.iter().map(|s| s.rows).sum(),
+            segment_bytes: state.manifest.segments.iter().map(|s| s.bytes).sum(),
+            flushes: get(&c.flushes),
+            flush_errors: get(&c.flush_errors),
+            flush_ms: get(&c.flush_ms),
+            compactions: get(&c.compactions),
+            expired_segments: get(&c.expired_segments),
+            duplicate_check_bytes: known_bytes,
+            duplicate_check_skipped: skipped,
+        }
+    }
+
+    pub fn health(&self) -> Health {
+        let mut problems = Vec::new();
+        let failure = self.shared.flush_state.lock().failure.clone();
+        if let Some(failure) = &failure {
+            problems.push(format!("the live tail could not be written to segments: {failure}"));
+        }
+        let manifest = self.shared.state.read().manifest.clone();
+        let mut set_aside = manifest.set_aside.clone();
+        for item in self.shared.set_aside_now.lock().iter() {
+            if !set_aside.contains(item) {
+                set_aside.push(item.clone());
+            }
+        }
+        for item in &set_aside {
+            problems.push(format!("{} was damaged ({}) and is set aside; the rest is served", item.file, item.why));
+        }
+        Health { writable: failure.is_none() && !self.shared.closed.load(Ordering::Relaxed), problems, set_aside }
+    }
+
+    /// Flushes, stops taking rows, and releases the folder.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        drop(self.shared.queue.lock().take());
+        self.shared.closed.store(true, Ordering::Relaxed);
+        let result = self.flush().await;
+        self.shared.lock.lock().take();
+        result
+    }
+}
+
+impl SnapshotSource for Store {
+    fn snapshot(&self) -> Snapshot {
+        self.shared.state.read().snapshot(self.shared.root.objects.clone())
+    }
+}
+
+impl Shared {
+    pub fn new_name(&self) -> String {
+        format!("{:020}{:03}", now_ns(), self.names.fetch_add(1, Ordering::Relaxed) % 1000)
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Replaces the manifest on disk, then in memory together with `also`, so that readers see both or neither.
+    /// The caller holds `commit`.
+    pub async fn commit_manifest(
+        &self,
+        mut manifest: Manifest,
+        also: impl FnOnce(&mut State),
+    ) -> Result<(), StoreError> {
+        {
+            let state = self.state.read();
+            manifest.version = state.manifest.version + 1;
+            manifest.attr_types =
+                state.attr_types.iter().map(|(t, types)| (t.name().to_string(), types.clone())).collect();
+        }
+        self.root.put(manifest::PATH, manifest.to_bytes()).await?;
+        let mut state = self.state.write();
+        state.manifest = Arc::new(manifest);
+        also(&mut state);
+        state.version += 1;
+        self.changes.send_replace(state.version);
+        Ok(())
+    }
+
+    async fn record_set_aside(&self, items: Vec<SetAside>) {
+        self.set_aside_now.lock().extend(items.iter().cloned());
+        let _commit = self.commit.lock().await;
+        let mut manifest = Manifest::clone(&self.state.read().manifest);
+        manifest.segments.retain(|s| !items.iter().any(|i| i.file == s.path));
+        manifest.set_aside.extend(items);
+        if let Err(e) = self.commit_manifest(manifest, |_| {}).await {
+            tracing::warn!(error = %e, "could not record what was set aside");
+        }
+    }
+
+    /// A live segment turned out to be damaged: stop serving it, keep the file aside, say so.
+    pub async fn set_segment_aside(&self, path: &str, why: String) {
+        tracing::warn!(file = path, why, "damaged, set aside");
+        if let Err(e) = self.root.set_aside(path).await {
+            tracing::warn!(file = path, error = %e, "could not move it to quarantine");
+        }
+        self.record_set_aside(vec![SetAside { file: path.into(), why, at_ns: now_ns() }]).await;
+    }
+
+    /// Deletes a file that is no longer live once readers had time to finish.
+    pub fn doom(&self, path: String) {
+        self.doomed.lock().push((Instant::now(), path));
+    }
+
+    pub async fn delete_doomed(&self) {
+        let grace = Duration::from_secs(self.options.delete_grace_s);
+        let due: Vec<String> = {
+            let mut doomed = self.doomed.lock();
+            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| at.elapsed() >= grace);
+            *doomed = wait;
+            let due: Vec<(Instant, String)> = due;
+            due.into_iter().map(|(_, path)| path).collect()
+        };
+        for path in due {
+            if let Err(e) = self.root.delete(&path).await {
+                tracing::warn!(file = path, error = %e, "could not delete");
+            }
+        }
+    }
+
+    pub fn flush_due(&self) -> bool {
+        let state = self.state.read();
+        state.has_sealed()
+            || state.active_bytes() >= self.options.flush_bytes
+            || Table::ALL.iter().any(|t| state.active_rows(*t) >= self.options.flush_rows)
+            || state.first_at.is_some_and(|at| at.elapsed() >= self.options.flush_age())
+    }
+
+    pub async fn wait_for_flush_request(&self) {
+        self.flush_wanted.notified().await;
+    }
+
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        let result = self.try_flush().await;
+        match &result {
+            Ok(()) => self.flush_state.lock().failure = None,
+            Err(e) => {
+                self.counters.flush_errors.fetch_add(1, Ordering::Relaxed);
+                self.flush_state.lock().failure = Some(e.to_string());
+            }
+        }
+        self.flush_done.notify_all();
+        result
+    }
+
+    async fn try_flush(&self) -> Result<(), StoreError> {
+        let _commit = self.commit.lock().await;
+        let started = Instant::now();
+        if !self.seal()? {
+            return Ok(());
+        }
+        let floor = self.writer.lock().sealed_floor;
+        let work: Vec<(Table, Vec<RecordBatch>, HashSet<u128>)> = {
+            let state = self.state.read();
+            Table::ALL
+                .into_iter()
+                .map(|table| {
+                    let t = &state.tables[table as usize];
+                    let batches: Vec<RecordBatch> =
+                        t.sealed.iter().map(|c| c.visible()).filter(|b| b.num_rows() > 0).collect();
+                    (table, batches, HashSet::clone(&t.replaced))
+                })
+                .filter(|(_, batches, replaced)| !batches.is_empty() || !replaced.is_empty())
+                .collect()
+        };
+        let mut manifest = Manifest::clone(&self.state.read().manifest);
+        let mut fresh: Vec<NewSegment> = Vec::new();
+        let mut gone: Vec<String> = Vec::new();
+        let mut handled: Vec<(Table, HashSet<u128>)> = Vec::new();
+        for (table, batches, replaced) in work {
+            if !replaced.is_empty() {
+                // Rows of older segments that newer rows replace: those segments are written again without them.
+                for old in manifest.segments_of(table).cloned().collect::<Vec<_>>() {
+                    let data = self.root.get(&old.path).await?;
+                    if let Some(rewritten) = self.rewrite_without(table, &old, data, &replaced).await? {
+                        fresh.extend(rewritten);
+                        gone.push(old.path.clone());
+                    }
+                }
+                handled.push((table, replaced));
+            }
+            if !batches.is_empty() {
+                fresh.extend(self.build(table, batches, Effort::Flush, Vec::new()).await?);
+            }
+        }
+        manifest.segments.retain(|s| !gone.contains(&s.path));
+        let mut identities = Vec::new();
+        for new in fresh {
+            self.root.put(&new.segment.path, new.data).await?;
+            let segment = segment::arc(new.segment);
+            manifest.segments.push(segment.clone());
+            identities.push((segment, new.identities));
+        }
+        manifest.wal_floor = floor;
+        self.commit_manifest(manifest, |state| {
+            for table in &mut state.tables {
+                table.sealed = Vec::new();
+            }
+            // What was replaced while this flush ran is for the next one.
+            for (table, done) in handled {
+                let replaced = &mut state.tables[table as usize].replaced;
+                Arc::make_mut(replaced).retain(|key| !done.contains(key));
+            }
+        })
+        .await?;
+        {
+            let mut writer = self.writer.lock();
+            writer.indices.iter_mut().for_each(TableIndex::drop_sealed);
+            for (segment, set) in identities {
+                writer.known.insert(&segment, set);
+            }
+        }
+        for path in gone {
+            self.doom(path);
+        }
+        for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
+            let path = wal::path(&self.wal_dir, number);
+            std::fs::remove_file(&path).map_err(|e| StoreError::io(path, e))?;
+        }
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Encoding is work for a core, not for the reactor.
+    pub async fn build(
+        &self,
+        table: Table,
+        batches: Vec<RecordBatch>,
+        effort: Effort,
+        replaces: Vec<String>,
+    ) -> Result<Vec<NewSegment>, StoreError> {
+        let name = self.new_name();
+        let writer = self.writer_id.clone();
+        tokio::task::spawn_blocking(move || {
+            let mut n = 0;
+            segment::build(table, &batches, &writer, effort, &replaces, || {
+                n += 1;
+                format!("{name}-{n}")
+            })
+        })
+        .await
+        .map_err(|e| StoreError::Busy(e.to_string()))?
+    }
+
+    async fn rewrite_without(
+        &self,
+        table: Table,
+        old: &Arc<Segment>,
+        data: bytes::Bytes,
+        replaced: &HashSet<u128>,
+    ) -> Result<Option<Vec<NewSegment>>, StoreError> {
+        let (identities, _) = segment::read_identities(table, data.clone())?;
+        if !replaced.iter().any(|key| identities.contains(*key)) {
+            return Ok(None);
+        }
+        let mut kept = Vec::new();
+        for batch in segment::read(table, data)? {
+            kept.push(segment::without(table, batch, replaced)?);
+        }
+        if kept.iter().all(|b| b.num_rows() == 0) {
+            return Ok(Some(Vec::new()));
+        }
+        Ok(Some(self.build(table, kept, Effort::Flush, vec![old.path.clone()]).await?))
+    }
+
+    /// Starts a new log file and a new generation. False if there is nothing to flush. A sealed generation left over
+    /// from a flush that failed is taken up again.
+    fn seal(&self) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock();
+        let mut state = self.state.write();
+        if state.has_sealed() {
+            return Ok(true);
+        }
+        if !state.has_active() {
+            return Ok(false);
+        }
+        let mut log = Log::create(&self.wal_dir, writer.log.number + 1)?;
+        let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED)? };
+        if let Some(batch) = &carried {
+            let logged = wal::encode(Table::Spans, batch).and_then(|r| log.write(&r)).and_then(|()| log.sync());
+            if let Err(e) = logged {
+                let _ = std::fs::remove_file(wal::path(&self.wal_dir, log.number));
+                return Err(e);
+            }
+        }
+        writer.sealed_floor = log.number;
+        writer.log = log;
+        state.seal(&mut writer.indices, carried);
+        Ok(state.has_sealed())
+    }
+
+    /// Waits while a flush that is under way has to catch up. Fails if flushing fails: then only space helps.
+    fn wait_for_room(&self) -> Result<(), StoreError> {
+        let mut flush = self.flush_state.lock();
+        loop {
+            let (active, sealed) = {
+                let state = self.state.read();
+                (state.active_bytes(), state.has_sealed())
+            };
+            if active < self.options.flush_bytes || (!sealed && active < self.options.tail_limit_bytes()) {
+                return Ok(());
+            }
+            self.flush_wanted.notify_one();
+            if flush.failure.is_some() {
+                return Err(StoreError::Full(self.options.dir.clone()));
+            }
+            self.flush_done.wait_for(&mut flush, Duration::from_millis(200));
+        }
+    }
+}
+
+/// Group commit: takes what is waiting, writes it, syncs once, then makes it visible and answers.
+fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Request>, handle: &tokio::runtime::Handle) {
+    while let Some(first) = requests.blocking_recv() {
+        let mut bytes = first.record.len();
+        let mut group = vec![first];
+        while bytes < GROUP_BYTES
+            && let Ok(next) = requests.try_recv()
+        {
+            bytes += next.record.len();
+            group.push(next);
+        }
+        let room = shared.wait_for_room();
+        if let Err(e) = room {
+            refuse(shared, group.into_iter().map(|r| r.reply), &e);
+            continue;
+        }
+        write_group(shared, group, handle);
+        if shared.flush_due() {
+            shared.flush_wanted.notify_one();
+        }
+    }
+}
+
+fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtime::Handle) {
+    let mut writer = shared.writer.lock();
+    let writer = &mut *writer;
+    let manifest = shared.state.read().manifest.clone();
+    let mut admitted: Vec<(Admitted, oneshot::Sender<Result<Appended, StoreError>>)> = Vec::new();
+    let mut failed: Option<StoreError> = None;
+    let mut rest = Vec::new();
+    for request in group {
+        if failed.is_some() {
+            rest.push(request.reply);
+            continue;
+        }
+        let table = request.incoming.table;
+        let known = writer.known.of(&request.incoming, &manifest, &shared.root, handle);
+        let one = writer.indices[table as usize].admit(request.incoming, &known);
+        if !one.is_empty()
+            && let Err(e) = writer.log.write(&request.record)
+        {
+            failed = Some(e);
+        } else if !one.is_empty() {
+            shared.counters.log_bytes.fetch_add(request.record.len() as u64, Ordering::Relaxed);
+        }
+        admitted.push((one, request.reply));
+    }
+    if failed.is_none() {
+        failed = writer.log.sync().err();
+        shared.counters.log_syncs.fetch_add(1, Ordering::Relaxed);
+    }
+    if let Some(error) = failed {
+        for (one, reply) in admitted.into_iter().rev() {
+            let index = &mut writer.indices[one.table() as usize];
+            index.undo(one);
+            rest.push(reply);
+        }
+        if writer.log.rewind().is_err() {
+            // The file cannot be brought back to a clean place: leave it as it is and go on in a new one. What was
+            // not acknowledged may come back from it at the next start, where duplicates are recognised.
+            match Log::create(&shared.wal_dir, writer.log.number + 1) {
+                Ok(log) => writer.log = log,
+                Err(e) => tracing::error!(error = %e, "the log cannot be written"),
+            }
+        }
+        tracing::warn!(error = %error, "refused {} requests", rest.len());
+        refuse(shared, rest.into_iter(), &error);
+        return;
+    }
+    let mut state = shared.state.write();
+    let mut answers = Vec::with_capacity(admitted.len());
+    for (one, reply) in admitted {
+        let answer = Appended { accepted: one.accepted, duplicates: one.duplicates };
+        shared.counters.rows[one.table() as usize].fetch_add(one.accepted, Ordering::Relaxed);
+        shared.counters.duplicates.fetch_add(one.duplicates, Ordering::Relaxed);
+        state.publish(one);
+        answers.push((reply, answer));
+    }
+    state.coalesce(&mut writer.indices);
+    let version = state.version;
+    drop(state);
+    shared.changes.send_replace(version);
+    for (reply, answer) in answers {
+        // Whoever asked may have gone; the rows stay.
+        let _ = reply.send(Ok(answer));
+    }
+}
+
+fn refuse(
+    shared: &Shared,
+    replies: impl Iterator<Item = oneshot::Sender<Result<Appended, StoreError>>>,
+    error: &StoreError,
+) {
+    for reply in replies {
+        shared.counters.append_errors.fetch_add(1, Ordering::Relaxed);
+        let again = match error {
+            StoreError::Full(path) => StoreError::Full(path.clone()),
+            other => StoreError::Busy(other.to_string()),
+        };
+        let _ = reply.send(Err(again));
+    }
+}
+
+/// Background work holds the store weakly: it ends when the last handle is gone.
+pub(crate) type WeakShared = Weak<Shared>;

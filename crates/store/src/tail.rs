@@ -1,0 +1,502 @@
+//! The live tail: rows that are logged but not yet in a segment, and the bookkeeping that keeps every row once.
+//!
+//! A table has an *active* generation, which takes rows, and, while a flush is under way, a *sealed* one, which is being
+//! written. A batch stays as it came, as one chunk; rows that turn out to be duplicates, or that a newer row replaces,
+//! are marked dead and left out of what readers see. The log holds the same batches in the same order, so replaying it
+//! gives the same tail.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::cast::AsArray;
+use arrow::array::{Array, BooleanArray, MapArray, RecordBatch};
+use arrow::compute::{concat_batches, filter_record_batch};
+use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use rollscope_model::Table;
+use rollscope_model::tables::Keep;
+
+use crate::error::StoreError;
+use crate::identity::{IdentitySet, identity_hashes, open_rows};
+use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest};
+use crate::snapshot::{Snapshot, TableSnapshot};
+
+/// A batch in the tail.
+pub(crate) struct Chunk {
+    pub batch: RecordBatch,
+    pub keys: Vec<u128>,
+    open: Vec<bool>,
+    dead: Vec<bool>,
+    dead_count: usize,
+    visible: OnceLock<RecordBatch>,
+    pub bytes: usize,
+}
+
+impl Chunk {
+    fn kill(&mut self, row: usize) {
+        if self.dead.is_empty() {
+            self.dead = vec![false; self.batch.num_rows()];
+        }
+        if !std::mem::replace(&mut self.dead[row], true) {
+            self.dead_count += 1;
+            self.visible = OnceLock::new();
+        }
+    }
+
+    fn is_dead(&self, row: usize) -> bool {
+        self.dead.get(row).copied().unwrap_or(false)
+    }
+
+    fn live_rows(&self) -> usize {
+        self.batch.num_rows() - self.dead_count
+    }
+
+    /// The batch without its dead rows.
+    pub fn visible(&self) -> RecordBatch {
+        if self.dead_count == 0 {
+            return self.batch.clone();
+        }
+        self.visible
+            .get_or_init(|| {
+                let live: BooleanArray = self.dead.iter().map(|d| Some(!d)).collect();
+                filter_record_batch(&self.batch, &live).expect("the mask has a bit for each row")
+            })
+            .clone()
+    }
+}
+
+/// A batch on its way into the tail, with everything that can be computed outside the lock.
+pub(crate) struct Incoming {
+    pub table: Table,
+    pub batch: RecordBatch,
+    keys: Vec<u128>,
+    open: Vec<bool>,
+    attr_types: AttrTypes,
+}
+
+impl Incoming {
+    pub fn new(table: Table, batch: RecordBatch) -> Incoming {
+        let keys = if table.keep() == Keep::All { Vec::new() } else { identity_hashes(table, &batch) };
+        let open = open_rows(table, &batch);
+        let attr_types = attr_types_of(&batch);
+        Incoming { table, batch, keys, open, attr_types }
+    }
+
+    fn is_open(&self, row: usize) -> bool {
+        self.open.get(row).copied().unwrap_or(false)
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    chunk: u32,
+    row: u32,
+    open: bool,
+}
+
+/// The keys are hashes already.
+#[derive(Default)]
+pub(crate) struct PassThrough(u64);
+
+impl Hasher for PassThrough {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, _: &[u8]) {
+        unreachable!("only u128 keys are hashed")
+    }
+    fn write_u128(&mut self, key: u128) {
+        self.0 = key as u64;
+    }
+}
+
+type Index = HashMap<u128, Place, BuildHasherDefault<PassThrough>>;
+
+/// The identities of a segment that may hold a row that comes again.
+pub(crate) struct KnownSegment {
+    pub min_time: i64,
+    pub max_time: i64,
+    pub identities: Arc<IdentitySet>,
+    pub open: Arc<HashSet<u128>>,
+}
+
+/// What the writer knows of a table, for recognising rows. Readers do not need it.
+#[derive(Default)]
+pub(crate) struct TableIndex {
+    active: Index,
+    sealed: Index,
+    /// Chunks in the active generation, counting those admitted but not yet visible.
+    chunks: u32,
+}
+
+/// What must happen to the visible state when an admitted batch is on disk.
+pub(crate) struct Admitted {
+    incoming: Incoming,
+    dead: Vec<u32>,
+    kills: Vec<(bool, Place)>,
+    replaced: Vec<u128>,
+    undo: Vec<(u128, Option<Place>)>,
+    pub accepted: u64,
+    pub duplicates: u64,
+}
+
+impl Admitted {
+    pub fn table(&self) -> Table {
+        self.incoming.table
+    }
+
+    /// Nothing new in it: it needs no place in the log.
+    pub fn is_empty(&self) -> bool {
+        self.accepted == 0
+    }
+}
+
+impl TableIndex {
+    /// Decides for each row whether it is new, a duplicate, or replaces another. Changes only the index;
+    /// [`State::publish`] makes the rest visible once the log is synced, [`TableIndex::undo`] forgets it if that fails.
+    pub fn admit(&mut self, incoming: Incoming, known: &[KnownSegment]) -> Admitted {
+        let table = incoming.table;
+        let rows = incoming.batch.num_rows();
+        let mut out = Admitted {
+            incoming,
+            dead: Vec::new(),
+            kills: Vec::new(),
+            replaced: Vec::new(),
+            undo: Vec::new(),
+            accepted: 0,
+            duplicates: 0,
+        };
+        if table.keep() == Keep::All {
+            out.accepted = rows as u64;
+            self.chunks += u32::from(rows > 0);
+            return out;
+        }
+        let by_time = time_is_identity(table).then(|| times(table, &out.incoming.batch));
+        let last_wins = table.keep() == Keep::Last;
+        let chunk = self.chunks;
+        for row in 0..rows {
+            let key = out.incoming.keys[row];
+            let open = out.incoming.is_open(row);
+            let replaces = |old_open: bool| last_wins || old_open;
+            if let Some(old) = self.active.get(&key) {
+                if !replaces(old.open) {
+                    out.dead.push(row as u32);
+                    continue;
+                }
+                out.kills.push((false, *old));
+            } else if let Some(old) = self.sealed.get(&key) {
+                if !replaces(old.open) {
+                    out.dead.push(row as u32);
+                    continue;
+                }
+                out.kills.push((true, *old));
+                out.replaced.push(key);
+            } else if let Some(segment) = known.iter().find(|s| {
+                by_time.is_none_or(|t| (s.min_time..=s.max_time).contains(&t[row])) && s.identities.contains(key)
+            }) {
+                if !replaces(segment.open.contains(&key)) {
+                    out.dead.push(row as u32);
+                    continue;
+                }
+                out.replaced.push(key);
+            }
+            let place = Place { chunk, row: row as u32, open };
+            out.undo.push((key, self.active.insert(key, place)));
+        }
+        out.duplicates = out.dead.len() as u64;
+        out.accepted = rows as u64 - out.duplicates;
+        self.chunks += u32::from(out.accepted > 0);
+        out
+    }
+
+    /// Takes back what [`TableIndex::admit`] did. In reverse order of admission.
+    pub fn undo(&mut self, admitted: Admitted) {
+        for (key, old) in admitted.undo.into_iter().rev() {
+            match old {
+                Some(place) => self.active.insert(key, place),
+                None => self.active.remove(&key),
+            };
+        }
+        self.chunks -= u32::from(admitted.accepted > 0);
+    }
+
+    pub fn drop_sealed(&mut self) {
+        self.sealed = Index::default();
+    }
+}
+
+/// For these a duplicate has the same time, so segments of other times need not be asked.
+fn time_is_identity(table: Table) -> bool {
+    matches!(table, Table::Spans | Table::Metrics)
+}
+
+pub(crate) fn times(table: Table, batch: &RecordBatch) -> &[i64] {
+    batch.column_by_name(table.time_column()).expect("declared").as_primitive::<Int64Type>().values()
+}
+
+/// Segments of the manifest that may hold rows of this batch.
+pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec<&'a Arc<crate::manifest::Segment>> {
+    if manifest.segments.is_empty() || incoming.keys.is_empty() {
+        return Vec::new();
+    }
+    let runs = incoming.batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
+    let runs: HashSet<&str> = runs.values().as_string::<i32>().iter().flatten().collect();
+    let range = time_is_identity(incoming.table).then(|| {
+        let times = times(incoming.table, &incoming.batch);
+        (times.iter().copied().min().unwrap_or(0), times.iter().copied().max().unwrap_or(0))
+    });
+    manifest
+        .segments_of(incoming.table)
+        .filter(|s| runs.contains(s.run_id.as_str()))
+        .filter(|s| range.is_none_or(|(min, max)| s.min_time <= max && min <= s.max_time))
+        .collect()
+}
+
+#[derive(Default)]
+pub(crate) struct TableState {
+    pub sealed: Vec<Chunk>,
+    pub active: Vec<Chunk>,
+    pub replaced: Arc<HashSet<u128>>,
+}
+
+/// Everything readers see, behind one lock.
+pub(crate) struct State {
+    pub manifest: Arc<Manifest>,
+    pub tables: [TableState; 6],
+    pub version: u64,
+    pub attr_types: Arc<BTreeMap<Table, AttrTypes>>,
+    /// When the oldest row of the active generation came.
+    pub first_at: Option<std::time::Instant>,
+}
+
+/// Chunks below this many rows are merged when there are many.
+const SMALL_CHUNK_ROWS: usize = 2048;
+const SMALL_CHUNKS: usize = 64;
+
+impl State {
+    pub fn new(manifest: Manifest) -> State {
+        let attr_types = manifest
+            .attr_types
+            .iter()
+            .filter_map(|(name, types)| Some((Table::from_name(name)?, types.clone())))
+            .collect();
+        State {
+            manifest: Arc::new(manifest),
+            tables: Default::default(),
+            version: 0,
+            attr_types: Arc::new(attr_types),
+            first_at: None,
+        }
+    }
+
+    /// Makes an admitted batch visible.
+    pub fn publish(&mut self, admitted: Admitted) {
+        if admitted.is_empty() {
+            return;
+        }
+        let Admitted { incoming, dead, kills, replaced, .. } = admitted;
+        let Incoming { table, batch, keys, open, attr_types } = incoming;
+        self.learn(table, &attr_types);
+        let state = &mut self.tables[table as usize];
+        let bytes = batch_bytes(&batch) + keys.len() * 16;
+        let mut chunk = Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes };
+        dead.into_iter().for_each(|row| chunk.kill(row as usize));
+        state.active.push(chunk);
+        for (sealed, place) in kills {
+            let chunks = if sealed { &mut state.sealed } else { &mut state.active };
+            chunks[place.chunk as usize].kill(place.row as usize);
+        }
+        if !replaced.is_empty() {
+            Arc::make_mut(&mut state.replaced).extend(replaced);
+        }
+        self.first_at.get_or_insert_with(std::time::Instant::now);
+        self.version += 1;
+    }
+
+    /// Merges small chunks. Only when everything admitted is visible: it moves rows to other places.
+    pub fn coalesce(&mut self, indices: &mut [TableIndex; 6]) {
+        for table in Table::ALL {
+            coalesce(table, &mut self.tables[table as usize], &mut indices[table as usize]);
+        }
+    }
+
+    fn learn(&mut self, table: Table, found: &AttrTypes) {
+        let known = self.attr_types.get(&table);
+        let is_new = |column: &String, key: &String, bits: &u8| {
+            known.and_then(|k| k.get(column)).and_then(|c| c.get(key)).is_none_or(|old| old | bits != *old)
+        };
+        if !found.iter().any(|(column, keys)| keys.iter().any(|(key, bits)| is_new(column, key, bits))) {
+            return;
+        }
+        let all = Arc::make_mut(&mut self.attr_types).entry(table).or_default();
+        for (column, keys) in found {
+            let known = all.entry(column.clone()).or_default();
+            for (key, bits) in keys {
+                if let Some(old) = known.get_mut(key) {
+                    *old |= bits;
+                } else if known.len() < MAX_ATTR_KEYS {
+                    known.insert(key.clone(), *bits);
+                }
+            }
+        }
+    }
+
+    pub fn active_bytes(&self) -> usize {
+        self.tables.iter().flat_map(|t| &t.active).map(|c| c.bytes).sum()
+    }
+
+    pub fn sealed_bytes(&self) -> usize {
+        self.tables.iter().flat_map(|t| &t.sealed).map(|c| c.bytes).sum()
+    }
+
+    pub fn active_rows(&self, table: Table) -> usize {
+        self.tables[table as usize].active.iter().map(Chunk::live_rows).sum()
+    }
+
+    pub fn has_sealed(&self) -> bool {
+        self.tables.iter().any(|t| !t.sealed.is_empty())
+    }
+
+    pub fn has_active(&self) -> bool {
+        self.tables.iter().any(|t| !t.active.is_empty())
+    }
+
+    /// Spans that are still open, to be carried over into the next log file instead of being written as they are.
+    /// At most `limit`, the newest.
+    pub fn open_spans(&self, limit: usize) -> Result<Option<RecordBatch>, StoreError> {
+        let chunks = &self.tables[Table::Spans as usize].active;
+        let mut open = Vec::new();
+        for chunk in chunks.iter().filter(|c| !c.open.is_empty()) {
+            let mask: BooleanArray =
+                (0..chunk.batch.num_rows()).map(|r| Some(chunk.open[r] && !chunk.is_dead(r))).collect();
+            if mask.true_count() > 0 {
+                open.push(filter_record_batch(&chunk.batch, &mask)?);
+            }
+        }
+        if open.is_empty() {
+            return Ok(None);
+        }
+        let all = concat_batches(&Table::Spans.schema(), &open)?;
+        let skip = all.num_rows().saturating_sub(limit);
+        Ok(Some(all.slice(skip, all.num_rows() - skip)))
+    }
+
+    /// Starts a new generation. `carried` are the open spans that go on in it.
+    pub fn seal(&mut self, indices: &mut [TableIndex; 6], carried: Option<RecordBatch>) {
+        for (state, index) in self.tables.iter_mut().zip(indices.iter_mut()) {
+            state.sealed = std::mem::take(&mut state.active);
+            index.sealed = std::mem::take(&mut index.active);
+            index.chunks = 0;
+        }
+        self.first_at = None;
+        if let Some(batch) = carried {
+            let incoming = Incoming::new(Table::Spans, batch);
+            let state = &mut self.tables[Table::Spans as usize];
+            let index = &mut indices[Table::Spans as usize];
+            for key in &incoming.keys {
+                if let Some(place) = index.sealed.remove(key) {
+                    state.sealed[place.chunk as usize].kill(place.row as usize);
+                }
+            }
+            let admitted = index.admit(incoming, &[]);
+            self.publish(admitted);
+        }
+    }
+
+    pub fn snapshot(&self, object_store: Arc<dyn object_store::ObjectStore>) -> Snapshot {
+        let tables = Table::ALL
+            .into_iter()
+            .map(|table| {
+                let state = &self.tables[table as usize];
+                let tail = state
+                    .sealed
+                    .iter()
+                    .chain(&state.active)
+                    .filter(|c| c.live_rows() > 0)
+                    .map(Chunk::visible)
+                    .collect();
+                let segments = self.manifest.segments_of(table).cloned().collect();
+                (table, TableSnapshot { segments, tail, replaced: state.replaced.clone() })
+            })
+            .collect();
+        Snapshot { object_store, version: self.version, tables, attr_types: self.attr_types.clone() }
+    }
+}
+
+/// The size of the rows themselves: buffers that a batch shares with others are not counted whole.
+fn batch_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
+}
+
+/// Many single spans would make many tiny batches, which are slow to read: merges the small ones at the end.
+fn coalesce(table: Table, state: &mut TableState, index: &mut TableIndex) {
+    let small = state.active.iter().rev().take_while(|c| c.batch.num_rows() < SMALL_CHUNK_ROWS).count();
+    if small < SMALL_CHUNKS {
+        return;
+    }
+    let from = state.active.len() - small;
+    let parts: Vec<Chunk> = state.active.drain(from..).collect();
+    let batches: Vec<RecordBatch> = parts.iter().map(Chunk::visible).collect();
+    let Ok(batch) = concat_batches(&table.schema(), &batches) else {
+        state.active.extend(parts);
+        return;
+    };
+    let keys: Vec<u128> = parts
+        .iter()
+        .flat_map(|c| c.keys.iter().enumerate().filter(|(row, _)| !c.is_dead(*row)).map(|(_, key)| *key))
+        .collect();
+    let open = open_rows(table, &batch);
+    for (row, key) in keys.iter().enumerate() {
+        let open = open.get(row).copied().unwrap_or(false);
+        index.active.insert(*key, Place { chunk: from as u32, row: row as u32, open });
+    }
+    let bytes = batch_bytes(&batch) + keys.len() * 16;
+    state.active.push(Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes });
+    index.chunks = state.active.len() as u32;
+}
+
+/// Attribute keys and their types in the map columns of a batch. Rows tend to repeat the keys of the row before, in the
+/// same order, so most look-ups are one comparison.
+fn attr_types_of(batch: &RecordBatch) -> AttrTypes {
+    let mut all = AttrTypes::new();
+    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
+        if !matches!(field.data_type(), DataType::Map(_, _)) {
+            continue;
+        }
+        let found = map_types(column.as_map());
+        if !found.is_empty() {
+            all.insert(field.name().clone(), found);
+        }
+    }
+    all
+}
+
+fn map_types(map: &MapArray) -> BTreeMap<String, u8> {
+    let keys = map.keys().as_string::<i32>();
+    let values = map.values().as_string::<i32>();
+    let mut slots: Vec<(&str, u8)> = Vec::new();
+    let mut by_key: HashMap<&str, usize> = HashMap::new();
+    let mut layout: Vec<usize> = Vec::new();
+    for window in map.offsets().windows(2) {
+        for (position, entry) in (window[0] as usize..window[1] as usize).enumerate() {
+            let key = keys.value(entry);
+            let slot = match layout.get(position) {
+                Some(slot) if slots[*slot].0 == key => *slot,
+                _ => {
+                    let slot = *by_key.entry(key).or_insert_with(|| {
+                        slots.push((key, 0));
+                        slots.len() - 1
+                    });
+                    if position < layout.len() {
+                        layout[position] = slot;
+                    } else {
+                        layout.push(slot);
+                    }
+                    slot
+                }
+            };
+            slots[slot].1 |= rollscope_model::attrs::type_of(values.value(entry)) as u8;
+        }
+    }
+    slots.into_iter().map(|(key, bits)| (key.to_string(), bits)).collect()
+}
