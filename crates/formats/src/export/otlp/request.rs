@@ -26,8 +26,7 @@ pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
     let mut resources: HashMap<(&str, String, u32), usize> = HashMap::new();
     let mut scopes: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
     for row in 0..batch.num_rows() {
-        let (resource, scope) =
-            (columns.resource.get(row).unwrap_or("{}"), columns.scope.get(row).unwrap_or("{}"));
+        let (resource, scope) = (columns.resource.get(row).unwrap_or("{}"), columns.scope.get(row).unwrap_or("{}"));
         let (r, s) = *scopes.entry((resource, scope)).or_insert_with(|| {
             let scope = ScopeText::parse(scope);
             let key = (resource, scope.resource_schema_url.clone(), scope.resource_dropped);

@@ -30,10 +30,7 @@ pub(super) fn request(bytes: &[u8], writer: &mut Writer) -> Result<()> {
 }
 
 /// Walks the members of an object, nulls left out. `each` must consume the value.
-pub(super) fn members<'a>(
-    r: &mut Reader<'a>,
-    mut each: impl FnMut(&mut Reader<'a>, &str) -> Result<()>,
-) -> Result<()> {
+pub(super) fn members<'a>(r: &mut Reader<'a>, mut each: impl FnMut(&mut Reader<'a>, &str) -> Result<()>) -> Result<()> {
     r.begin(b'{')?;
     let mut first = true;
     while let Some(key) = r.key(&mut first)? {
@@ -253,14 +250,8 @@ fn read_event<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits
 }
 
 fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits) -> Result<()> {
-    let mut link = Link {
-        trace_id: [0; 16],
-        span_id: [0; 8],
-        trace_state: Text::default(),
-        flags: 0,
-        dropped: 0,
-        attrs_end: 0,
-    };
+    let mut link =
+        Link { trace_id: [0; 16], span_id: [0; 8], trace_state: Text::default(), flags: 0, dropped: 0, attrs_end: 0 };
     members(r, |r, key| {
         match key {
             "traceId" | "trace_id" => link.trace_id = id(r, Reason::LinkId)?,

@@ -126,9 +126,7 @@ impl<'o> Writer<'o> {
         let service = text(Meaning::Service).unwrap_or_else(|| UNKNOWN_SERVICE.into());
         let run = match &self.options.run {
             Some(run) => run.clone(),
-            None => text(Meaning::Run)
-                .or_else(|| text(Meaning::Service))
-                .unwrap_or_else(|| DEFAULT_RUN.into()),
+            None => text(Meaning::Run).or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into()),
         };
         if run.len() > MAX_RUN_ID_BYTES {
             return Err(Reason::RunTooLong);

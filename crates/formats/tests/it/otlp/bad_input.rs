@@ -12,7 +12,8 @@ use serde_json::json;
 use super::support::{Style, kv, request_of, span};
 
 fn options() -> DecodeOptions {
-    let limits = Limits { attributes_per_span: 4, attribute_bytes: 64, events_per_span: 2, links_per_span: 2, nesting: 3 };
+    let limits =
+        Limits { attributes_per_span: 4, attribute_bytes: 64, events_per_span: 2, links_per_span: 2, nesting: 3 };
     DecodeOptions { limits, live: true, run: None }
 }
 
@@ -90,8 +91,7 @@ fn limits() {
     refused(|s| s.events = vec![Event::default(); 3], "events_per_span");
     refused(|s| s.links = vec![Link::default(); 3], "links_per_span");
     for map in [false, true] {
-        let attribute =
-            |depth| KeyValue { key: "a".into(), value: Some(nested(depth, map)), ..KeyValue::default() };
+        let attribute = |depth| KeyValue { key: "a".into(), value: Some(nested(depth, map)), ..KeyValue::default() };
         refused(|s| s.attributes = vec![attribute(4)], "nesting");
         let mut deep = span(1);
         deep.attributes = vec![attribute(3)];
@@ -201,7 +201,12 @@ fn malformed_protobuf_says_what_and_where() {
 #[test]
 fn unknown_fields_are_passed_over() {
     let mut bytes = span(2).encode_to_vec();
-    for field in [&[0xa0u8, 0x06, 0x96, 0x01][..], &[0xa1, 0x06, 1, 2, 3, 4, 5, 6, 7, 8], &[0xa2, 0x06, 2, 9, 9], &[0xa5, 0x06, 1, 2, 3, 4]] {
+    for field in [
+        &[0xa0u8, 0x06, 0x96, 0x01][..],
+        &[0xa1, 0x06, 1, 2, 3, 4, 5, 6, 7, 8],
+        &[0xa2, 0x06, 2, 9, 9],
+        &[0xa5, 0x06, 1, 2, 3, 4],
+    ] {
         bytes.extend_from_slice(field);
     }
     let decoded = decode_traces(&three(&bytes), &options()).unwrap();

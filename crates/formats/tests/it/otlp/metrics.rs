@@ -7,8 +7,8 @@ use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use opentelemetry_proto::tonic::metrics::v1::summary_data_point::ValueAtQuantile;
 use opentelemetry_proto::tonic::metrics::v1::{
-    ExponentialHistogram, ExponentialHistogramDataPoint, Gauge, Histogram, HistogramDataPoint, Metric,
-    NumberDataPoint, ResourceMetrics, ScopeMetrics, Sum, Summary, SummaryDataPoint,
+    ExponentialHistogram, ExponentialHistogramDataPoint, Gauge, Histogram, HistogramDataPoint, Metric, NumberDataPoint,
+    ResourceMetrics, ScopeMetrics, Sum, Summary, SummaryDataPoint,
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
@@ -20,11 +20,8 @@ use super::support::{Style, kv, rows};
 const TIME: u64 = 1_700_000_000_000_000_000;
 
 fn request(resource: Vec<KeyValue>, metrics: Vec<(&str, Data)>) -> ExportMetricsServiceRequest {
-    let metrics = metrics.into_iter().map(|(name, data)| Metric {
-        name: name.into(),
-        data: Some(data),
-        ..Metric::default()
-    });
+    let metrics =
+        metrics.into_iter().map(|(name, data)| Metric { name: name.into(), data: Some(data), ..Metric::default() });
     ExportMetricsServiceRequest {
         resource_metrics: vec![ResourceMetrics {
             resource: Some(Resource { attributes: resource, ..Resource::default() }),

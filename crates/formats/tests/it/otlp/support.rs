@@ -250,8 +250,11 @@ pub fn any_request() -> impl Strategy<Value = ExportTraceServiceRequest> {
             dropped_attributes_count: dropped,
         })
     });
-    let scope_spans = (scope, vec(any_span(), 0..4), string())
-        .prop_map(|(scope, spans, schema_url)| ScopeSpans { scope, spans, schema_url });
+    let scope_spans = (scope, vec(any_span(), 0..4), string()).prop_map(|(scope, spans, schema_url)| ScopeSpans {
+        scope,
+        spans,
+        schema_url,
+    });
     let resource = option::of((attributes(5), 0u32..3, option::of("[a-z]{1,8}"))).prop_map(|resource| {
         resource.map(|(mut attributes, dropped, service)| {
             attributes.extend(service.map(|s| kv("service.name", s)));
