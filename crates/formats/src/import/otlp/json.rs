@@ -11,7 +11,7 @@ use rollscope_model::attrs;
 use rollscope_model::names::{KINDS, STATUSES};
 
 use super::protobuf::separate;
-use super::span::{Attrs, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
 use super::write::Writer;
 use super::{DecodeOptions, Limits};
 use crate::json::{self, Reader};
@@ -166,11 +166,36 @@ fn read_resource<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Resource<Tex
         match key {
             "attributes" => attributes(r, &mut resource.attrs, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => resource.dropped = uint32(r)?,
+            "entityRefs" | "entity_refs" => elements(r, |r| {
+                resource.entities.push(read_entity(r)?);
+                Ok(())
+            })?,
             _ => r.skip()?,
         }
         Ok(())
     })?;
     Ok(resource)
+}
+
+fn read_entity<'a>(r: &mut Reader<'a>) -> Result<Entity<Text<'a>>> {
+    let mut entity = Entity::default();
+    let texts = |r: &mut Reader<'a>, list: &mut Vec<Text<'a>>| {
+        elements(r, |r| {
+            list.push(r.string()?);
+            Ok(())
+        })
+    };
+    members(r, |r, key| {
+        match key {
+            "schemaUrl" | "schema_url" => entity.schema_url = r.string()?,
+            "type" => entity.kind = r.string()?,
+            "idKeys" | "id_keys" => texts(r, &mut entity.id_keys)?,
+            "descriptionKeys" | "description_keys" => texts(r, &mut entity.description_keys)?,
+            _ => r.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(entity)
 }
 
 fn read_scope<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Scope<Text<'a>>> {

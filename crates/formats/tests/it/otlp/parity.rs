@@ -99,6 +99,64 @@ fn spans(request: &ExportTraceServiceRequest) -> impl Iterator<Item = &Span> {
     request.resource_spans.iter().flat_map(|r| &r.scope_spans).flat_map(|s| &s.spans)
 }
 
+/// Every field that OTLP has, set.
+#[test]
+fn an_export_is_the_request_that_came() {
+    use super::support::{kv, request_of, span};
+    use opentelemetry_proto::tonic::common::v1::{EntityRef, InstrumentationScope};
+    use opentelemetry_proto::tonic::trace::v1::Status;
+    use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
+    let mut full = span(1);
+    full.parent_span_id = vec![9; 8];
+    full.trace_state = "a=b".into();
+    full.flags = 0x301;
+    full.kind = 3;
+    full.attributes = vec![kv("twice", 1i64), kv("twice", "two"), kv("", false), kv("d", 1.0)];
+    full.status = Some(Status { message: "bad".into(), code: 2 });
+    (full.dropped_attributes_count, full.dropped_events_count, full.dropped_links_count) = (1, 2, 3);
+    full.events = vec![
+        Event { time_unix_nano: 5, name: "e".into(), attributes: vec![kv("k", 1i64)], dropped_attributes_count: 4 },
+        Event::default(),
+    ];
+    full.links = vec![Link {
+        trace_id: vec![7; 16],
+        span_id: vec![8; 8],
+        trace_state: "c=d".into(),
+        attributes: vec![kv("k", "v")],
+        dropped_attributes_count: 5,
+        flags: 6,
+    }];
+    let mut open = span(2);
+    open.end_time_unix_nano = 0;
+    let mut request = request_of(vec![kv("service.name", "s"), kv("x", 1i64), kv("x", 2i64)], vec![full, open]);
+    let resource = &mut request.resource_spans[0];
+    resource.schema_url = "https://example.org/resource".into();
+    resource.scope_spans[0].schema_url = "https://example.org/scope".into();
+    resource.scope_spans[0].scope = Some(InstrumentationScope {
+        name: "n".into(),
+        version: "v".into(),
+        attributes: vec![kv("k", true)],
+        dropped_attributes_count: 7,
+    });
+    let inner = resource.resource.as_mut().unwrap();
+    inner.dropped_attributes_count = 8;
+    inner.entity_refs = vec![
+        EntityRef {
+            schema_url: "https://example.org/entity".into(),
+            r#type: "service".into(),
+            id_keys: vec!["service.name".into()],
+            description_keys: vec!["x".into(), "y".into()],
+        },
+        EntityRef::default(),
+    ];
+    let options = DecodeOptions::default();
+    let batch = decode_traces(&request.encode_to_vec(), &options).unwrap().batch;
+    assert_eq!(ExportTraceServiceRequest::decode(&to_protobuf(&batch)[..]).unwrap(), request);
+    let mut line = Vec::new();
+    write_json_line(&batch, &mut line).unwrap();
+    assert_eq!(decode_traces_json(&line, &options).unwrap().batch, batch);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 192, ..ProptestConfig::default() })]
 
