@@ -299,7 +299,8 @@ mod tests {
 
     #[test]
     fn text_is_unescaped_as_serde_does() {
-        for text in [r#""plain""#, r#""a\"b\\c\/\n\r\t\b\f""#, r#""h\u00e9llo \u4f60\ud83d\ude00 x""#, r#""é""#, "\"\""] {
+        for text in [r#""plain""#, r#""a\"b\\c\/\n\r\t\b\f""#, r#""h\u00e9llo \u4f60\ud83d\ude00 x""#, r#""é""#, "\"\""]
+        {
             assert_eq!(string(text).unwrap(), serde_json::from_str::<String>(text).unwrap(), "{text}");
         }
         assert!(matches!(string("\"abc\""), Ok(Cow::Borrowed("abc"))));

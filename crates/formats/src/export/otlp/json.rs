@@ -4,7 +4,7 @@
 use base64::Engine as _;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, EntityRef, KeyValue};
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use rollscope_model::attrs;
@@ -96,10 +96,20 @@ fn resource_spans(out: &mut Vec<u8>, r: &ResourceSpans) {
     if let Some(resource) = &r.resource {
         inner.list("attributes", &resource.attributes, key_value);
         inner.number("droppedAttributesCount", resource.dropped_attributes_count.into());
+        inner.list("entityRefs", &resource.entity_refs, entity);
     }
     inner.end();
     o.list("scopeSpans", &r.scope_spans, scope_spans);
     o.text("schemaUrl", &r.schema_url);
+    o.end();
+}
+
+fn entity(out: &mut Vec<u8>, e: &EntityRef) {
+    let mut o = Object::begin(out);
+    o.text("schemaUrl", &e.schema_url);
+    o.text("type", &e.r#type);
+    o.list("idKeys", &e.id_keys, |out, key| attrs::write_str(out, key));
+    o.list("descriptionKeys", &e.description_keys, |out, key| attrs::write_str(out, key));
     o.end();
 }
 

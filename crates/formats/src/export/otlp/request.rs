@@ -11,7 +11,7 @@ use arrow::array::{
 use arrow::datatypes::{Int32Type, Int64Type, UInt32Type};
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, EntityRef, InstrumentationScope, KeyValue};
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
@@ -23,23 +23,21 @@ pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
     let columns = Columns::new(batch);
     let mut out = ExportTraceServiceRequest::default();
     // Both stand in the description of the scope, so the resource's part of it belongs to the key of the resource.
-    let mut resources: HashMap<(&str, String, u32), usize> = HashMap::new();
+    let mut resources: HashMap<(&str, ResourceRest), usize> = HashMap::new();
     let mut scopes: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
     for row in 0..batch.num_rows() {
-        let (resource, scope) =
-            (columns.resource.get(row).unwrap_or("{}"), columns.scope.get(row).unwrap_or("{}"));
+        let (resource, scope) = (columns.resource.get(row).unwrap_or("{}"), columns.scope.get(row).unwrap_or("{}"));
         let (r, s) = *scopes.entry((resource, scope)).or_insert_with(|| {
             let scope = ScopeText::parse(scope);
-            let key = (resource, scope.resource_schema_url.clone(), scope.resource_dropped);
-            let r = *resources.entry(key).or_insert_with(|| {
+            let r = *resources.entry((resource, scope.resource.clone())).or_insert_with(|| {
                 out.resource_spans.push(ResourceSpans {
                     resource: Some(Resource {
                         attributes: entries(resource),
-                        dropped_attributes_count: scope.resource_dropped,
-                        ..Resource::default()
+                        dropped_attributes_count: scope.resource.dropped,
+                        entity_refs: scope.resource.entities,
                     }),
                     scope_spans: Vec::new(),
-                    schema_url: scope.resource_schema_url.clone(),
+                    schema_url: scope.resource.schema_url,
                 });
                 out.resource_spans.len() - 1
             });
@@ -60,8 +58,15 @@ pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
 struct ScopeText {
     scope: InstrumentationScope,
     schema_url: String,
-    resource_schema_url: String,
-    resource_dropped: u32,
+    resource: ResourceRest,
+}
+
+/// What belongs to the resource beside its attributes.
+#[derive(Clone, Default, PartialEq, Eq, Hash)]
+struct ResourceRest {
+    schema_url: String,
+    dropped: u32,
+    entities: Vec<EntityRef>,
 }
 
 impl ScopeText {
@@ -76,12 +81,42 @@ impl ScopeText {
                     out.scope.dropped_attributes_count = n as u32;
                 }
                 ("schema_url", Some(Value::StringValue(text))) => out.schema_url = text,
-                ("resource_schema_url", Some(Value::StringValue(text))) => out.resource_schema_url = text,
-                ("resource_dropped_attributes_count", Some(Value::IntValue(n))) => out.resource_dropped = n as u32,
+                ("resource_schema_url", Some(Value::StringValue(text))) => out.resource.schema_url = text,
+                ("resource_dropped_attributes_count", Some(Value::IntValue(n))) => out.resource.dropped = n as u32,
+                ("resource_entity_refs", Some(Value::ArrayValue(list))) => {
+                    out.resource.entities = list.values.into_iter().map(entity).collect();
+                }
                 _ => {}
             }
         }
         out
+    }
+}
+
+fn entity(value: AnyValue) -> EntityRef {
+    let mut out = EntityRef::default();
+    let Some(Value::KvlistValue(members)) = value.value else { return out };
+    let texts = |value| match value {
+        Value::ArrayValue(list) => list.values.into_iter().filter_map(|v| text(v.value?)).collect(),
+        _ => Vec::new(),
+    };
+    for KeyValue { key, value, .. } in members.values {
+        let Some(value) = value.and_then(|v| v.value) else { continue };
+        match key.as_str() {
+            "schema_url" => out.schema_url = text(value).unwrap_or_default(),
+            "type" => out.r#type = text(value).unwrap_or_default(),
+            "id_keys" => out.id_keys = texts(value),
+            "description_keys" => out.description_keys = texts(value),
+            _ => {}
+        }
+    }
+    out
+}
+
+fn text(value: Value) -> Option<String> {
+    match value {
+        Value::StringValue(text) => Some(text),
+        _ => None,
     }
 }
 

@@ -11,7 +11,7 @@ use rollscope_model::attrs;
 use rollscope_model::names::{KINDS, STATUSES};
 
 use super::protobuf::separate;
-use super::span::{Attrs, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
 use super::write::Writer;
 use super::{DecodeOptions, Limits};
 use crate::json::{self, Reader};
@@ -30,10 +30,7 @@ pub(super) fn request(bytes: &[u8], writer: &mut Writer) -> Result<()> {
 }
 
 /// Walks the members of an object, nulls left out. `each` must consume the value.
-pub(super) fn members<'a>(
-    r: &mut Reader<'a>,
-    mut each: impl FnMut(&mut Reader<'a>, &str) -> Result<()>,
-) -> Result<()> {
+pub(super) fn members<'a>(r: &mut Reader<'a>, mut each: impl FnMut(&mut Reader<'a>, &str) -> Result<()>) -> Result<()> {
     r.begin(b'{')?;
     let mut first = true;
     while let Some(key) = r.key(&mut first)? {
@@ -169,11 +166,36 @@ fn read_resource<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Resource<Tex
         match key {
             "attributes" => attributes(r, &mut resource.attrs, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => resource.dropped = uint32(r)?,
+            "entityRefs" | "entity_refs" => elements(r, |r| {
+                resource.entities.push(read_entity(r)?);
+                Ok(())
+            })?,
             _ => r.skip()?,
         }
         Ok(())
     })?;
     Ok(resource)
+}
+
+fn read_entity<'a>(r: &mut Reader<'a>) -> Result<Entity<Text<'a>>> {
+    let mut entity = Entity::default();
+    let texts = |r: &mut Reader<'a>, list: &mut Vec<Text<'a>>| {
+        elements(r, |r| {
+            list.push(r.string()?);
+            Ok(())
+        })
+    };
+    members(r, |r, key| {
+        match key {
+            "schemaUrl" | "schema_url" => entity.schema_url = r.string()?,
+            "type" => entity.kind = r.string()?,
+            "idKeys" | "id_keys" => texts(r, &mut entity.id_keys)?,
+            "descriptionKeys" | "description_keys" => texts(r, &mut entity.description_keys)?,
+            _ => r.skip()?,
+        }
+        Ok(())
+    })?;
+    Ok(entity)
 }
 
 fn read_scope<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Scope<Text<'a>>> {
@@ -253,14 +275,8 @@ fn read_event<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits
 }
 
 fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits) -> Result<()> {
-    let mut link = Link {
-        trace_id: [0; 16],
-        span_id: [0; 8],
-        trace_state: Text::default(),
-        flags: 0,
-        dropped: 0,
-        attrs_end: 0,
-    };
+    let mut link =
+        Link { trace_id: [0; 16], span_id: [0; 8], trace_state: Text::default(), flags: 0, dropped: 0, attrs_end: 0 };
     members(r, |r, key| {
         match key {
             "traceId" | "trace_id" => link.trace_id = id(r, Reason::LinkId)?,

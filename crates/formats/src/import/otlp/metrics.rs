@@ -5,6 +5,7 @@
 
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
 use opentelemetry_proto::tonic::metrics::v1::{
@@ -39,8 +40,8 @@ const HISTOGRAM: &str = "histogram";
 const SUMMARY: &str = "summary";
 
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, DecodeError> {
-    let request = ExportMetricsServiceRequest::decode(bytes)
-        .map_err(|e| DecodeError(format!("malformed request: {e}")))?;
+    let request =
+        ExportMetricsServiceRequest::decode(bytes).map_err(|e| DecodeError(format!("malformed request: {e}")))?;
     let mut writer = SeriesWriter::new(options);
     for resource in &request.resource_metrics {
         writer.resource(resource);
@@ -212,11 +213,8 @@ impl<'o> SeriesWriter<'o> {
     }
 
     fn exponential(&mut self, name: &str, point: &ExponentialHistogramDataPoint) -> Result<(), Reason> {
-        let side = |b: &Option<_>| -> (i64, Vec<u64>) {
-            let b: &Option<opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets> = b;
-            b.as_ref().map_or((0, Vec::new()), |b| (b.offset.into(), b.bucket_counts.clone()))
-        };
-        let ((positive_at, positive), (negative_at, negative)) = (side(&point.positive), side(&point.negative));
+        let (positive_at, positive) = side(point.positive.as_ref());
+        let (negative_at, negative) = side(point.negative.as_ref());
         if positive.len() + negative.len() > MAX_BUCKETS {
             return Err(Reason::TooManyBuckets(MAX_BUCKETS));
         }
@@ -295,6 +293,11 @@ impl<'o> SeriesWriter<'o> {
             time_ns: time as i64,
         })
     }
+}
+
+/// The index of the first bucket, and the counts.
+fn side(buckets: Option<&Buckets>) -> (i64, &[u64]) {
+    buckets.map_or((0, &[]), |b| (b.offset.into(), &b.bucket_counts))
 }
 
 /// A data point being written, maybe as several rows.

@@ -5,7 +5,7 @@ use std::str;
 
 use rollscope_model::attrs;
 
-use super::span::{Attrs, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
 use super::write::Writer;
 use super::{DecodeOptions, Limits};
 
@@ -229,10 +229,25 @@ fn read_resource<'a>(mut w: Wire<'a>, limits: &Limits) -> Result<Resource<&'a st
         match field {
             1 => key_value(w.message(wire)?, &mut resource.attrs, 0, limits)?,
             2 => resource.dropped = w.uint(wire)? as u32,
+            3 => resource.entities.push(read_entity(w.message(wire)?)?),
             _ => w.skip(wire)?,
         }
     }
     Ok(resource)
+}
+
+fn read_entity(mut w: Wire) -> Result<Entity<&str>> {
+    let mut entity = Entity::default();
+    while let Some((field, wire)) = w.tag()? {
+        match field {
+            1 => entity.schema_url = w.text(wire)?,
+            2 => entity.kind = w.text(wire)?,
+            3 => entity.id_keys.push(w.text(wire)?),
+            4 => entity.description_keys.push(w.text(wire)?),
+            _ => w.skip(wire)?,
+        }
+    }
+    Ok(entity)
 }
 
 fn read_scope<'a>(mut w: Wire<'a>, limits: &Limits) -> Result<Scope<&'a str>> {

@@ -280,6 +280,16 @@ impl<S: AsRef<str> + Default> Span<S> {
 pub(super) struct Resource<S> {
     pub attrs: Attrs<S>,
     pub dropped: u32,
+    pub entities: Vec<Entity<S>>,
+}
+
+/// Which attributes of a resource identify and describe a thing: OTLP's `EntityRef`.
+#[derive(Default)]
+pub(super) struct Entity<S> {
+    pub schema_url: S,
+    pub kind: S,
+    pub id_keys: Vec<S>,
+    pub description_keys: Vec<S>,
 }
 
 /// What an `InstrumentationScope` message says.
@@ -292,7 +302,7 @@ pub(super) struct Scope<S> {
 
 impl<S> Default for Resource<S> {
     fn default() -> Self {
-        Resource { attrs: Attrs::default(), dropped: 0 }
+        Resource { attrs: Attrs::default(), dropped: 0, entities: Vec::new() }
     }
 }
 

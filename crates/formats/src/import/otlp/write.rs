@@ -11,7 +11,7 @@ use rollscope_model::names::{KINDS, STATUSES, state};
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::known::{Known, Meaning};
-use super::span::{Attrs, Fault, MAX_RUN_ID_BYTES, Reason, Rejects, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Fault, MAX_RUN_ID_BYTES, Reason, Rejects, Resource, Scope, Span, Val};
 use super::{DecodeOptions, RunSeen};
 
 /// All descriptions of scopes in one batch. A schema address of the resource is repeated in each, so this must not be
@@ -68,6 +68,8 @@ struct Inherited {
     name: Option<String>,
     framework: Option<String>,
     dropped: u32,
+    /// JSON array of its entities; empty where it has none.
+    entities: Vec<u8>,
 }
 
 impl<'o> Writer<'o> {
@@ -126,9 +128,7 @@ impl<'o> Writer<'o> {
         let service = text(Meaning::Service).unwrap_or_else(|| UNKNOWN_SERVICE.into());
         let run = match &self.options.run {
             Some(run) => run.clone(),
-            None => text(Meaning::Run)
-                .or_else(|| text(Meaning::Service))
-                .unwrap_or_else(|| DEFAULT_RUN.into()),
+            None => text(Meaning::Run).or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into()),
         };
         if run.len() > MAX_RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
@@ -158,6 +158,7 @@ impl<'o> Writer<'o> {
             name: label(Meaning::RunName),
             framework,
             dropped: resource.dropped,
+            entities: write_entities(&resource.entities),
         };
         Ok(())
     }
@@ -204,6 +205,10 @@ impl<'o> Writer<'o> {
         for (end, mut text) in std::mem::take(&mut self.scopes) {
             write_text_member(&mut text, "resource_schema_url", resource_schema_url);
             write_count_member(&mut text, "resource_dropped_attributes_count", self.resource.dropped);
+            if !self.resource.entities.is_empty() {
+                member(&mut text, "resource_entity_refs");
+                text.extend_from_slice(&self.resource.entities);
+            }
             if text.is_empty() {
                 text.push(b'{');
             }
@@ -236,18 +241,16 @@ impl<'o> Writer<'o> {
         let list = &span.attrs;
         let found = Found::new(self.known, list);
 
-        let (run_key, run) = match (&self.options.run, found.get(list, Meaning::Run)) {
-            (None, Some(value)) => {
-                let mut buffer = itoa::Buffer::new();
-                let run = text_of(value, &mut buffer).unwrap_or_default();
-                if run.len() > MAX_RUN_ID_BYTES {
-                    return Err(Reason::RunTooLong);
-                }
-                (self.columns.run_id.intern(run), Some(run.to_string()))
-            }
-            _ => (self.resource.run_key, None),
+        let mut buffer = itoa::Buffer::new();
+        let own_run = match &self.options.run {
+            Some(_) => None,
+            None => found.get(list, Meaning::Run).and_then(|value| text_of(value, &mut buffer)),
         };
-        self.see_run(run_key, run.as_deref(), start)?;
+        if own_run.is_some_and(|run| run.len() > MAX_RUN_ID_BYTES) {
+            return Err(Reason::RunTooLong);
+        }
+        let run_key = own_run.map_or(self.resource.run_key, |run| self.columns.run_id.intern(run));
+        self.see_run(run_key, own_run, start)?;
 
         let c = &mut self.columns;
         let r = &self.resource;
@@ -562,6 +565,37 @@ fn write_text_member(out: &mut Vec<u8>, key: &str, text: &str) {
         member(out, key);
         attrs::write_str(out, text);
     }
+}
+
+fn write_entities<S: AsRef<str>>(entities: &[Entity<S>]) -> Vec<u8> {
+    let mut out = Vec::new();
+    for entity in entities {
+        out.push(if out.is_empty() { b'[' } else { b',' });
+        let mut one = Vec::new();
+        write_text_member(&mut one, "schema_url", entity.schema_url.as_ref());
+        write_text_member(&mut one, "type", entity.kind.as_ref());
+        for (key, list) in [("id_keys", &entity.id_keys), ("description_keys", &entity.description_keys)] {
+            for (i, text) in list.iter().enumerate() {
+                if i == 0 {
+                    member(&mut one, key);
+                }
+                one.push(if i == 0 { b'[' } else { b',' });
+                attrs::write_str(&mut one, text.as_ref());
+            }
+            if !list.is_empty() {
+                one.push(b']');
+            }
+        }
+        if one.is_empty() {
+            one.push(b'{');
+        }
+        out.append(&mut one);
+        out.push(b'}');
+    }
+    if !out.is_empty() {
+        out.push(b']');
+    }
+    out
 }
 
 fn write_count_member(out: &mut Vec<u8>, key: &str, count: u32) {

@@ -1,0 +1,3 @@
+//! Tests of the formats through their public functions.
+
+mod otlp;
