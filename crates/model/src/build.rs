@@ -330,7 +330,8 @@ pub struct LinksColumn {
     offsets: Vec<i32>,
     trace_ids: IdColumn<16>,
     span_ids: IdColumn<8>,
-    trace_states: StringBuilder,
+    trace_states: TextBuffer,
+    has_state: Vec<bool>,
     pub attrs: AttrsColumn,
     flags: Vec<u32>,
     dropped: Vec<u32>,
@@ -348,7 +349,8 @@ impl LinksColumn {
     ) {
         self.trace_ids.push(trace_id);
         self.span_ids.push(span_id);
-        self.trace_states.append_option(trace_state);
+        self.trace_states.push_with(|out| out.extend_from_slice(trace_state.unwrap_or("").as_bytes()));
+        self.has_state.push(trace_state.is_some());
         self.attrs.end_row();
         self.flags.push(flags);
         self.dropped.push(dropped);
@@ -361,7 +363,7 @@ impl LinksColumn {
         self.offsets.push(self.flags.len() as i32);
     }
 
-    /// Forgets rows past `len`. Costs a copy of the trace states; only bad rows are undone.
+    /// Forgets rows past `len`, and links of a row that was not ended.
     pub fn truncate(&mut self, len: usize) {
         let links = truncate_list(&mut self.offsets, len);
         self.trace_ids.truncate(links);
@@ -369,15 +371,19 @@ impl LinksColumn {
         self.attrs.truncate(links);
         self.flags.truncate(links);
         self.dropped.truncate(links);
-        let states = self.trace_states.finish();
-        self.trace_states.extend(states.iter().take(links));
+        self.trace_states.truncate(links);
+        self.has_state.truncate(links);
     }
 
     pub fn finish(&mut self) -> ArrayRef {
+        let has_state = std::mem::take(&mut self.has_state);
+        let nulls = has_state.contains(&false).then(|| NullBuffer::from(has_state));
+        let (offsets, bytes, _) = self.trace_states.finish().into_parts();
+        let trace_states = StringArray::new(offsets, bytes, nulls);
         let columns: Vec<ArrayRef> = vec![
             self.trace_ids.finish(),
             self.span_ids.finish(),
-            Arc::new(self.trace_states.finish()),
+            Arc::new(trace_states),
             self.attrs.finish(),
             Arc::new(UInt32Array::from(std::mem::take(&mut self.flags))),
             Arc::new(UInt32Array::from(std::mem::take(&mut self.dropped))),

@@ -1,1 +1,30 @@
-//! rollscope-query
+//! SQL over the store. The only crate that knows DataFusion.
+//!
+//! A query takes one [`Snapshot`](rollscope_store::Snapshot) of all tables and keeps it to its end. Each table is a
+//! plain union of Parquet segments (pruned by the manifest, then by footers, bloom filters and pages) and the live tail;
+//! see [`tables`]. What users call in SQL beyond DataFusion's own is in [`functions`]. [`Engine`] plans and runs
+//! queries on threads of its own, within [`QueryLimits`], and can be asked what is running and told to stop it.
+//!
+//! Everything is read-only: statements that would change anything are refused before they are planned.
+//! Plans consist of DataFusion's own operators, and whatever they need at run time is in their literals, so that another
+//! process with [`functions::register`] can execute them.
+
+mod describe;
+mod engine;
+mod error;
+pub mod functions;
+mod identity;
+mod limits;
+mod progress;
+mod running;
+mod session;
+pub mod tables;
+
+pub use describe::{ColumnInfo, TableStats};
+pub use engine::Engine;
+pub use error::{ErrorKind, QueryError};
+#[doc(hidden)]
+pub use identity::identity_hashes;
+pub use limits::QueryLimits;
+pub use progress::{Progress, ProgressSnapshot};
+pub use running::{QueryStream, Running};

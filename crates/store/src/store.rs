@@ -43,6 +43,19 @@ const MAX_CARRIED: usize = 100_000;
 #[derive(Clone)]
 pub struct Store {
     shared: Arc<Shared>,
+    _handle: Arc<LastHandle>,
+}
+
+/// When the last handle goes without [`Store::close`], the writer thread ends and the folder is released, as after a
+/// crash: what was acknowledged is in the log.
+struct LastHandle(Arc<Shared>);
+
+impl Drop for LastHandle {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+        self.0.queue.lock().take();
+        self.0.lock.lock().take();
+    }
 }
 
 pub(crate) struct Shared {
@@ -194,7 +207,7 @@ impl Store {
             .map_err(|e| StoreError::io(&shared.options.dir, e))?;
         tokio::spawn(crate::maintain::run(Arc::downgrade(&shared)));
         tokio::spawn(crate::maintain::check_rest(Arc::downgrade(&shared), opened.unchecked));
-        Ok(Store { shared })
+        Ok(Store { _handle: Arc::new(LastHandle(shared.clone())), shared })
     }
 
     /// Takes a batch in. When this returns, the rows are on disk and readers see them.

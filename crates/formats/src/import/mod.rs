@@ -6,7 +6,10 @@ use std::path::Path;
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
+mod open;
 pub mod otlp;
+
+pub use open::{Source, open};
 
 /// What went wrong with a file, in words that say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -61,4 +64,4 @@ pub trait Importer: Sync {
 }
 
 /// Every format we read, in the order they are tried.
-pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson];
+pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &otlp::OtlpProtobuf];

@@ -1,0 +1,234 @@
+//! What is there, without reading it: columns and their meanings, sizes of tables, the list of runs.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use arrow::array::cast::AsArray;
+use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array};
+use arrow::compute::{concat_batches, take_record_batch};
+use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema};
+use arrow::error::ArrowError;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::{Table, tables};
+use rollscope_store::{Snapshot, TableSnapshot};
+use serde::Serialize;
+
+use crate::identity::identity_hashes;
+
+/// A column as the SQL page shows it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ColumnInfo {
+    pub table: &'static str,
+    pub name: String,
+    #[serde(rename = "type")]
+    pub data_type: String,
+    pub nullable: bool,
+    pub doc: String,
+}
+
+/// One table at one moment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct TableStats {
+    pub table: &'static str,
+    pub segments: usize,
+    /// Rows in segments and tail. Rows of segments that the tail replaces count once.
+    pub rows: u64,
+    pub tail_rows: u64,
+    /// Bytes of the segments.
+    pub bytes: u64,
+    /// First and last time, where there are rows.
+    pub first_ns: Option<i64>,
+    pub last_ns: Option<i64>,
+}
+
+pub fn columns() -> Vec<ColumnInfo> {
+    let mut out = Vec::new();
+    for table in Table::ALL {
+        let schema = crate::tables::schema(table);
+        let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
+        if table == Table::Spans {
+            let stored = Arc::new(datafusion::datasource::empty::EmptyTable::new(schema.clone()));
+            if let Ok(view) = crate::tables::spans_view(stored) {
+                fields = datafusion::catalog::TableProvider::schema(&view).fields().iter().cloned().collect();
+            }
+        }
+        out.extend(fields.iter().map(|field| ColumnInfo {
+            table: table.name(),
+            name: field.name().clone(),
+            data_type: type_name(field.data_type()),
+            nullable: field.is_nullable(),
+            doc: tables::doc(field).to_string(),
+        }));
+    }
+    out
+}
+
+/// A type in the words of somebody who writes SQL.
+fn type_name(ty: &DataType) -> String {
+    match ty {
+        DataType::Utf8 => "text".to_string(),
+        DataType::Dictionary(_, value) => type_name(value),
+        DataType::Int32 | DataType::Int64 | DataType::UInt32 => "integer".to_string(),
+        DataType::Float64 => "double".to_string(),
+        DataType::Boolean => "boolean".to_string(),
+        DataType::FixedSizeBinary(n) => format!("id ({n} bytes, as hex text)"),
+        DataType::Map(_, _) => "attributes".to_string(),
+        DataType::List(item) => format!("list of {}", type_name(item.data_type())),
+        DataType::Struct(fields) => {
+            let fields: Vec<String> =
+                fields.iter().map(|f| format!("{} {}", f.name(), type_name(f.data_type()))).collect();
+            format!("({})", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// First and last time, and a count.
+#[derive(Clone, Copy, Debug, Default)]
+struct Extent {
+    rows: u64,
+    range: Option<(i64, i64)>,
+}
+
+impl Extent {
+    fn widen(&mut self, first: i64, last: i64) {
+        self.range = Some(self.range.map_or((first, last), |(a, b)| (a.min(first), b.max(last))));
+    }
+}
+
+/// Rows and range of one table by run.
+fn extents(table: Table, snapshot: &TableSnapshot) -> BTreeMap<String, Extent> {
+    let mut runs: BTreeMap<String, Extent> = BTreeMap::new();
+    for segment in &snapshot.segments {
+        let extent = runs.entry(segment.run_id.clone()).or_default();
+        extent.rows += segment.rows;
+        extent.widen(segment.min_time, segment.max_time);
+    }
+    for batch in &snapshot.tail {
+        add_tail(table, snapshot, batch, &mut runs);
+    }
+    runs
+}
+
+fn add_tail(table: Table, snapshot: &TableSnapshot, batch: &RecordBatch, runs: &mut BTreeMap<String, Extent>) {
+    let (Some(run), Some(start)) = (batch.column_by_name("run_id"), batch.column_by_name(table.time_column())) else {
+        return;
+    };
+    let (Some(run), Some(start)) = (run.as_dictionary_opt::<Int32Type>(), start.as_primitive_opt::<Int64Type>()) else {
+        return;
+    };
+    let end = batch.column_by_name("end_ns").and_then(|c| c.as_primitive_opt::<Int64Type>());
+    let names = run.values().as_string::<i32>();
+    // A row that replaces one in a segment has been counted there.
+    let hashes = match snapshot.replaced.is_empty() {
+        true => Vec::new(),
+        false => identity_hashes(table, batch),
+    };
+    let mut by_key: HashMap<i32, Extent> = HashMap::new();
+    for row in (0..batch.num_rows()).filter(|row| run.keys().is_valid(*row)) {
+        let extent = by_key.entry(run.keys().value(row)).or_default();
+        if hashes.get(row).is_none_or(|hash| !snapshot.replaced.contains(hash)) {
+            extent.rows += 1;
+        }
+        if start.is_valid(row) {
+            let first = start.value(row);
+            let last = end.filter(|end| end.is_valid(row)).map_or(first, |end| end.value(row).max(first));
+            extent.widen(first, last);
+        }
+    }
+    for (key, found) in by_key {
+        let extent = runs.entry(names.value(key as usize).to_string()).or_default();
+        extent.rows += found.rows;
+        if let Some((first, last)) = found.range {
+            extent.widen(first, last);
+        }
+    }
+}
+
+pub fn table_stats(snapshot: &Snapshot) -> Vec<TableStats> {
+    let empty = TableSnapshot::default();
+    Table::ALL
+        .into_iter()
+        .map(|table| {
+            let rows = snapshot.tables.get(&table).unwrap_or(&empty);
+            let mut all = Extent::default();
+            for extent in extents(table, rows).into_values() {
+                all.rows += extent.rows;
+                if let Some((first, last)) = extent.range {
+                    all.widen(first, last);
+                }
+            }
+            TableStats {
+                table: table.name(),
+                segments: rows.segments.len(),
+                rows: all.rows,
+                tail_rows: rows.tail.iter().map(|b| b.num_rows() as u64).sum(),
+                bytes: rows.segments.iter().map(|s| s.bytes).sum(),
+                first_ns: all.range.map(|r| r.0),
+                last_ns: all.range.map(|r| r.1),
+            }
+        })
+        .collect()
+}
+
+/// The rows of `runs` with what the manifest knows about each.
+pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, ArrowError> {
+    let by_run = |table: Table| snapshot.tables.get(&table).map(|t| extents(table, t)).unwrap_or_default();
+    let (spans, samples) = (by_run(Table::Spans), by_run(Table::Samples));
+    let mut seen: BTreeMap<String, Extent> = BTreeMap::new();
+    for table in Table::ALL.into_iter().filter(|t| *t != Table::Runs) {
+        for (run, extent) in by_run(table) {
+            let all = seen.entry(run).or_default();
+            all.rows += extent.rows;
+            if let Some((first, last)) = extent.range {
+                all.widen(first, last);
+            }
+        }
+    }
+
+    let schema = Table::Runs.schema();
+    let rows: Vec<RecordBatch> =
+        rows.iter().map(|b| RecordBatch::try_new(schema.clone(), b.columns().to_vec())).collect::<Result<_, _>>()?;
+    let mut all = concat_batches(&schema, &rows)?;
+    let known: std::collections::HashSet<String> = run_ids(&all).into_iter().collect();
+    let mut strangers = RunsBuilder::default();
+    for (run, extent) in seen.iter().filter(|(run, _)| !known.contains(*run)) {
+        let (first, last) = extent.range.unwrap_or_default();
+        strangers.push(&NewRun { run_id: run, started_ns: first, updated_ns: last, ..NewRun::default() });
+    }
+    all = concat_batches(&schema, &[all, strangers.finish()?])?;
+
+    let started = all.column_by_name("started_ns").map(|c| c.as_primitive::<Int64Type>().values().to_vec());
+    let started = started.unwrap_or_default();
+    let mut order: Vec<u32> = (0..all.num_rows() as u32).collect();
+    order.sort_by_key(|row| std::cmp::Reverse(started[*row as usize]));
+    let all = take_record_batch(&all, &UInt32Array::from(order))?;
+
+    let ids = run_ids(&all);
+    let range = |pick: fn((i64, i64)) -> i64| -> ArrayRef {
+        Arc::new(ids.iter().map(|run| seen.get(run)?.range.map(pick)).collect::<Int64Array>())
+    };
+    let count = |of: &BTreeMap<String, Extent>| -> ArrayRef {
+        Arc::new(Int64Array::from_iter_values(ids.iter().map(|run| of.get(run).map_or(0, |e| e.rows as i64))))
+    };
+    let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
+    let mut columns = all.columns().to_vec();
+    for (name, nullable, column) in [
+        ("first_ns", true, range(|r| r.0)),
+        ("last_ns", true, range(|r| r.1)),
+        ("spans", false, count(&spans)),
+        ("samples", false, count(&samples)),
+    ] {
+        fields.push(Arc::new(Field::new(name, DataType::Int64, nullable)));
+        columns.push(column);
+    }
+    RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
+}
+
+fn run_ids(batch: &RecordBatch) -> Vec<String> {
+    let Some(column) = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>()) else {
+        return Vec::new();
+    };
+    let names = column.values().as_string::<i32>();
+    (0..column.len()).map(|row| column.key(row).map_or(String::new(), |key| names.value(key).to_string())).collect()
+}

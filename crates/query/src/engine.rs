@@ -1,0 +1,307 @@
+//! Plans and runs queries on threads of their own, within limits.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{col, lit};
+use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
+use futures::StreamExt;
+use rollscope_model::{Table, TraceId};
+use rollscope_store::{Snapshot, SnapshotSource};
+use tokio::runtime::Runtime;
+use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use crate::describe::{self, ColumnInfo, TableStats};
+use crate::error::{ErrorKind, QueryError};
+use crate::limits::QueryLimits;
+use crate::progress::{Progress, ProgressSnapshot};
+use crate::running::{QueryStream, Running, task_failed, timed_out};
+use crate::session::{self, Sessions};
+use crate::tables;
+
+/// Stack of a query thread. Plans are trees; deep ones are walked by recursion.
+const STACK_BYTES: usize = 16 << 20;
+/// Batches of an answer that wait for the reader.
+const BATCHES_AHEAD: usize = 2;
+/// Segments that a look-up by id asks at the same time: it waits for the disk, not for a core.
+const LOOKUP_PARTITIONS: usize = 8;
+
+/// Answers SQL over a store. Cheap to clone; queries end with their streams, not with the engine.
+#[derive(Clone)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    source: Arc<dyn SnapshotSource>,
+    limits: QueryLimits,
+    sessions: Arc<Sessions>,
+    permits: Arc<Semaphore>,
+    running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
+    next_id: AtomicU64,
+    /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests.
+    threads: Option<Runtime>,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Never waits: an engine may be dropped inside another runtime.
+        if let Some(threads) = self.threads.take() {
+            threads.shutdown_background();
+        }
+    }
+}
+
+/// Keeps a query in the list of running ones.
+pub(crate) struct Registration {
+    running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
+    progress: Arc<Progress>,
+}
+
+impl Registration {
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.progress.id());
+    }
+}
+
+impl Engine {
+    /// Starts the query threads. Fails only if the system gives no threads.
+    pub fn new(source: Arc<dyn SnapshotSource>, limits: QueryLimits) -> Result<Self, QueryError> {
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let threads = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(cores)
+            .thread_name("query")
+            .thread_stack_size(STACK_BYTES)
+            .enable_all()
+            .build()
+            .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot start the query threads: {e}")))?;
+        let sessions = Sessions::new(&limits, cores).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
+        let permits = Arc::new(Semaphore::new(limits.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
+        let inner = Inner {
+            source,
+            limits,
+            sessions: Arc::new(sessions),
+            permits,
+            running: Arc::default(),
+            next_id: AtomicU64::new(1),
+            threads: Some(threads),
+        };
+        Ok(Engine { inner: Arc::new(inner) })
+    }
+
+    pub fn limits(&self) -> &QueryLimits {
+        &self.inner.limits
+    }
+
+    /// Plans one read-only statement and starts it. Waits its turn if `max_concurrent` queries run already.
+    pub async fn sql(&self, sql: &str) -> Result<Running, QueryError> {
+        let inner = &*self.inner;
+        let limits = inner.limits.clone();
+        let deadline = Instant::now() + limits.timeout;
+        let registration = inner.register(sql);
+        let progress = registration.progress.clone();
+        let permit = match timeout_at(deadline, inner.permits.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => permit,
+            _ => {
+                let text = format!(
+                    "{} queries are running, which is the limit max_concurrent, and none ended within {} s; try again \
+                     later or raise the limit",
+                    limits.max_concurrent,
+                    limits.timeout.as_secs_f64()
+                );
+                return Err(QueryError::new(ErrorKind::Limit, text));
+            }
+        };
+        let snapshot = inner.source.snapshot();
+        let (schema_to, mut schema_from) = oneshot::channel();
+        let (batches_to, batches) = mpsc::channel(BATCHES_AHEAD);
+        let work = {
+            let (sessions, limits, progress, sql) =
+                (inner.sessions.clone(), limits.clone(), progress.clone(), sql.to_string());
+            async move {
+                let _permit = permit;
+                run(&sessions, &snapshot, &sql, &limits, &progress, schema_to, batches_to).await;
+            }
+        };
+        let mut task = inner.spawn(work);
+        progress.set_task(task.abort_handle());
+
+        let planned = tokio::select! {
+            biased;
+            planned = &mut schema_from => planned.ok(),
+            () = sleep_until(deadline) => {
+                task.abort();
+                return Err(timed_out(&limits));
+            }
+        };
+        let schema = match planned {
+            Some(schema) => schema?,
+            // Neither a schema nor an error: the task was aborted or it panicked.
+            None => match (&mut task).await {
+                Err(e) => return Err(task_failed(e, &progress)),
+                Ok(()) => return Err(QueryError::new(ErrorKind::Internal, "query ended without an answer")),
+            },
+        };
+        let truncated = Arc::new(AtomicBool::new(false));
+        let stream = QueryStream {
+            batches,
+            task,
+            deadline: Box::pin(sleep_until(deadline)),
+            rows_left: limits.max_rows,
+            limits,
+            truncated: truncated.clone(),
+            registration,
+            done: false,
+        };
+        Ok(Running { schema, stream, progress, truncated })
+    }
+
+    /// Queries that run or wait now, oldest first.
+    pub fn running(&self) -> Vec<ProgressSnapshot> {
+        let running = self.inner.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.values().map(|p| p.snapshot()).collect()
+    }
+
+    /// Cancels a query. False if there is none with this id.
+    pub fn cancel(&self, id: u64) -> bool {
+        let running = self.inner.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.get(&id).map(|p| p.cancel()).is_some()
+    }
+
+    /// All spans of a trace, with the columns of `spans` as stored, in no particular order. A plan made by hand: bloom
+    /// filters leave one or two segments, and nothing is optimised that is known to be good.
+    pub async fn trace(&self, id: TraceId) -> Result<Vec<RecordBatch>, QueryError> {
+        let inner = &*self.inner;
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = Arc::new(Progress::new(0, "trace by id"));
+        self.direct(async move {
+            let mut state = sessions.open(&snapshot, &progress)?;
+            state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
+            let filter = col("trace_id").eq(lit(ScalarValue::FixedSizeBinary(16, Some(id.to_vec()))));
+            let schema = DFSchema::try_from(tables::schema(Table::Spans))?;
+            let predicate = state.create_physical_expr(filter.clone(), &schema)?;
+            let table = sessions.table(&snapshot, Table::Spans, &progress);
+            let scan = table.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
+            let found = Arc::new(FilterExec::try_new(predicate, scan)?);
+            let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
+            let batches = collect(plan, state.task_ctx()).await?;
+            Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
+        })
+        .await
+    }
+
+    /// Size and range of every table, from the manifest and the tail alone.
+    pub fn table_stats(&self) -> Vec<TableStats> {
+        describe::table_stats(&self.inner.source.snapshot())
+    }
+
+    /// The rows of `runs`, newest first, with `first_ns`, `last_ns`, `spans` and `samples` of each run; these come from
+    /// the manifest and the tail, without reading any spans. Runs that sent data but no row of their own are there too.
+    pub async fn runs(&self) -> Result<RecordBatch, QueryError> {
+        let inner = &*self.inner;
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = Arc::new(Progress::new(0, "list of runs"));
+        self.direct(async move {
+            let state = sessions.open(&snapshot, &progress)?;
+            let table = sessions.table(&snapshot, Table::Runs, &progress);
+            let plan = Arc::new(CoalescePartitionsExec::new(table.plan(&state, None, &[], None, None)?));
+            let rows = collect(plan, state.task_ctx()).await?;
+            Ok(describe::runs(&snapshot, &rows)?)
+        })
+        .await
+    }
+
+    /// Every column of every table with its type and meaning, virtual columns included.
+    pub fn columns(&self) -> Vec<ColumnInfo> {
+        describe::columns()
+    }
+
+    /// Runs a plan made by hand on the query threads, within the timeout.
+    async fn direct<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, DataFusionError>> + Send + 'static,
+    ) -> Result<T, QueryError> {
+        let limits = &self.inner.limits;
+        let mut task = AbortOnDrop(self.inner.spawn(work));
+        match timeout_at(Instant::now() + limits.timeout, &mut task.0).await {
+            Err(_) => Err(timed_out(limits)),
+            Ok(Ok(answer)) => answer.map_err(|e| QueryError::from_datafusion(&e, limits)),
+            Ok(Err(e)) => Err(task_failed(e, &Progress::new(0, ""))),
+        }
+    }
+}
+
+struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl Inner {
+    fn register(&self, sql: &str) -> Registration {
+        let progress = Arc::new(Progress::new(self.next_id.fetch_add(1, Relaxed), sql));
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.insert(progress.id(), progress.clone());
+        Registration { running: self.running.clone(), progress }
+    }
+
+    fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
+        self.threads.as_ref().expect("the threads live as long as the engine").spawn(work)
+    }
+}
+
+/// The part of a query that runs on the query threads: plan, then rows until the reader has enough.
+async fn run(
+    sessions: &Sessions,
+    snapshot: &Snapshot,
+    sql: &str,
+    limits: &QueryLimits,
+    progress: &Arc<Progress>,
+    schema_to: oneshot::Sender<Result<SchemaRef, QueryError>>,
+    batches_to: mpsc::Sender<Result<RecordBatch, QueryError>>,
+) {
+    let started = async {
+        let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
+        let state: SessionState = sessions.open(snapshot, progress).map_err(datafusion)?;
+        let logical = session::plan(&state, sql, limits).await?;
+        let physical = state.create_physical_plan(&logical).await.map_err(datafusion)?;
+        execute_stream(physical, state.task_ctx()).map_err(datafusion)
+    };
+    let mut stream = match started.await {
+        Ok(stream) => {
+            if schema_to.send(Ok(stream.schema())).is_err() {
+                return;
+            }
+            stream
+        }
+        Err(e) => {
+            let _ = schema_to.send(Err(e));
+            return;
+        }
+    };
+    while let Some(batch) = stream.next().await {
+        let batch = batch.map_err(|e| QueryError::from_datafusion(&e, limits));
+        let failed = batch.is_err();
+        if batches_to.send(batch).await.is_err() || failed {
+            return;
+        }
+    }
+}

@@ -1,0 +1,175 @@
+//! One DataFusion session a query, cheap: configuration, functions, caches and the memory pool are made once and shared.
+
+use std::sync::Arc;
+
+use datafusion::catalog::{
+    CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider,
+    SchemaProvider, TableProvider,
+};
+use datafusion::common::{DataFusionError, Result};
+use datafusion::execution::SessionStateBuilder;
+use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
+use datafusion::execution::memory_pool::GreedyMemoryPool;
+use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStoreUrl};
+use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::LogicalPlan;
+use datafusion::prelude::{SQLOptions, SessionConfig};
+use datafusion::sql::sqlparser::dialect::GenericDialect;
+use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
+use rollscope_model::Table;
+use rollscope_store::Snapshot;
+
+use crate::error::{ErrorKind, QueryError};
+use crate::functions::{self, AttrTypes};
+use crate::limits::QueryLimits;
+use crate::progress::Progress;
+use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, spans_view};
+
+/// Footers of segments, decoded, kept over all queries.
+const FOOTER_CACHE_BYTES: usize = 128 << 20;
+/// Longest text of a query.
+const MAX_SQL_BYTES: usize = 1 << 20;
+/// Most words and operators in a query; values in lists do not count. Plans are trees and are walked by recursion.
+const MAX_SQL_WORDS: usize = 5_000;
+/// Rows in a batch.
+const BATCH_ROWS: usize = 8192;
+
+const CATALOG: &str = "rollscope";
+const SCHEMA: &str = "public";
+
+/// What all sessions share.
+pub struct Sessions {
+    base: SessionState,
+    runtime: RuntimeEnv,
+}
+
+impl Sessions {
+    pub fn new(limits: &QueryLimits, threads: usize) -> Result<Self> {
+        let runtime = RuntimeEnvBuilder::new()
+            .with_memory_pool(Arc::new(GreedyMemoryPool::new(limits.memory_bytes)))
+            .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
+            .with_metadata_cache_limit(FOOTER_CACHE_BYTES)
+            .build()?;
+        let mut base = SessionStateBuilder::new()
+            .with_config(config(threads))
+            .with_runtime_env(Arc::new(runtime.clone()))
+            .with_default_features()
+            .build();
+        functions::register(&mut base)?;
+        Ok(Sessions { base, runtime })
+    }
+
+    /// A session in which a snapshot's tables are visible.
+    pub fn open(&self, snapshot: &Snapshot, progress: &Arc<Progress>) -> Result<SessionState> {
+        let url = ObjectStoreUrl::parse(STORE_URL)?;
+        let registry = DefaultObjectStoreRegistry::new();
+        let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..self.runtime.clone() };
+        runtime.register_object_store(url.as_ref(), snapshot.object_store.clone());
+
+        let schema = MemorySchemaProvider::new();
+        for table in Table::ALL {
+            let stored = Arc::new(self.table(snapshot, table, progress));
+            let provider: Arc<dyn TableProvider> = match table {
+                Table::Spans => Arc::new(spans_view(stored)?),
+                _ => stored,
+            };
+            schema.register_table(table.name().to_string(), provider)?;
+        }
+        let catalog = MemoryCatalogProvider::new();
+        catalog.register_schema(SCHEMA, Arc::new(schema))?;
+        let catalogs = MemoryCatalogProviderList::new();
+        catalogs.register_catalog(CATALOG.to_string(), Arc::new(catalog));
+
+        let mut state = SessionStateBuilder::new_from_existing(self.base.clone())
+            .with_runtime_env(Arc::new(runtime))
+            .with_catalog_list(Arc::new(catalogs))
+            .build();
+        functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
+        Ok(state)
+    }
+
+    /// One stored table of a snapshot.
+    pub fn table(&self, snapshot: &Snapshot, table: Table, progress: &Arc<Progress>) -> SnapshotTable {
+        let footers = self.runtime.cache_manager.get_file_metadata_cache();
+        let reader = CountingReaderFactory::new(snapshot.object_store.clone(), footers, progress.clone());
+        let rows = snapshot.tables.get(&table).cloned().unwrap_or_default();
+        SnapshotTable::new(table, rows, Arc::new(reader), progress.clone())
+    }
+}
+
+fn config(threads: usize) -> SessionConfig {
+    let mut config = SessionConfig::new()
+        .with_default_catalog_and_schema(CATALOG, SCHEMA)
+        .with_create_default_catalog_and_schema(false)
+        .with_information_schema(true)
+        .with_target_partitions(threads)
+        .with_batch_size(BATCH_ROWS)
+        // Statistics come from the manifest, not from listing and opening files.
+        .with_collect_statistics(false);
+    let options = config.options_mut();
+    // Decode the columns of a filter first, and the wide ones (attributes) only where it holds.
+    options.execution.parquet.pushdown_filters = true;
+    options.execution.parquet.reorder_filters = true;
+    options.execution.parquet.bloom_filter_on_read = true;
+    options.execution.parquet.enable_page_index = true;
+    // Columns keep the types that the model declares.
+    options.execution.parquet.schema_force_view_types = false;
+    options.sql_parser.map_string_types_to_utf8view = false;
+    config
+}
+
+/// Parses and plans one read-only statement.
+pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Result<LogicalPlan, QueryError> {
+    check_size(sql)?;
+    let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
+    let dialect = state.config_options().sql_parser.dialect;
+    let statement = state.sql_to_statement(sql, &dialect).map_err(|e| match e.find_root() {
+        DataFusionError::NotImplemented(text) if text.contains("single SQL statement") => {
+            QueryError::new(ErrorKind::Plan, "one statement at a time, please")
+        }
+        _ => datafusion(e),
+    })?;
+    let plan = state.statement_to_plan(statement).await.map_err(datafusion)?;
+    SQLOptions::new()
+        .with_allow_ddl(false)
+        .with_allow_dml(false)
+        .with_allow_statements(false)
+        .verify_plan(&plan)
+        .map_err(|e| {
+            let what = QueryError::from_datafusion(&e, limits).message;
+            let what = what.rsplit(": ").next().unwrap_or_default();
+            QueryError::new(ErrorKind::Plan, format!("only reading is possible here: {what} is not allowed"))
+        })?;
+    Ok(plan)
+}
+
+/// Refuses text that could only be an accident or an attack, before it is parsed.
+fn check_size(sql: &str) -> Result<(), QueryError> {
+    if sql.len() > MAX_SQL_BYTES {
+        let text = format!("query text is {} bytes long; the limit is {MAX_SQL_BYTES}", sql.len());
+        return Err(QueryError::new(ErrorKind::Limit, text));
+    }
+    let tokens = Tokenizer::new(&GenericDialect {}, sql)
+        .tokenize()
+        .map_err(|e| QueryError::new(ErrorKind::Parse, e.to_string()))?;
+    let words = tokens
+        .iter()
+        .filter(|t| {
+            !matches!(
+                t,
+                Token::Whitespace(_)
+                    | Token::Comma
+                    | Token::LParen
+                    | Token::RParen
+                    | Token::Number(..)
+                    | Token::SingleQuotedString(_)
+            )
+        })
+        .count();
+    if words > MAX_SQL_WORDS {
+        let text = format!("query has {words} words and operators; the limit is {MAX_SQL_WORDS}");
+        return Err(QueryError::new(ErrorKind::Limit, text));
+    }
+    Ok(())
+}

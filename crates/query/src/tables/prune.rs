@@ -1,0 +1,95 @@
+//! Leaves out segments that the manifest says cannot hold a row of the answer: another run, other steps, another time.
+//! Conservative: what is not known for certain is read.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, BooleanArray, Int64Array, StringArray, UInt64Array};
+use arrow::datatypes::SchemaRef;
+use datafusion::catalog::Session;
+use datafusion::common::pruning::PruningStatistics;
+use datafusion::common::{Column, DFSchema, ScalarValue};
+use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::utils::conjunction;
+use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
+use rollscope_model::Table;
+use rollscope_store::Segment;
+
+/// The segments that may hold rows for which all `filters` are true, in their order.
+pub fn prune(
+    state: &dyn Session,
+    table: Table,
+    schema: &SchemaRef,
+    segments: &[Arc<Segment>],
+    filters: &[Expr],
+) -> Vec<Arc<Segment>> {
+    let keep = (|| {
+        let filter = conjunction(filters.iter().cloned())?;
+        let expr = state.create_physical_expr(filter, &DFSchema::try_from(schema.clone()).ok()?).ok()?;
+        let predicate = PruningPredicateBuilder::new().with_file_schema(schema.clone()).try_build(expr).ok()?;
+        predicate.prune(&Manifest { table, segments }).ok()
+    })();
+    match keep {
+        Some(keep) => segments.iter().zip(keep).filter(|(_, keep)| *keep).map(|(s, _)| s.clone()).collect(),
+        None => segments.to_vec(),
+    }
+}
+
+/// The manifest's ranges, one container a segment.
+struct Manifest<'a> {
+    table: Table,
+    segments: &'a [Arc<Segment>],
+}
+
+impl Manifest<'_> {
+    fn int(&self, value: impl Fn(&Segment) -> Option<i64>) -> Option<ArrayRef> {
+        Some(Arc::new(self.segments.iter().map(|s| value(s)).collect::<Int64Array>()))
+    }
+
+    fn runs(&self) -> Option<ArrayRef> {
+        Some(Arc::new(StringArray::from_iter_values(self.segments.iter().map(|s| &s.run_id))))
+    }
+}
+
+impl PruningStatistics for Manifest<'_> {
+    fn min_values(&self, column: &Column) -> Option<ArrayRef> {
+        match column.name() {
+            "run_id" => self.runs(),
+            "step" => self.int(|s| Some(s.steps?.0)),
+            name if name == self.table.time_column() => self.int(|s| Some(s.min_time)),
+            _ => None,
+        }
+    }
+
+    fn max_values(&self, column: &Column) -> Option<ArrayRef> {
+        match column.name() {
+            "run_id" => self.runs(),
+            "step" => self.int(|s| Some(s.steps?.1)),
+            name if name == self.table.time_column() => self.int(|s| Some(s.max_time)),
+            // The latest end bounds every end. Ends have no lower bound: a span may claim to end before it starts.
+            "end_ns" if self.table == Table::Spans => self.int(|s| Some(s.max_time)),
+            _ => None,
+        }
+    }
+
+    fn num_containers(&self) -> usize {
+        self.segments.len()
+    }
+
+    fn null_counts(&self, column: &Column) -> Option<ArrayRef> {
+        (column.name() == "run_id").then(|| Arc::new(UInt64Array::from(vec![0; self.segments.len()])) as ArrayRef)
+    }
+
+    fn row_counts(&self) -> Option<ArrayRef> {
+        Some(Arc::new(self.segments.iter().map(|s| Some(s.rows)).collect::<UInt64Array>()))
+    }
+
+    /// A segment belongs to one run: also long lists of runs prune.
+    fn contained(&self, column: &Column, values: &HashSet<ScalarValue>) -> Option<BooleanArray> {
+        if column.name() != "run_id" {
+            return None;
+        }
+        let runs: HashSet<&str> = values.iter().filter_map(|v| v.try_as_str().flatten()).collect();
+        Some(self.segments.iter().map(|s| Some(runs.contains(s.run_id.as_str()))).collect())
+    }
+}

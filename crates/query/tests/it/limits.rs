@@ -1,0 +1,128 @@
+//! Time, memory, rows, concurrency, cancellation.
+
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use futures::StreamExt;
+use rollscope_model::Table;
+use rollscope_query::{Engine, ErrorKind, QueryLimits};
+
+use crate::fixture::{Stored, spans, try_rows, value};
+
+/// Runs for minutes if let.
+const ENDLESS: &str =
+    "select sum(a.value * b.value) from generate_series(1, 10000000) a, generate_series(1, 10000000) b";
+
+fn limits() -> QueryLimits {
+    QueryLimits::default()
+}
+
+async fn until(what: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !what() {
+        assert!(start.elapsed() < Duration::from_secs(20), "waited in vain");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+fn metrics_of(engine: &Engine) -> usize {
+    engine.running().len()
+}
+
+#[tokio::test]
+async fn a_slow_query_is_stopped() {
+    let engine = Stored::new().engine_with(QueryLimits { timeout: Duration::from_millis(300), ..limits() });
+    let start = Instant::now();
+    let error = try_rows(&engine, ENDLESS).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Limit);
+    assert!(error.message.contains("timeout = 0.3 s"), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(10));
+    until(|| metrics_of(&engine) == 0).await;
+}
+
+#[tokio::test]
+async fn a_recursive_query_without_end_is_stopped() {
+    let engine = Stored::new().engine_with(QueryLimits { timeout: Duration::from_millis(300), ..limits() });
+    let sql = "with recursive t(n) as (select 1 union all select n + 1 from t) select count(*) from t";
+    assert_eq!(try_rows(&engine, sql).await.unwrap_err().kind, ErrorKind::Limit);
+}
+
+#[tokio::test]
+async fn too_much_memory_is_refused() {
+    let engine = Stored::new().engine_with(QueryLimits { memory_bytes: 4 << 20, ..limits() });
+    let sql = "select value % 1000003, count(*) from generate_series(1, 3000000) group by 1 order by 2 desc";
+    let error = try_rows(&engine, sql).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Limit);
+    assert!(error.message.contains("memory_bytes = 4194304"), "{error}");
+    assert_eq!(value(&engine, "select count(*) from spans").await, "0");
+}
+
+#[tokio::test]
+async fn long_answers_are_cut_and_marked() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 30_000));
+    for (max_rows, rows, cut) in
+        [(10_000, 10_000, true), (29_999, 29_999, true), (30_000, 30_000, false), (40_000, 30_000, false)]
+    {
+        let engine = store.engine_with(QueryLimits { max_rows, ..limits() });
+        let (batches, truncated) = engine.sql("select name from spans").await.unwrap().collect().await.unwrap();
+        assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), rows);
+        assert_eq!(truncated, cut, "max_rows = {max_rows}");
+        until(|| metrics_of(&engine) == 0).await;
+    }
+}
+
+#[tokio::test]
+async fn dropping_the_stream_stops_the_query() {
+    let engine = Stored::new().engine_with(QueryLimits { max_concurrent: 1, ..limits() });
+    let sql = "select a.value from generate_series(1, 10000000) a, generate_series(1, 10000000) b";
+    let mut running = engine.sql(sql).await.unwrap();
+    assert!(running.stream.next().await.unwrap().is_ok());
+    assert_eq!(engine.running()[0].sql, sql);
+    assert!(engine.running()[0].rows_out > 0);
+    drop(running);
+    until(|| metrics_of(&engine) == 0).await;
+    // Its place is free again.
+    assert_eq!(value(&engine, "select 1").await, "1");
+}
+
+#[tokio::test]
+async fn a_query_can_be_cancelled_by_id() {
+    let engine = Stored::new().engine();
+    let other = engine.clone();
+    let query = tokio::spawn(async move { try_rows(&other, ENDLESS).await });
+    until(|| metrics_of(&engine) == 1).await;
+    let id = engine.running()[0].id;
+    assert!(engine.cancel(id));
+    let error = query.await.unwrap().unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Cancelled);
+    until(|| metrics_of(&engine) == 0).await;
+    assert!(!engine.cancel(id));
+}
+
+#[tokio::test]
+async fn queries_wait_their_turn_and_not_for_ever() {
+    let engine =
+        Stored::new().engine_with(QueryLimits { max_concurrent: 1, timeout: Duration::from_secs(2), ..limits() });
+    let mut first =
+        engine.sql("select a.value from generate_series(1, 10000000) a, generate_series(1, 10000000) b").await.unwrap();
+    assert!(first.stream.next().await.unwrap().is_ok());
+    let error = try_rows(&engine, "select 1").await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Limit);
+    assert!(error.message.contains("max_concurrent"), "{error}");
+    drop(first);
+    assert_eq!(value(&engine, "select 1").await, "1");
+}
+
+#[tokio::test]
+async fn limits_are_configuration() {
+    let limits: QueryLimits = serde_json::from_str(r#"{"timeout": 1.5, "max_rows": 10}"#).unwrap();
+    assert_eq!(limits.timeout, Duration::from_millis(1500));
+    assert_eq!((limits.max_rows, limits.max_concurrent, limits.memory_bytes), (10, 8, 1 << 30));
+    assert_eq!(
+        serde_json::to_string(&limits).unwrap(),
+        r#"{"timeout":1.5,"memory_bytes":1073741824,"max_rows":10,"max_concurrent":8}"#
+    );
+    assert!(serde_json::from_str::<QueryLimits>(r#"{"timeout": -1}"#).is_err());
+    assert!(serde_json::from_str::<QueryLimits>(r#"{"time": 1}"#).is_err());
+}

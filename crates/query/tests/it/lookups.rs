@@ -1,0 +1,109 @@
+//! Ids as text, and reads of one trace.
+
+use arrow::array::RecordBatch;
+use rollscope_model::Table;
+
+use crate::fixture::{Stored, lines, plan, rows, spans, trace, value};
+
+#[tokio::test]
+async fn ids_are_compared_with_hex_text() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 400));
+    store.add_tail(Table::Spans, spans("a", 100, 4));
+    let engine = store.engine();
+    let id = "07070707070707070000000000000007";
+    for filter in [
+        format!("trace_id = '{id}'"),
+        format!("'{id}' = trace_id"),
+        format!("trace_id = '{}'", id.to_uppercase().replace('A', "a")),
+        format!("trace_id = trace_id('{id}')"),
+        format!("trace_id in ('{id}')"),
+        format!("trace_id in ('{id}', '00000000000000000000000000000000')"),
+        format!("trace_id in (trace_id('{id}'), '0707070707070707000000000000ffff')"),
+        format!("hex(trace_id) = '{id}'"),
+        format!("not trace_id <> '{id}'"),
+    ] {
+        assert_eq!(value(&engine, &format!("select count(*) from spans where {filter}")).await, "4", "{filter}");
+    }
+    assert_eq!(
+        value(&engine, "select count(*) from spans where trace_id not in ('07070707070707070000000000000007')").await,
+        "400"
+    );
+    assert_eq!(value(&engine, "select hex(trace_id) from spans where span_id = '000000000000001d'").await, id);
+    assert_eq!(value(&engine, "select count(*) from spans where parent_span_id = '000000000000001d'").await, "0");
+    assert_eq!(
+        value(&engine, &format!("select sum(case when trace_id = '{id}' then 1 else 0 end) from spans")).await,
+        "4"
+    );
+    assert_eq!(
+        value(&engine, &format!("select count(*) from (select trace_id = '{id}' as hit from spans) where hit")).await,
+        "4"
+    );
+    // Ids that are not W3C's are mapped as on import: shorter ones are numbers with leading zeros.
+    assert_eq!(value(&engine, "select hex(trace_id('91543acd788654df'))").await, "000000000000000091543acd788654df");
+    assert_eq!(value(&engine, "select hex(span_id('00112233445566778899aabbccddeeff'))").await, "8888888888888888");
+}
+
+#[tokio::test]
+async fn an_id_reaches_the_bloom_filters_as_a_literal() {
+    let store = Stored::new();
+    for n in 0..4 {
+        store.add_segment(Table::Spans, &spans("a", n * 1000, 400));
+    }
+    let engine = store.engine();
+    for filter in
+        ["trace_id = '07070707070707070000000000000007'", "trace_id = trace_id('07070707070707070000000000000007')"]
+    {
+        let sql = format!("select name, end_attrs from spans where {filter}");
+        let text = plan(&engine, &sql).await;
+        assert!(text.contains("required_guarantees=[trace_id in"), "{text}");
+        let analysed = lines(&engine, &format!("explain analyze {sql}")).await.join("\n");
+        assert!(analysed.contains("row_groups_pruned_bloom_filter=4 total → 1 matched"), "{analysed}");
+    }
+}
+
+#[tokio::test]
+async fn a_trace_is_fetched_whole() {
+    let store = Stored::new();
+    for n in 0..5 {
+        store.add_segment(Table::Spans, &spans("a", n * 1000, 400));
+    }
+    store.add_tail(Table::Spans, spans("a", 7, 4));
+    let engine = store.engine();
+    let batches = engine.trace(trace(2001)).await.unwrap();
+    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 4);
+    assert_eq!(batches[0].schema().fields().len(), Table::Spans.schema().fields().len());
+    // In a segment and in the tail.
+    let batches = engine.trace(trace(7)).await.unwrap();
+    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 8);
+    assert!(engine.trace(trace(999_999)).await.unwrap().is_empty());
+}
+
+/// Once a footer has been read, it is not read again.
+#[tokio::test]
+async fn footers_are_read_once() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 400));
+    let engine = store.engine();
+    let mut read = Vec::new();
+    for _ in 0..2 {
+        let running = engine.sql("select count(name) from spans where step = 1").await.unwrap();
+        let progress = running.progress.clone();
+        running.collect().await.unwrap();
+        read.push(progress.snapshot());
+    }
+    assert_eq!((read[0].rows_total, read[0].rows_scanned), (400, 400));
+    assert!(read[0].bytes_scanned > 0 && read[0].bytes_total > 0);
+    let metrics = lines(&engine, "explain analyze select count(name) from spans where step = 1").await.join("\n");
+    assert!(metrics.contains("output_rows=100"), "{metrics}");
+    // The footer's end is gone, the data is there: a second reader of the footer would notice.
+    let path = store.path("spans-0.parquet");
+    let bytes = std::fs::read(&path).unwrap();
+    let mut damaged = bytes.clone();
+    let end = damaged.len();
+    damaged[end - 8..].fill(0);
+    std::fs::write(&path, damaged).unwrap();
+    assert_eq!(rows(&engine, "select count(name) from spans where step = 2").await.len(), 1);
+    let fresh = store.engine();
+    assert!(crate::fixture::try_rows(&fresh, "select count(name) from spans where step = 2").await.is_err());
+}

@@ -1,0 +1,8 @@
+//! Queries over real Parquet files and a tail, through the engine.
+
+mod attributes;
+mod fixture;
+mod limits;
+mod lookups;
+mod refusals;
+mod tables;

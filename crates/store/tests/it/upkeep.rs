@@ -1,0 +1,70 @@
+//! Compaction, retention, deletion, media.
+
+use rollscope_model::Table;
+use rollscope_store::SnapshotSource;
+
+use crate::{expected, open, open_with, seen, spans};
+
+#[tokio::test]
+async fn compaction_merges_small_segments_of_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for i in 0..10 {
+        store.append(Table::Spans, spans("a", i * 10, 10)).await.unwrap();
+        store.append(Table::Spans, spans("b", 1000 + i * 10, 10)).await.unwrap();
+        store.flush().await.unwrap();
+    }
+    assert_eq!(store.snapshot().tables[&Table::Spans].segments.len(), 20);
+    store.compact().await.unwrap();
+    let snapshot = store.snapshot();
+    let mut runs: Vec<_> = snapshot.tables[&Table::Spans].segments.iter().map(|s| (s.run_id.clone(), s.rows)).collect();
+    runs.sort();
+    assert_eq!(runs, [("a".to_string(), 100), ("b".to_string(), 100)]);
+    let all = [expected("a", 0..100), expected("b", 1000..1100)].concat();
+    assert_eq!(seen(&store), all);
+    drop(store);
+    assert_eq!(seen(&open(dir.path()).await), all);
+}
+
+#[tokio::test]
+async fn a_deleted_run_is_gone_from_memory_and_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+    store.append(Table::Spans, spans("../b c/ü", 100, 10)).await.unwrap();
+    assert!(store.delete_run("../b c/ü").await.unwrap());
+    assert!(!store.delete_run("../b c/ü").await.unwrap());
+    assert_eq!(seen(&store), expected("a", 0..10));
+    let folders: Vec<_> = std::fs::read_dir(dir.path().join("spans")).unwrap().map(|e| e.unwrap()).collect();
+    let files: usize = folders.iter().map(|f| std::fs::read_dir(f.path()).unwrap().count()).sum();
+    assert_eq!(files, 1);
+    drop(store);
+    assert_eq!(seen(&open(dir.path()).await), expected("a", 0..10));
+}
+
+#[tokio::test]
+async fn retention_drops_the_oldest() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_with(dir.path(), |o| o.retention_bytes = 1).await;
+    store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+    store.flush().await.unwrap();
+    for _ in 0..200 {
+        if store.stats().expired_segments > 0 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert_eq!(seen(&store), []);
+    assert_eq!(store.stats().expired_segments, 1);
+}
+
+#[tokio::test]
+async fn media_are_kept_once_by_content() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let hash = store.media_put(b"picture".to_vec()).await.unwrap();
+    assert_eq!(store.media_put(b"picture".to_vec()).await.unwrap(), hash);
+    assert_eq!(store.media_get(&hash).await.unwrap().unwrap().as_ref(), b"picture");
+    assert!(store.media_get("../../etc/passwd").await.unwrap().is_none());
+    assert!(store.media_get(&"0".repeat(64)).await.unwrap().is_none());
+}
