@@ -11,8 +11,8 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, RecordBatch, StructArray};
 use arrow::compute::cast;
 use arrow::datatypes::{
-    DataType, Field, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, Schema, SchemaRef,
-    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    DataType, Field, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, Schema,
+    SchemaRef, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
@@ -152,9 +152,9 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         }
     };
     Ok(match array.logical_nulls() {
-        Some(nulls) if nulls.null_count() > 0 => Box::new(move |out, row| {
-            if nulls.is_null(row) { out.extend_from_slice(b"null") } else { write(out, row) }
-        }),
+        Some(nulls) if nulls.null_count() > 0 => {
+            Box::new(move |out, row| if nulls.is_null(row) { out.extend_from_slice(b"null") } else { write(out, row) })
+        }
         _ => write,
     })
 }

@@ -69,7 +69,10 @@ async fn the_page_logs_in_with_a_cookie() {
     let right = send("POST", &rig.page("/login"), &form, b"token=open+sesame".to_vec()).await;
     assert_eq!((right.status, right.header("location")), (303, "/"));
     let cookie = right.header("set-cookie");
-    assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && !cookie.contains("sesame"), "{cookie}");
+    assert!(
+        cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && !cookie.contains("sesame"),
+        "{cookie}"
+    );
     let cookie = cookie.split(';').next().unwrap();
     let runs = rig.page("/api/v1/runs");
     assert_eq!(send("GET", &runs, &[("cookie", cookie)], vec![]).await.status, 200);

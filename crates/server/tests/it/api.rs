@@ -20,7 +20,8 @@ fn arrow(answer: &Answer) -> RecordBatch {
 }
 
 fn texts(batch: &RecordBatch, column: &str) -> Vec<Option<String>> {
-    let column = arrow::compute::cast(batch.column_by_name(column).unwrap(), &arrow::datatypes::DataType::Utf8).unwrap();
+    let column =
+        arrow::compute::cast(batch.column_by_name(column).unwrap(), &arrow::datatypes::DataType::Utf8).unwrap();
     column.as_string::<i32>().iter().map(|v| v.map(str::to_string)).collect()
 }
 
@@ -66,7 +67,8 @@ impl Slice for [Value] {
 #[tokio::test(flavor = "multi_thread")]
 async fn long_answers_are_streamed_whole() {
     let rig = rig().await;
-    let query = "select a.value * 1000 + b.value as n from generate_series(0, 999) a cross join generate_series(0, 99) b";
+    let query =
+        "select a.value * 1000 + b.value as n from generate_series(0, 999) a cross join generate_series(0, 99) b";
     let json = rig.sql(&json!({ "query": query })).await;
     assert_eq!(json.header("trailer"), "rollscope-truncated");
     let json = json.json();
@@ -180,7 +182,10 @@ async fn runs_steps_and_timeline() {
         let timeline = arrow(&rig.get("/api/v1/runs/r/timeline?step=7").await);
         assert_eq!(timeline.num_rows(), 7);
         let names: Vec<_> = timeline.schema().fields().iter().map(|f| f.name().clone()).collect();
-        assert_eq!(names.join(","), "trace_id,span_id,parent_span_id,name,service,phase,thread,host,state,status,sample_id,group_id,attempt,start_ns,end_ns");
+        assert_eq!(
+            names.join(","),
+            "trace_id,span_id,parent_span_id,name,service,phase,thread,host,state,status,sample_id,group_id,attempt,start_ns,end_ns"
+        );
         let samples = texts(&timeline, "sample_id");
         assert_eq!(samples.iter().flatten().map(String::as_str).collect::<String>(), "1112222", "{samples:?}");
         let spans = texts(&timeline, "name");
@@ -307,9 +312,10 @@ async fn a_query_ends_when_its_client_goes_or_when_told() {
     assert!(eventually(0).await, "the query ended with its client");
 
     let page = rig.page("/api/v1/sql");
-    let waiting = tokio::spawn(async move {
-        send("POST", &page, &[("content-type", "application/json")], body.into_bytes()).await
-    });
+    let waiting =
+        tokio::spawn(
+            async move { send("POST", &page, &[("content-type", "application/json")], body.into_bytes()).await },
+        );
     assert!(eventually(1).await, "the second query runs");
     let id = running().await[0]["id"].as_u64().unwrap();
     assert_eq!(send("DELETE", &rig.page(&format!("/api/v1/queries/{id}")), &[], vec![]).await.status, 204);

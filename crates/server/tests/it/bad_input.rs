@@ -17,10 +17,7 @@ async fn still_serves(rig: &Rig, trace: u8) {
 }
 
 fn small() -> rollscope_server::ServerConfig {
-    rollscope_server::ServerConfig {
-        limits: Limits { max_message_bytes: 1 << 20, ..Limits::default() },
-        ..config()
-    }
+    rollscope_server::ServerConfig { limits: Limits { max_message_bytes: 1 << 20, ..Limits::default() }, ..config() }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -47,7 +44,12 @@ async fn bytes_that_are_no_message_are_refused_for_good() {
     }
     for (n, json) in ["", "{", "[1,2", "\"text\"", "{\"resourceSpans\": 7}", "\u{1}"].into_iter().enumerate() {
         let answer = post_json(&url, json).await;
-        assert_eq!((answer.status, answer.header("content-type")), (400, "application/json"), "{json}: {}", answer.text());
+        assert_eq!(
+            (answer.status, answer.header("content-type")),
+            (400, "application/json"),
+            "{json}: {}",
+            answer.text()
+        );
         assert_eq!(answer.json()["code"], 3, "{json}");
         still_serves(&rig, 30 + n as u8).await;
     }
@@ -158,11 +160,14 @@ async fn types_and_encodings_that_we_do_not_read() {
 async fn messages_over_the_limit_and_bombs() {
     let rig = rig_with(small()).await;
     let url = rig.otlp("/v1/traces");
-    let large = request("r", vec![{
-        let mut s = span(1, 1, "large");
-        s.attributes.push(text("blob", &"x".repeat(2 << 20)));
-        s
-    }]);
+    let large = request(
+        "r",
+        vec![{
+            let mut s = span(1, 1, "large");
+            s.attributes.push(text("blob", &"x".repeat(2 << 20)));
+            s
+        }],
+    );
     let answer = post_proto(&url, large.encode_to_vec(), &[]).await;
     assert_eq!(answer.status, 413);
     assert!(answer.text().contains("max_message_bytes"), "{}", answer.text());
@@ -200,7 +205,8 @@ async fn grpc_frames_that_lie() {
     let rig = rig().await;
     let url = format!("{}/opentelemetry.proto.collector.trace.v1.TraceService/Export", rig.grpc_url());
     let headers = [("content-type", "application/grpc"), ("te", "trailers")];
-    let frames: [&[u8]; 5] = [b"", b"\0\0\0", b"\0\0\0\0\x09abc", b"\x01\0\0\0\x03abc", b"\0\0\0\0\x04\xff\xff\xff\xff"];
+    let frames: [&[u8]; 5] =
+        [b"", b"\0\0\0", b"\0\0\0\0\x09abc", b"\x01\0\0\0\x03abc", b"\0\0\0\0\x04\xff\xff\xff\xff"];
     for frame in frames {
         let answer = send("POST", &url, &headers, frame.to_vec()).await;
         assert_eq!((answer.status, answer.header("grpc-status")), (200, "3"), "{frame:?} {:?}", answer.headers);

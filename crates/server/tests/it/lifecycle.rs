@@ -60,7 +60,8 @@ async fn a_sender_that_falls_silent_is_given_up() {
     let limits = Limits { body_timeout_s: 1, header_timeout_s: 1, ..Limits::default() };
     let rig = rig_with(ServerConfig { limits, ..config() }).await;
     let mut silent = TcpStream::connect(rig.at.otlp_http.unwrap()).await.unwrap();
-    let head = "POST /v1/traces HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{";
+    let head =
+        "POST /v1/traces HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{";
     silent.write_all(head.as_bytes()).await.unwrap();
     let mut answer = [0; 12];
     tokio::time::timeout(Duration::from_secs(5), silent.read_exact(&mut answer)).await.unwrap().unwrap();
@@ -105,7 +106,8 @@ async fn tls_by_certificate_and_key() {
 
     let wrong = TlsConfig { cert: key.clone(), key };
     let engine =
-        rollscope_query::Engine::new(std::sync::Arc::new(rig.store.clone()), rollscope_query::QueryLimits::default()).unwrap();
+        rollscope_query::Engine::new(std::sync::Arc::new(rig.store.clone()), rollscope_query::QueryLimits::default())
+            .unwrap();
     let config = ServerConfig { tls: Some(wrong), ..config() };
     let error = rollscope_server::Server::start(&config, rig.store.clone(), engine).await.err().unwrap().to_string();
     assert!(error.contains("key.pem") && error.contains("PEM"), "{error}");

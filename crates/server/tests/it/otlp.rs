@@ -86,7 +86,9 @@ fn gauge(points: usize) -> ExportMetricsServiceRequest {
     let data = metric::Data::Gauge(Gauge { data_points: (0..points).map(point).collect() });
     let metric = Metric { name: "queue".into(), data: Some(data), ..Metric::default() };
     let scope_metrics = vec![ScopeMetrics { metrics: vec![metric], ..ScopeMetrics::default() }];
-    ExportMetricsServiceRequest { resource_metrics: vec![ResourceMetrics { scope_metrics, ..ResourceMetrics::default() }] }
+    ExportMetricsServiceRequest {
+        resource_metrics: vec![ResourceMetrics { scope_metrics, ..ResourceMetrics::default() }],
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -45,7 +45,8 @@ fn resource(run: &'static str) -> Resource {
 }
 
 async fn check(rig: &Rig, run: &str) {
-    let counts = rig.rows(&format!("select name, count(*) from spans where run_id = '{run}' group by name order by name")).await;
+    let counts =
+        rig.rows(&format!("select name, count(*) from spans where run_id = '{run}' group by name order by name")).await;
     assert_eq!(counts, [["tool".into(), serde_json::json!(200)], ["turn".into(), serde_json::json!(200)]]);
     let joined = rig
         .rows(&format!(
@@ -55,7 +56,9 @@ async fn check(rig: &Rig, run: &str) {
         .await;
     assert_eq!(joined[0], [serde_json::json!(200), serde_json::json!(199), "no such file".into()]);
     let one = rig
-        .rows(&format!("select sample_id, service, attr(end_attrs, 'temperature') from spans where run_id = '{run}' and step = 7"))
+        .rows(&format!(
+            "select sample_id, service, attr(end_attrs, 'temperature') from spans where run_id = '{run}' and step = 7"
+        ))
         .await;
     assert_eq!(one, [["s7".into(), "agent".into(), serde_json::json!(0.7)]]);
 }
@@ -69,7 +72,8 @@ async fn the_rust_sdk_over_grpc() {
         .with_compression(Compression::Gzip)
         .build()
         .unwrap();
-    let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource("sdk-grpc")).build();
+    let provider =
+        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource("sdk-grpc")).build();
     tokio::task::spawn_blocking(move || {
         work(&provider, 200);
         provider.force_flush().unwrap();
@@ -90,7 +94,8 @@ async fn the_rust_sdk_over_http() {
         .with_endpoint(rig.otlp("/v1/traces"))
         .build()
         .unwrap();
-    let provider = SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource("sdk-http")).build();
+    let provider =
+        SdkTracerProvider::builder().with_batch_exporter(exporter).with_resource(resource("sdk-http")).build();
     tokio::task::spawn_blocking(move || {
         work(&provider, 200);
         provider.force_flush().unwrap();
