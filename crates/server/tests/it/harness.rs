@@ -118,7 +118,6 @@ pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: Vec<u
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
-    let request = request.body(body).unwrap();
     let call = move || {
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -127,7 +126,10 @@ pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: Vec<u
             .timeout_global(Some(Duration::from_secs(60)))
             .build()
             .into();
-        let mut response = agent.run(request).unwrap();
+        let mut response = match body.is_empty() {
+            true => agent.run(request.body(()).unwrap()).unwrap(),
+            false => agent.run(request.body(body).unwrap()).unwrap(),
+        };
         let headers =
             response.headers().iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap_or("").to_string())).collect();
         let body = response.body_mut().with_config().limit(1 << 30).read_to_vec().unwrap();
