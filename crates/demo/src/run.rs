@@ -373,7 +373,7 @@ impl Generator {
             end_ns: Some(base + times.end),
             prompt_tokens: Some(prompt),
             response_tokens: Some(response),
-            total_tokens: Some(kept().last().map_or(0, |t| t.prompt_tokens + t.completion_tokens)),
+            total_tokens: Some(kept().next_back().map_or(0, |t| t.prompt_tokens + t.completion_tokens)),
             response_length: Some(response),
             turns: Some(kept().count() as i32),
             tool_calls: Some(kept().filter(|t| t.tool.is_some()).count() as i32),

@@ -151,7 +151,7 @@ impl SampleWriter<'_> {
         self.rid.clear();
         let seed = self.rid_salt ^ (r.sample as u64) << 20 ^ turn as u64;
         let _ = write!(self.rid, "{:016x}{:016x}", scatter(seed), scatter(!seed));
-        let older_style = task.group % 2 == 0;
+        let older_style = task.group.is_multiple_of(2);
         let base = |id, name, start, end| Row {
             parent: Some(parent),
             sample: Some(key),

@@ -10,10 +10,8 @@ use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema};
 use arrow::error::ArrowError;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::{Table, tables};
-use rollscope_store::{Snapshot, TableSnapshot};
+use rollscope_store::{Snapshot, TableSnapshot, identity_hashes};
 use serde::Serialize;
-
-use crate::identity::identity_hashes;
 
 /// A column as the SQL page shows it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -102,7 +100,10 @@ fn extents(table: Table, snapshot: &TableSnapshot) -> BTreeMap<String, Extent> {
     for segment in &snapshot.segments {
         let extent = runs.entry(segment.run_id.clone()).or_default();
         extent.rows += segment.rows;
-        extent.widen(segment.min_time, segment.max_time);
+        // Samples may come without times: then the manifest has zeros.
+        if (segment.min_time, segment.max_time) != (0, 0) {
+            extent.widen(segment.min_time, segment.max_time);
+        }
     }
     for batch in &snapshot.tail {
         add_tail(table, snapshot, batch, &mut runs);

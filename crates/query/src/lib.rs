@@ -13,7 +13,6 @@ mod describe;
 mod engine;
 mod error;
 pub mod functions;
-mod identity;
 mod limits;
 mod progress;
 mod running;
@@ -23,8 +22,6 @@ pub mod tables;
 pub use describe::{ColumnInfo, TableStats};
 pub use engine::Engine;
 pub use error::{ErrorKind, QueryError};
-#[doc(hidden)]
-pub use identity::identity_hashes;
 pub use limits::QueryLimits;
 pub use progress::{Progress, ProgressSnapshot};
 pub use running::{QueryStream, Running};

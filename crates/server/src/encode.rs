@@ -233,6 +233,18 @@ pub fn json_object(batch: &RecordBatch, row: usize) -> Result<Vec<u8>, ArrowErro
     Ok(out)
 }
 
+/// Every row as a JSON object by column name.
+pub fn json_objects(batch: &RecordBatch) -> Result<Vec<Vec<u8>>, ArrowError> {
+    let rows = StructArray::from(batch.clone());
+    let write = object(&rows)?;
+    let one = |row| {
+        let mut out = Vec::new();
+        write(&mut out, row);
+        out
+    };
+    Ok((0..batch.num_rows()).map(one).collect())
+}
+
 /// `[{"name":...,"type":...}]`, types in Arrow's words.
 pub fn json_columns(schema: &Schema) -> Vec<u8> {
     let columns: Vec<_> = schema
@@ -352,3 +364,14 @@ fn plain(data_type: &DataType) -> DataType {
 
 #[cfg(test)]
 mod tests;
+
+/// Rows as texts for people, cell by cell.
+pub fn texts(batch: &RecordBatch) -> Result<Vec<Vec<String>>, ArrowError> {
+    let cells = batch.columns().iter().map(|c| cell(c.as_ref())).collect::<Result<Vec<_>, _>>()?;
+    let text = |cell: &Cell, row: usize| {
+        let mut json = Vec::new();
+        cell(&mut json, row);
+        attrs::display(&String::from_utf8_lossy(&json)).into_owned()
+    };
+    Ok((0..batch.num_rows()).map(|row| cells.iter().map(|c| text(c, row)).collect()).collect())
+}

@@ -9,7 +9,7 @@
 mod api;
 mod auth;
 pub mod config;
-mod encode;
+pub mod encode;
 mod ingest;
 mod listen;
 mod metrics;

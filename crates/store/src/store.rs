@@ -172,7 +172,9 @@ impl Store {
         };
         opened.set_aside.extend(replayed.set_aside);
         let log = Log::create(&wal_dir, next)?;
-        let writer_id = uuid::Uuid::new_v4().simple().to_string()[..8].to_string();
+        let mut id = [0; 4];
+        getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("no random numbers: {e}")))?;
+        let writer_id = format!("{:08x}", u32::from_be_bytes(id));
         let (queue, requests) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
             root,

@@ -9,9 +9,9 @@ use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::{Result, ScalarValue, exec_err};
 use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
 use rollscope_model::Table;
+use rollscope_store::identity_hashes;
 
 use super::udf;
-use crate::identity::identity_hashes;
 
 pub fn is_replaced() -> Arc<ScalarUDF> {
     static FUNCTION: LazyLock<Arc<ScalarUDF>> =

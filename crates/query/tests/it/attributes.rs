@@ -30,7 +30,7 @@ fn mixed() -> std::sync::Arc<Stored> {
         1,
         &[("int", Value::Int(7)), ("num", Value::Int(1)), ("mixed", Value::Int(1)), ("flag", Value::Bool(true))],
     );
-    row(&mut b, 2, &[("num", Value::Double(0.5)), ("mixed", "one".into()), ("text", "a \"b\" \n c".into())]);
+    row(&mut b, 2, &[("num", Value::Double(0.5)), ("mixed", "one".into()), ("text", "a \"b\" c".into())]);
     store.add_segment(Table::Spans, &b.finish().unwrap());
     let mut b = SpansBuilder::default();
     row(
@@ -60,18 +60,9 @@ async fn the_type_of_attr_follows_the_data() {
         lines(&engine, sql).await,
         [
             "7|1.0|1|true||||[int, num, mixed, flag]",
-            r#"|0.5|one||a "b"  c|"a \"b\" \n c"||[num, mixed, text]"#,
+            r#"|0.5|one||a "b" c|"a \"b\" c"||[num, mixed, text]"#,
             "|NaN||false|||[1]|[num, list, flag]",
         ]
-        .map(|l| l.replace(r#"a "b"  c"#, "a \"b\" "))
-        .iter()
-        .map(|l| l.to_string())
-        .collect::<Vec<_>>()
-        .as_slice()
-        .iter()
-        .map(String::as_str)
-        .collect::<Vec<_>>()
-        .as_slice()
     );
 }
 

@@ -78,7 +78,7 @@ impl Stored {
             has_open: false,
             format_version: 1,
             writer: "test".to_string(),
-            attr_types: BTreeMap::new(),
+            ..Segment::default()
         }));
         drop(tables);
         self.note_types(table, batch);

@@ -25,7 +25,7 @@ async fn until(what: impl Fn() -> bool) {
     }
 }
 
-fn metrics_of(engine: &Engine) -> usize {
+fn active(engine: &Engine) -> usize {
     engine.running().len()
 }
 
@@ -37,7 +37,7 @@ async fn a_slow_query_is_stopped() {
     assert_eq!(error.kind, ErrorKind::Limit);
     assert!(error.message.contains("timeout = 0.3 s"), "{error}");
     assert!(start.elapsed() < Duration::from_secs(10));
-    until(|| metrics_of(&engine) == 0).await;
+    until(|| active(&engine) == 0).await;
 }
 
 #[tokio::test]
@@ -68,7 +68,7 @@ async fn long_answers_are_cut_and_marked() {
         let (batches, truncated) = engine.sql("select name from spans").await.unwrap().collect().await.unwrap();
         assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), rows);
         assert_eq!(truncated, cut, "max_rows = {max_rows}");
-        until(|| metrics_of(&engine) == 0).await;
+        until(|| active(&engine) == 0).await;
     }
 }
 
@@ -81,7 +81,7 @@ async fn dropping_the_stream_stops_the_query() {
     assert_eq!(engine.running()[0].sql, sql);
     assert!(engine.running()[0].rows_out > 0);
     drop(running);
-    until(|| metrics_of(&engine) == 0).await;
+    until(|| active(&engine) == 0).await;
     // Its place is free again.
     assert_eq!(value(&engine, "select 1").await, "1");
 }
@@ -91,12 +91,12 @@ async fn a_query_can_be_cancelled_by_id() {
     let engine = Stored::new().engine();
     let other = engine.clone();
     let query = tokio::spawn(async move { try_rows(&other, ENDLESS).await });
-    until(|| metrics_of(&engine) == 1).await;
+    until(|| active(&engine) == 1).await;
     let id = engine.running()[0].id;
     assert!(engine.cancel(id));
     let error = query.await.unwrap().unwrap_err();
     assert_eq!(error.kind, ErrorKind::Cancelled);
-    until(|| metrics_of(&engine) == 0).await;
+    until(|| active(&engine) == 0).await;
     assert!(!engine.cancel(id));
 }
 

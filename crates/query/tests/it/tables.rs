@@ -7,7 +7,7 @@ use rollscope_model::Table;
 use rollscope_model::build::{
     MetricsBuilder, NewMetric, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
 };
-use rollscope_query::identity_hashes;
+use rollscope_store::identity_hashes;
 
 use crate::fixture::{Stored, lines, plan, rows, spans, trace, value};
 

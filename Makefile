@@ -1,0 +1,63 @@
+# `make run` and `make test` are all a newcomer needs. Everything they need is installed by them.
+.DEFAULT_GOAL := help
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+
+BIN := target/debug/rollscope
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -type f -print 2>/dev/null)
+
+.PHONY: help run test test-rust test-ui test-e2e lint bench release ui dev wheel clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+run: $(BIN) ## build everything and serve the demo run
+	$(BIN) demo
+
+$(BIN): ui/dist/index.html $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+	cargo build --locked --workspace
+
+ui: ui/dist/index.html ## build the page
+
+ui/node_modules/.package-lock.json: ui/package.json ui/package-lock.json
+	cd ui && npm ci --no-audit --no-fund
+	touch $@
+
+ui/dist/index.html: ui/node_modules/.package-lock.json $(UI_SOURCES)
+	cd ui && npm run build
+	touch $@
+
+dev: ui/node_modules/.package-lock.json ## the page with hot reload, against a server on 7200
+	cd ui && npm run dev
+
+$(VENV)/.ready: tests/requirements.txt
+	python3 -m venv $(VENV)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
+	touch $@
+
+test: lint test-rust test-ui test-e2e ## every test
+
+test-rust: ui/dist/index.html
+	cargo test --locked --workspace
+
+test-ui: ui/node_modules/.package-lock.json
+	cd ui && npm run check && npm test
+
+test-e2e: $(BIN) $(VENV)/.ready
+	$(PYTHON) -m pytest -q tests
+
+lint:
+	cargo fmt --all --check
+	cargo clippy --locked --workspace --all-targets -- -D warnings
+
+release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
+	cargo build --locked --release --workspace --bins
+
+bench: release $(VENV)/.ready ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+	target/release/rollscope-bench $(TOPICS)
+
+clean:
+	cargo clean
+	rm -rf ui/node_modules ui/dist ui/dist-static $(VENV)

@@ -1,0 +1,41 @@
+//! `make bench`: every figure beside what it is held against, measured in the same run, as a ratio.
+//!
+//! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
+//! names given on the command line choose topics. `FULL=1` for the long ones at full size.
+
+mod disk;
+mod ingest;
+mod load;
+mod peer;
+mod queries;
+mod report;
+mod server;
+
+use report::Report;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> anyhow::Result<()> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    if args.first().map(String::as_str) == Some("--do-nothing-server") {
+        return peer::do_nothing_server();
+    }
+    let chosen = |topic: &str| args.is_empty() || args.iter().any(|a| a == topic);
+    let mut report = Report::default();
+    if chosen("ingest") {
+        ingest::run(&mut report)?;
+    }
+    if chosen("disk") {
+        disk::run(&mut report)?;
+    }
+    if chosen("growth") || chosen("queries") {
+        queries::run(&mut report)?;
+    }
+    println!("{report}");
+    Ok(())
+}
+
+pub fn full() -> bool {
+    std::env::var_os("FULL").is_some_and(|v| v != "0")
+}

@@ -1,0 +1,88 @@
+//! The release binary as a child process, and what the kernel says of it.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Context;
+
+pub fn binary() -> PathBuf {
+    let beside = std::env::current_exe().map(|p| p.with_file_name("rollscope")).unwrap_or_default();
+    std::env::var_os("ROLLSCOPE_BIN").map_or(beside, PathBuf::from)
+}
+
+pub struct Server {
+    child: Child,
+    pub page: String,
+    pub grpc: String,
+}
+
+impl Server {
+    pub fn start(data: &Path) -> anyhow::Result<Server> {
+        let mut command = Command::new(binary());
+        command.arg("serve").arg("--data").arg(data);
+        command.args(["--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0", "--otlp-http", ""]);
+        Self::spawn(command)
+    }
+
+    /// A server that prints its addresses as rollscope does.
+    pub fn spawn(mut command: Command) -> anyhow::Result<Server> {
+        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("{command:?}: run `make release`"))?;
+        let (mut page, mut grpc) = (String::new(), String::new());
+        for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
+            let line = line?;
+            let last = line.rsplit(' ').next().unwrap_or_default().to_string();
+            if line.starts_with("rollscope is at") {
+                page = last;
+            } else if line.starts_with("OTLP gRPC") {
+                grpc = last;
+            } else if line.starts_with("data") {
+                break;
+            }
+        }
+        anyhow::ensure!(!grpc.is_empty(), "{command:?} did not start");
+        Ok(Server { child, page, grpc })
+    }
+
+    /// CPU seconds used so far, all threads.
+    pub fn cpu_s(&self) -> anyhow::Result<f64> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id()))?;
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+        let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
+        Ok(ticks / 100.0)
+    }
+
+    /// Resident memory, in bytes: now and the highest so far.
+    pub fn memory(&self) -> anyhow::Result<(u64, u64)> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
+        let kib = |key: &str| -> u64 {
+            let line = status.lines().find(|l| l.starts_with(key)).unwrap_or_default();
+            line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+        };
+        Ok((kib("VmRSS:") * 1024, kib("VmHWM:") * 1024))
+    }
+
+    pub fn sql(&self, query: &str) -> anyhow::Result<serde_json::Value> {
+        let body = serde_json::json!({ "query": query, "format": "json" });
+        let mut answer = ureq::post(format!("{}/api/v1/sql", self.page)).send_json(body)?;
+        Ok(answer.body_mut().read_json()?)
+    }
+
+    pub fn get(&self, path: &str) -> anyhow::Result<Vec<u8>> {
+        Ok(ureq::get(format!("{}{path}", self.page)).call()?.body_mut().with_config().limit(1 << 30).read_to_vec()?)
+    }
+
+    /// SIGTERM, so that it flushes.
+    pub fn stop(mut self) -> anyhow::Result<()> {
+        Command::new("kill").arg(self.child.id().to_string()).status()?;
+        self.child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

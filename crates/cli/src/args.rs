@@ -1,0 +1,218 @@
+//! The command line, as typed. Every flag of `serve` can also be set by the environment variable in its help.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+#[derive(Parser)]
+#[command(name = "rollscope", version, about = "See where the time goes, and what the model did, in RL post-training.")]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Subcommand)]
+pub enum Command {
+    /// Receive, keep and show: OTLP on 4317 (gRPC) and 4318 (HTTP), page and API on 7200.
+    Serve(ServeArgs),
+    /// The same with a generated run that keeps going, so that every view has something to show.
+    Demo(DemoArgs),
+    /// Ask the store in SQL, read-only.
+    Sql(SqlArgs),
+    /// Put files of any known format into a store.
+    Import(ImportArgs),
+    /// Write what a store holds for other tools.
+    Export(ExportArgs),
+    /// Merge small files and compress what was written in a hurry. The store must not be in use.
+    Compact(FolderArgs),
+}
+
+#[derive(Args)]
+pub struct FolderArgs {
+    /// Folder of the store.
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA", default_value = crate::config::DEFAULT_DATA)]
+    pub data: PathBuf,
+}
+
+#[derive(Args, Clone, Default)]
+pub struct ServeArgs {
+    /// Folder of the store; made if it is not there [default: rollscope-data].
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA")]
+    pub data: Option<PathBuf>,
+    /// Address of the page and the API [default: 127.0.0.1:7200].
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_LISTEN")]
+    pub listen: Option<String>,
+    /// Address for OTLP over gRPC [default: 127.0.0.1:4317].
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_GRPC")]
+    pub otlp_grpc: Option<String>,
+    /// Address for OTLP over HTTP [default: 127.0.0.1:4318].
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_HTTP")]
+    pub otlp_http: Option<String>,
+    /// Token that clients must show; needed for any address but loopback.
+    #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// File that holds the token.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TOKEN_FILE", conflicts_with = "token")]
+    pub token_file: Option<PathBuf>,
+    /// Listen beyond loopback without a token.
+    #[arg(long, env = "ROLLSCOPE_INSECURE_NO_AUTH")]
+    pub insecure_no_auth: bool,
+    /// Certificate (PEM), with --tls-key.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TLS_CERT", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+    /// Private key (PEM), with --tls-cert.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TLS_KEY", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
+    /// Largest OTLP message, in bytes, after decompression [default: 67108864].
+    #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
+    pub max_message_bytes: Option<usize>,
+    /// Delete what is older than this, such as 30d, 12h or 90m [default: keep everything].
+    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_RETENTION_AGE", value_parser = duration)]
+    pub retention_age: Option<u64>,
+    /// Delete the oldest while the store is larger than this many bytes [default: keep everything].
+    #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_RETENTION_BYTES")]
+    pub retention_bytes: Option<u64>,
+    /// Configuration file (TOML); flags and environment win over it.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Print the configuration in force and stop.
+    #[arg(long)]
+    pub print_config: bool,
+    /// Logs as JSON lines.
+    #[arg(long, env = "ROLLSCOPE_LOG_JSON")]
+    pub log_json: bool,
+}
+
+#[derive(Args)]
+pub struct DemoArgs {
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// The same seed gives the same run.
+    #[arg(long, default_value_t = 7)]
+    pub seed: u64,
+    /// Finished steps; one more is in progress.
+    #[arg(long, default_value_t = 40)]
+    pub steps: u64,
+    /// Samples in a step.
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
+    pub samples: u64,
+    /// Most turns of an agentic sample.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000))]
+    pub turns: u64,
+    /// Only generate the finished steps into the store, then stop.
+    #[arg(long)]
+    pub no_serve: bool,
+}
+
+/// Where to read: a folder (also while a server writes it) or a server.
+#[derive(Args)]
+pub struct SourceArgs {
+    /// Folder of the store [default: rollscope-data; if that is not there, the server on this machine].
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA", conflicts_with = "server")]
+    pub data: Option<PathBuf>,
+    /// Ask a running server instead, such as http://127.0.0.1:7200.
+    #[arg(long, value_name = "URL", env = "ROLLSCOPE_SERVER")]
+    pub server: Option<String>,
+    /// Token of that server.
+    #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum Format {
+    Table,
+    Csv,
+    Json,
+    Arrow,
+}
+
+#[derive(Args)]
+pub struct SqlArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// How to print: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+    /// Most rows of the answer.
+    #[arg(long, default_value_t = 1_000_000)]
+    pub max_rows: usize,
+    /// Longest time, in seconds.
+    #[arg(long, default_value_t = 300)]
+    pub timeout: u64,
+    /// The query; `-` reads it from standard input. Tables: runs, spans, samples, conversations, metrics, series.
+    pub query: String,
+}
+
+#[derive(Args)]
+pub struct ImportArgs {
+    /// Files, plain or compressed with gzip or zstd.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// Everything goes into this run, whatever the files say.
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
+}
+
+#[derive(Args)]
+pub struct ExportArgs {
+    #[command(subcommand)]
+    pub what: ExportCommand,
+}
+
+#[derive(Subcommand)]
+pub enum ExportCommand {
+    /// Spans as OTLP JSON lines.
+    Otlp(ExportOtlpArgs),
+}
+
+#[derive(Args)]
+pub struct ExportOtlpArgs {
+    /// Folder of the store.
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: all].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// The step [default: all].
+    #[arg(long, value_name = "N", requires = "run")]
+    pub step: Option<i64>,
+    /// Where to write [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+/// `30d`, `12h`, `90m`, `45s` or plain seconds.
+fn duration(text: &str) -> Result<u64, String> {
+    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
+    let scale = match unit {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3_600,
+        "d" => 86_400,
+        _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
+    };
+    let number: u64 = number.parse().map_err(|_| "write a number and a unit, such as 30d".to_string())?;
+    number.checked_mul(scale).ok_or_else(|| "that is too long".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn durations() {
+        assert_eq!(duration("30d"), Ok(2_592_000));
+        assert_eq!(duration("45"), Ok(45));
+        assert!(duration("1w").is_err());
+        assert!(duration("d").is_err());
+        assert!(duration("99999999999999999999d").is_err());
+    }
+}

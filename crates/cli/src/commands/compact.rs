@@ -1,0 +1,23 @@
+//! `rollscope compact`.
+
+use rollscope_store::{Store, StoreOptions};
+
+use crate::args::FolderArgs;
+use crate::output::{count, size};
+
+pub async fn run(args: FolderArgs) -> anyhow::Result<()> {
+    let store = Store::open(StoreOptions { delete_grace_s: 0, ..StoreOptions::at(&args.data) }).await?;
+    let before = store.stats();
+    store.compact().await?;
+    let after = store.stats();
+    store.close().await?;
+    println!(
+        "{} rows: {} files of {} became {} files of {}",
+        count(after.segment_rows),
+        count(before.segments),
+        size(before.segment_bytes),
+        count(after.segments),
+        size(after.segment_bytes)
+    );
+    Ok(())
+}

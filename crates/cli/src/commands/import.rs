@@ -1,0 +1,98 @@
+//! `rollscope import`: files into a store.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::Context;
+use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
+use rollscope_model::Table;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::time::now_ns;
+use rollscope_store::{Store, StoreOptions};
+
+use crate::args::ImportArgs;
+use crate::output::count;
+use crate::progress;
+
+pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
+    let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
+    let result = import_all(&store, &args).await;
+    store.close().await?;
+    result
+}
+
+async fn import_all(store: &Store, args: &ImportArgs) -> anyhow::Result<()> {
+    let options = ImportOptions { run: args.run.clone() };
+    for path in &args.files {
+        let started = Instant::now();
+        let (imported, new, format) =
+            import_file(store, path, &options).await.with_context(|| path.display().to_string())?;
+        println!(
+            "{}: {format}, {} rows, {} new, {} rejected, {:.2} s",
+            path.display(),
+            count(imported.rows),
+            count(new),
+            count(imported.rejected),
+            started.elapsed().as_secs_f64()
+        );
+        for reason in &imported.reasons {
+            println!("  rejected: {reason}");
+        }
+    }
+    Ok(())
+}
+
+/// Reading and decoding on a thread of its own, appending here; a few batches may wait between them.
+async fn import_file(
+    store: &Store,
+    path: &Path,
+    options: &ImportOptions,
+) -> anyhow::Result<(Imported, u64, &'static str)> {
+    let source = import::open(path)?;
+    let format = source.format();
+    let bar = progress::bytes(&format!("reading {}", path.display()), source.size(), source.progress());
+    let (send, mut batches) = tokio::sync::mpsc::channel(4);
+    let options = options.clone();
+    let reader = tokio::task::spawn_blocking(move || {
+        source.read(&options, &mut |table, batch| {
+            send.blocking_send((table, batch)).map_err(|_| ImportError::Sink("the store stopped".into()))
+        })
+    });
+    let mut new = 0;
+    let mut runs = Vec::new();
+    while let Some((table, batch)) = batches.recv().await {
+        if table != Table::Runs {
+            enter_runs(store, &mut runs, table, &batch).await?;
+        }
+        new += store.append(table, batch).await?.accepted;
+    }
+    let imported = reader.await.context("the reader")??;
+    drop(bar);
+    Ok((imported, new, format))
+}
+
+/// Every run that rows refer to has a row in `runs`; a file that brings its own replaces it.
+async fn enter_runs(
+    store: &Store,
+    known: &mut Vec<String>,
+    table: Table,
+    batch: &arrow::array::RecordBatch,
+) -> anyhow::Result<()> {
+    for (run_id, first_ns) in rollscope_model::read::runs(table, batch) {
+        if known.contains(&run_id) {
+            continue;
+        }
+        let mut builder = RunsBuilder::default();
+        builder.push(&NewRun {
+            run_id: &run_id,
+            name: Some(&run_id),
+            status: Some("imported"),
+            started_ns: first_ns,
+            updated_ns: now_ns(),
+            ..NewRun::default()
+        });
+        store.append(Table::Runs, builder.finish()?).await?;
+        known.push(run_id);
+    }
+    Ok(())
+}

@@ -1,0 +1,23 @@
+//! One file a command.
+
+mod compact;
+mod demo;
+mod export;
+mod import;
+mod serve;
+mod sql;
+
+use crate::args::{Cli, Command, ExportCommand};
+
+pub async fn run(cli: Cli) -> anyhow::Result<()> {
+    match cli.command {
+        Command::Serve(args) => serve::run(args).await,
+        Command::Demo(args) => demo::run(args).await,
+        Command::Sql(args) => sql::run(args).await,
+        Command::Import(args) => import::run(args).await,
+        Command::Export(args) => match args.what {
+            ExportCommand::Otlp(args) => export::otlp(args).await,
+        },
+        Command::Compact(args) => compact::run(args).await,
+    }
+}

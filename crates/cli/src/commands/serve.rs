@@ -1,0 +1,93 @@
+//! `rollscope serve`: opens the store, starts the server, waits for a signal, shuts down in order.
+
+use std::io::IsTerminal;
+use std::sync::Arc;
+
+use anyhow::Context;
+use rollscope_query::Engine;
+use rollscope_server::{Server, StartError};
+use rollscope_store::Store;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::ServeArgs;
+use crate::config::{Config, Usage};
+
+pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
+    let config = Config::resolve(&args)?;
+    if args.print_config {
+        print!("{}", config.to_toml()?);
+        return Ok(());
+    }
+    start_logs(&config);
+    let (store, server) = start(&config).await?;
+    announce(&config, &server);
+    until_told_to_stop().await?;
+    stop(store, server).await
+}
+
+pub fn start_logs(config: &Config) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    if config.log_json {
+        logs.json().init();
+    } else {
+        logs.with_ansi(std::io::stderr().is_terminal()).init();
+    }
+}
+
+pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
+    let store = Store::open(config.store.clone()).await?;
+    for problem in store.health().problems {
+        tracing::warn!("{problem}");
+    }
+    let engine = Engine::new(Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let server = match Server::start(&config.server, store.clone(), engine).await {
+        Ok(server) => server,
+        Err(e) => {
+            store.close().await?;
+            return Err(match e {
+                StartError::NoToken { .. } | StartError::Address { .. } | StartError::EmptyToken | StartError::Nothing => {
+                    Usage(e.to_string()).into()
+                }
+                other => other.into(),
+            });
+        }
+    };
+    Ok((store, server))
+}
+
+/// Where to go, on standard output: the one thing a person needs after starting it.
+pub fn announce(config: &Config, server: &Server) {
+    let at = server.addresses();
+    let scheme = if config.server.tls.is_some() { "https" } else { "http" };
+    if let Some(page) = at.page {
+        println!("rollscope is at {scheme}://{page}");
+    }
+    if let Some(grpc) = at.otlp_grpc {
+        println!("OTLP gRPC       {scheme}://{grpc}");
+    }
+    if let Some(http) = at.otlp_http {
+        println!("OTLP HTTP       {scheme}://{http}");
+    }
+    println!("data            {}", config.data.display());
+}
+
+pub async fn until_told_to_stop() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => tracing::info!("asked to stop (SIGTERM)"),
+        _ = interrupt.recv() => tracing::info!("asked to stop (SIGINT)"),
+    }
+    Ok(())
+}
+
+/// Requests under way finish, then the tail is flushed. A flush that fails loses nothing: the log has it.
+pub async fn stop(store: Store, server: Server) -> anyhow::Result<()> {
+    server.shutdown().await;
+    if let Err(e) = store.close().await {
+        tracing::warn!(error = %e, "the live tail was not flushed; it is in the log and will be there at the next start");
+    }
+    Ok(())
+}

@@ -1,0 +1,85 @@
+//! Configuration in force: defaults, then the file, then environment and flags.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use rollscope_query::QueryLimits;
+use rollscope_server::{Secret, ServerConfig, TlsConfig};
+use rollscope_store::StoreOptions;
+use serde::{Deserialize, Serialize};
+
+use crate::args::ServeArgs;
+
+pub const DEFAULT_DATA: &str = "rollscope-data";
+
+/// The user's mistake, found after parsing: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// What the file may hold, and what `--print-config` prints.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Folder of the store.
+    pub data: PathBuf,
+    /// Logs as JSON lines.
+    pub log_json: bool,
+    pub server: ServerConfig,
+    pub query: QueryLimits,
+    pub store: StoreOptions,
+}
+
+impl Config {
+    pub fn resolve(args: &ServeArgs) -> anyhow::Result<Config> {
+        let mut config = match &args.config {
+            None => Config::default(),
+            Some(path) => {
+                let text = std::fs::read_to_string(path).with_context(|| format!("--config {}", path.display()))?;
+                toml::from_str(&text).map_err(|e| Usage(format!("{}: {e}", path.display())))?
+            }
+        };
+        if let Some(data) = &args.data {
+            config.data = data.clone();
+        }
+        if config.data.as_os_str().is_empty() {
+            config.data = DEFAULT_DATA.into();
+        }
+        let server = &mut config.server;
+        let set = |to: &mut String, from: &Option<String>| {
+            if let Some(from) = from {
+                *to = from.clone();
+            }
+        };
+        set(&mut server.listen, &args.listen);
+        set(&mut server.otlp_grpc, &args.otlp_grpc);
+        set(&mut server.otlp_http, &args.otlp_http);
+        if let Some(token) = &args.token {
+            server.tokens = vec![Secret::new(token.clone())];
+        }
+        if let Some(path) = &args.token_file {
+            let token = std::fs::read_to_string(path).with_context(|| format!("--token-file {}", path.display()))?;
+            server.tokens = vec![Secret::new(token.trim())];
+        }
+        server.insecure_no_auth |= args.insecure_no_auth;
+        if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
+            server.tls = Some(TlsConfig { cert: cert.clone(), key: key.clone() });
+        }
+        if let Some(bytes) = args.max_message_bytes {
+            server.limits.max_message_bytes = bytes;
+        }
+        if let Some(seconds) = args.retention_age {
+            config.store.retention_age_s = seconds;
+        }
+        if let Some(bytes) = args.retention_bytes {
+            config.store.retention_bytes = bytes;
+        }
+        config.log_json |= args.log_json;
+        config.store.dir = config.data.clone();
+        Ok(config)
+    }
+
+    pub fn to_toml(&self) -> anyhow::Result<String> {
+        Ok(toml::to_string_pretty(self)?)
+    }
+}

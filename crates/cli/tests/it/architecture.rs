@@ -1,0 +1,68 @@
+//! Which crate may know which, as ARCHITECTURE.md says it. Fails when a new arrow or an unnamed crate appears.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// Crate name to the names of its dependencies (not those of its tests).
+fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
+    let mut all = BTreeMap::new();
+    for entry in std::fs::read_dir(root().join("crates")).unwrap() {
+        let dir = entry.unwrap().path();
+        let text = std::fs::read_to_string(dir.join("Cargo.toml")).unwrap();
+        let section = text.split("[dependencies]").nth(1).unwrap_or_default();
+        let section = section.split("\n[").next().unwrap();
+        let names = section.lines().filter_map(|l| l.split_once('=')).map(|(name, _)| name.trim().to_string());
+        let name = dir.file_name().unwrap().to_str().unwrap().to_string();
+        all.insert(name, names.collect());
+    }
+    all
+}
+
+#[test]
+fn arrows_between_crates_are_the_allowed_ones() {
+    let allowed: BTreeMap<&str, &[&str]> = [
+        ("model", &[] as &[&str]),
+        ("formats", &["model"]),
+        ("demo", &["model"]),
+        ("store", &["model"]),
+        ("query", &["model", "store"]),
+        ("server", &["model", "formats", "store", "query"]),
+        ("cli", &["model", "formats", "store", "query", "server", "demo"]),
+    ]
+    .into();
+    let found = dependencies();
+    assert_eq!(found.keys().map(String::as_str).collect::<Vec<_>>(), allowed.keys().copied().collect::<Vec<_>>());
+    for (name, dependencies) in found {
+        let ours: BTreeSet<&str> = dependencies.iter().filter_map(|d| d.strip_prefix("rollscope-")).collect();
+        let allowed: BTreeSet<&str> = allowed[name.as_str()].iter().copied().collect();
+        assert!(ours.is_subset(&allowed), "{name} depends on {:?}", ours.difference(&allowed));
+    }
+}
+
+#[test]
+fn heavy_dependencies_stay_behind_one_crate() {
+    for (dependency, homes) in [
+        ("datafusion", &["query"] as &[&str]),
+        ("axum", &["server"]),
+        ("tonic", &["server"]),
+        ("parquet", &["store"]),
+        ("object_store", &["store"]),
+        ("clap", &["cli"]),
+    ] {
+        for (name, dependencies) in dependencies() {
+            assert!(!dependencies.contains(dependency) || homes.contains(&name.as_str()), "{name} knows {dependency}");
+        }
+    }
+}
+
+#[test]
+fn the_architecture_page_names_every_crate() {
+    let page = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    for name in dependencies().keys() {
+        assert!(page.contains(&format!("crates/{name}")), "ARCHITECTURE.md does not name crates/{name}");
+    }
+}

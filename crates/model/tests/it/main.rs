@@ -1,0 +1,39 @@
+//! `docs/tables.md` is made from the schemas. Stale: run `UPDATE=1 cargo test --workspace` and commit.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use arrow::datatypes::DataType;
+use rollscope_model::Table;
+use rollscope_model::tables::doc;
+
+fn type_name(data_type: &DataType) -> String {
+    match data_type {
+        DataType::Dictionary(_, _) | DataType::Utf8 => "text".into(),
+        DataType::Int64 | DataType::Int32 | DataType::UInt32 => "integer".into(),
+        DataType::Float64 => "double".into(),
+        DataType::Boolean => "boolean".into(),
+        DataType::FixedSizeBinary(n) => format!("{n} bytes"),
+        DataType::Map(_, _) => "attributes".into(),
+        DataType::List(_) => "list".into(),
+        other => panic!("name {other} for people"),
+    }
+}
+
+#[test]
+fn the_page_of_tables_is_up_to_date() {
+    let mut page = String::from("# Tables\n\nMade from `crates/model/src/tables.rs`; a test fails when it is stale. Times are nanoseconds since the epoch.\n");
+    for table in Table::ALL {
+        write!(page, "\n## {}\n\n| column | type | null | meaning |\n|---|---|---|---|\n", table.name()).unwrap();
+        for field in table.schema().fields() {
+            let null = if field.is_nullable() { "yes" } else { "" };
+            let kind = type_name(field.data_type());
+            writeln!(page, "| `{}` | {kind} | {null} | {} |", field.name(), doc(field)).unwrap();
+        }
+    }
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tables.md");
+    if std::env::var_os("UPDATE").is_some() {
+        std::fs::write(&path, &page).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), page, "stale: UPDATE=1 cargo test --workspace");
+}

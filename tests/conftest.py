@@ -1,0 +1,117 @@
+"""The real binary, as a user starts it. Tests talk to it over its ports and its command line only."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import requests
+
+ROOT = Path(__file__).resolve().parent.parent
+BINARY = Path(os.environ.get("ROLLSCOPE_BIN", ROOT / "target" / "debug" / "rollscope"))
+FIXTURES = ROOT / "fixtures"
+
+
+class Server:
+    """`rollscope serve` on free ports."""
+
+    def __init__(self, data: Path, *flags: str, command: str = "serve", env: dict | None = None):
+        self.data = data
+        self.flags = flags
+        self.command = command
+        self.env = env or {}
+        self.process = None
+        self.start()
+
+    def start(self):
+        env = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
+        self.log = open(self.data.parent / f"{self.data.name}.log", "ab")
+        self.process = subprocess.Popen(
+            [BINARY, self.command, "--data", self.data, "--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0",
+             "--otlp-http", "127.0.0.1:0", *self.flags],
+            stdout=subprocess.PIPE, stderr=self.log, text=True, env={**env, **self.env})
+        told = {}
+        for line in self.process.stdout:
+            words = line.split()
+            if line.startswith("rollscope is at"):
+                told["url"] = words[-1]
+            elif line.startswith("OTLP"):
+                told[words[1].lower()] = words[-1]
+            elif line.startswith("data"):
+                break
+        else:
+            raise RuntimeError("rollscope did not start: " + Path(self.log.name).read_text()[-2000:])
+        self.url, self.grpc, self.http = told["url"], told["grpc"], told["http"]
+
+    @property
+    def grpc_target(self):
+        return self.grpc.split("//")[1]
+
+    def get(self, path, **kwargs):
+        return requests.get(self.url + path, timeout=30, **kwargs)
+
+    def sql(self, query):
+        answer = requests.post(self.url + "/api/v1/sql", json={"query": query, "format": "json"}, timeout=60)
+        assert answer.ok, answer.text
+        return answer.json()["rows"]
+
+    def one(self, query):
+        return self.sql(query)[0][0]
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+
+    def stop(self):
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(timeout=60)
+        self.process.stdout.close()
+        self.log.close()
+        return self.process.returncode
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Starts servers and stops them at the end."""
+    started = []
+
+    def start(data=None, *flags, **kwargs):
+        server = Server(data or tmp_path / "data", *flags, **kwargs)
+        started.append(server)
+        return server
+
+    yield start
+    for server in started:
+        server.stop()
+
+
+@pytest.fixture
+def server(serve):
+    return serve()
+
+
+def run(*args, check=True, **kwargs):
+    """A command of the binary, to its end."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
+    done = subprocess.run([BINARY, *map(str, args)], capture_output=True, text=True, timeout=120, env=env, **kwargs)
+    if check:
+        assert done.returncode == 0, done.stderr
+    return done
+
+
+def sql(data, query):
+    return json.loads(run("sql", "--data", data, "--format", "json", query).stdout)
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen in time")

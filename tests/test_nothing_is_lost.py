@@ -1,0 +1,138 @@
+"""What was acknowledged survives SIGKILL and a full disk, and is there exactly once."""
+
+import os
+import random
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
+
+from conftest import Server, sql
+from otlp import request, span
+
+RUN = {"rl__run__id": "load"}
+
+
+class Sender(threading.Thread):
+    """Sends numbered spans until told to stop. A request without an answer is sent again, as exporters do."""
+
+    def __init__(self, first, target):
+        super().__init__(daemon=True)
+        self.next = first
+        self.target = target
+        self.acknowledged = []
+        self.stopping = False
+
+    def run(self):
+        channel = grpc.insecure_channel(self.target())
+        stub = TraceServiceStub(channel)
+        while not self.stopping:
+            numbers = range(self.next, self.next + 50)
+            message = request([span(n) for n in numbers], **RUN)
+            while not self.stopping:
+                try:
+                    answer = stub.Export(message, timeout=5)
+                    assert answer.partial_success.rejected_spans == 0
+                    self.acknowledged.extend(numbers)
+                    break
+                except grpc.RpcError:
+                    channel.close()
+                    time.sleep(0.05)
+                    channel = grpc.insecure_channel(self.target())
+                    stub = TraceServiceStub(channel)
+            self.next += 50
+
+
+def test_sigkill_again_and_again_under_load(tmp_path):
+    # Small thresholds, so that kills also hit flushes and compactions.
+    config = tmp_path / "config.toml"
+    config.write_text("[store]\nflush_rows = 2000\nflush_age_s = 1\n")
+    data = tmp_path / "data"
+    server = Server(data, "--config", str(config))
+    senders = [Sender(i * 10_000_000, lambda: server.grpc_target) for i in range(3)]
+    for sender in senders:
+        sender.start()
+    dice = random.Random(5)
+    for _ in range(8):
+        time.sleep(dice.uniform(0.3, 1.5))
+        server.kill()
+        server = Server(data, "--config", str(config))
+    time.sleep(0.5)
+    for sender in senders:
+        sender.stopping = True
+    for sender in senders:
+        sender.join(timeout=20)
+    server.kill()
+    acknowledged = {n for sender in senders for n in sender.acknowledged}
+    assert len(acknowledged) > 5_000
+    rows = sql(data, "select attr(end_attrs, 'number') as n, count(*) as times from spans group by 1")
+    found = {r["n"]: r["times"] for r in rows}
+    assert not acknowledged - set(found), f"{len(acknowledged - set(found))} acknowledged spans are lost"
+    assert not [n for n, times in found.items() if times != 1], "spans are there more than once"
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 48 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", place], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.fail(f"this test needs root to mount a tmpfs: {mounted.stderr.decode()}")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_refuses_and_resumes(small_disk):
+    ballast = small_disk / "ballast"
+    server = Server(small_disk / "data")
+    try:
+        stub = TraceServiceStub(grpc.insecure_channel(server.grpc_target))
+        ballast.write_bytes(os.urandom(40 << 20))
+        acknowledged, refused, first = set(), None, 0
+        for first in range(0, 400_000, 1000):
+            try:
+                stub.Export(request([span(n) for n in range(first, first + 1000)], **RUN), timeout=20)
+                acknowledged.update(range(first, first + 1000))
+            except grpc.RpcError as error:
+                refused = error
+                break
+        assert refused is not None, "the disk never filled up"
+        assert refused.code() == grpc.StatusCode.UNAVAILABLE and "full" in refused.details()
+        assert server.get("/healthz").ok
+        count = server.one("select count(*) from spans")
+        assert count == len(acknowledged)
+        # Room again: the same request goes through.
+        ballast.unlink()
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                stub.Export(request([span(n) for n in range(first, first + 1000)], **RUN), timeout=20)
+                acknowledged.update(range(first, first + 1000))
+                break
+            except grpc.RpcError:
+                assert time.monotonic() < deadline, "service did not resume"
+                time.sleep(0.2)
+        server.kill()
+        rows = sql(server.data, "select count(*) as n, count(distinct attr(end_attrs, 'number')) as d from spans")
+        assert rows == [{"n": len(acknowledged), "d": len(acknowledged)}]
+    finally:
+        server.stop()
+
+
+def test_a_stop_flushes_and_a_second_process_is_refused(tmp_path):
+    data = tmp_path / "data"
+    server = Server(data)
+    stub = TraceServiceStub(grpc.insecure_channel(server.grpc_target))
+    stub.Export(request([span(n) for n in range(100)], **RUN))
+    second = subprocess.run(
+        [str(Server.start.__globals__["BINARY"]), "serve", "--data", data, "--listen", "127.0.0.1:0", "--otlp-grpc", "", "--otlp-http", ""],
+        capture_output=True, text=True, timeout=30)
+    assert second.returncode == 1
+    assert "in use by another rollscope" in second.stderr and str(server.process.pid) in second.stderr
+    assert server.stop() == 0
+    assert list(data.glob("spans/run=load/*.parquet"))
+    assert sql(data, "select count(*) as n from spans") == [{"n": 100}]

@@ -1,0 +1,164 @@
+// Data inside the page: one HTML file that works from disk, without a server.
+//
+// The binary replaces the marker in dist-static/viewer.html by blocks, each one element:
+//
+//     <script type="application/octet-stream" id="rs-NAME">BASE64</script>
+//
+// BASE64 is standard base64 (white space allowed) of the gzip of the block's bytes. Base64 and the names below contain no
+// `<`, so nothing in the data can end the element. Blocks are decoded when first needed.
+//
+// | id | bytes |
+// |---|---|
+// | `rs-manifest` | JSON, UTF-8: the Manifest below. Always there; everything else is named by it. |
+// | `rs-runs` | Arrow IPC stream with the columns of `GET /api/v1/runs` (ns as Int64) |
+// | `rs-steps-R` | JSON, the answer of `GET /runs/R/steps` (R: position of the run in the manifest) |
+// | `rs-timeline-R-S` | Arrow IPC stream of one step, columns as `GET /runs/R/timeline` (S: position in `windows`) |
+// | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
+// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of the timeline block, `chunk_rows` (4096) to a chunk. |
+//
+// Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
+// uncompressed inside (gzip is outside) and end with the end-of-stream marker.
+import { readStream, rows, type ArrowStream } from './arrow';
+import { SourceError, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type StepInfo, type TableInfo, type Window } from './types';
+
+export interface Manifest {
+  version: 1;
+  /** Program and version that wrote it. */
+  generator: string;
+  /** Block ids without `rs-`. */
+  runs: string;
+  per_run: {
+    run_id: string;
+    steps: string;
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number }[];
+  }[];
+  /** What was left out to keep the file small, for people. */
+  notes?: string[];
+}
+
+/** Text of a block by its id without `rs-`, or null. */
+export type Blocks = (id: string) => string | null;
+
+const fromPage: Blocks = (id) => document.getElementById(`rs-${id}`)?.textContent ?? null;
+
+export const hasStaticData = (): boolean => document.getElementById('rs-manifest') !== null;
+
+async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
+  const raw = atob(base64.trim());
+  const packed = new Uint8Array(raw.length);
+  for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
+  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new Uint8Array(await new Response(stream).arrayBuffer());
+}
+
+/** Attribute values are JSON text in the tables. */
+function parseAttrs(value: unknown): Attrs {
+  const out = Object.create(null) as Attrs;
+  if (typeof value === 'string') return parseJson(value) as Attrs;
+  for (const [k, v] of Object.entries((value as Attrs | null) ?? {})) out[k] = parseJson(String(v));
+  return out;
+}
+function parseJson(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
+}
+
+const no = (what: string): SourceError => new SourceError('Not in this file', `${what} needs a server: run \`rollscope serve\`, or \`rollscope view\` on the original file.`);
+
+export class StaticSource implements DataSource {
+  readonly kind = 'static' as const;
+  readonly can = { sql: false, remove: false, live: false };
+  private manifestPromise: Promise<Manifest> | null = null;
+  private readonly chunks = new Map<string, Promise<ArrowStream>>();
+
+  constructor(private readonly blocks: Blocks = fromPage) {}
+
+  private async bytes(id: string): Promise<Uint8Array<ArrayBuffer>> {
+    const text = this.blocks(id);
+    if (text === null) throw new SourceError('The file is incomplete', `The block rs-${id} is missing.`);
+    try {
+      return await inflate(text);
+    } catch {
+      throw new SourceError('The file is damaged', `The block rs-${id} cannot be unpacked.`);
+    }
+  }
+  private async json<T>(id: string): Promise<T> {
+    return JSON.parse(new TextDecoder().decode(await this.bytes(id))) as T;
+  }
+  manifest(): Promise<Manifest> {
+    this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
+      if (m.version !== 1) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
+      return m;
+    });
+    return this.manifestPromise;
+  }
+  private async place(run: string, window: Window): Promise<Manifest['per_run'][number]['windows'][number]> {
+    const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
+    const found = entry?.windows.find((w) => w.step === (window.step ?? null)) ?? (window.step === undefined ? entry?.windows[0] : undefined);
+    if (!found) throw new SourceError('Not in this file', `Step ${String(window.step)} of run ${run} was not exported.`);
+    return found;
+  }
+
+  async health(): Promise<Health> {
+    const m = await this.manifest();
+    return { status: 'ok', version: m.generator, problems: m.notes ?? [] };
+  }
+  async runs(): Promise<RunInfo[]> {
+    const list = rows(readStream(await this.bytes((await this.manifest()).runs)));
+    return list.map((r) => Object.fromEntries(Object.entries(r).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v])) as unknown as RunInfo);
+  }
+  async steps(run: string): Promise<StepInfo[]> {
+    const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
+    if (!entry) throw new SourceError('Not in this file', `This file has no run ${run}.`);
+    return (await this.json<{ steps: StepInfo[] }>(entry.steps)).steps;
+  }
+  async timeline(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
+    return this.bytes((await this.place(run, window)).timeline);
+  }
+  async samples(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
+    return this.bytes((await this.place(run, window)).samples);
+  }
+  async span(trace: string, span: string, place?: SpanPlace): Promise<SpanDetail> {
+    if (!place) throw no('Looking a span up by its id');
+    const w = await this.place(place.run, place.window);
+    const chunk = Math.floor(place.row / w.chunk_rows);
+    const id = w.attrs[chunk];
+    if (id === undefined) throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
+    let stream = this.chunks.get(id);
+    if (!stream) {
+      stream = this.bytes(id).then(readStream);
+      this.chunks.set(id, stream);
+      if (this.chunks.size > 8) this.chunks.delete(this.chunks.keys().next().value as string);
+    }
+    const row = rows(await stream)[place.row - chunk * w.chunk_rows];
+    if (!row || row.span_id !== span) throw new SourceError('The file is damaged', `Block rs-${id} does not hold span ${span}.`);
+    const list = <T>(value: unknown): T[] => (Array.isArray(value) ? (value as T[]) : []);
+    return {
+      ...row, trace_id: trace, span_id: span, parent_span_id: null, name: '', start_ns: '0', end_ns: null,
+      start_attrs: parseAttrs(row.start_attrs),
+      end_attrs: parseAttrs(row.end_attrs),
+      events: list<Attrs>(row.events).map((e) => ({ time_ns: String(e.time_ns), name: String(e.name), attrs: parseAttrs(e.attrs) })),
+      links: list<Attrs>(row.links).map((l) => ({ trace_id: String(l.trace_id), span_id: String(l.span_id), attrs: parseAttrs(l.attrs) })),
+      resource: parseAttrs(row.resource ?? null),
+      scope: parseAttrs(row.scope ?? null),
+    };
+  }
+  removeRun(): Promise<void> {
+    return Promise.reject(no('Deleting'));
+  }
+  tables(): Promise<TableInfo[]> {
+    return Promise.resolve([]);
+  }
+  sql(): Promise<ArrowStream> {
+    return Promise.reject(no('SQL'));
+  }
+  csv(): Promise<Blob> {
+    return Promise.reject(no('SQL'));
+  }
+  live(): () => void {
+    return () => undefined;
+  }
+}

@@ -1,0 +1,111 @@
+// What the page knows of the data, and the one interface through which it gets it. Two implementations: server.ts (the
+// HTTP API) and static.ts (blocks inside the page). Times in JSON are nanoseconds as text: they do not fit a number.
+import type { ArrowStream } from './arrow';
+
+export interface RunInfo {
+  run_id: string;
+  project: string | null;
+  name: string | null;
+  framework: string | null;
+  status: string | null;
+  started_ns: string | null;
+  ended_ns: string | null;
+  last_ns: string | null;
+  spans: number;
+  samples: number;
+  steps: number;
+  bytes: number;
+}
+
+export interface StepInfo {
+  step: number;
+  start_ns: string;
+  end_ns: string | null;
+  spans: number;
+  samples: number;
+  open: number;
+  reward_mean: number | null;
+  /** Seconds by phase. */
+  phases: Record<string, number>;
+}
+
+export type Attrs = Record<string, unknown>;
+
+export interface SpanDetail {
+  trace_id: string;
+  span_id: string;
+  parent_span_id: string | null;
+  name: string;
+  start_ns: string;
+  end_ns: string | null;
+  state?: string;
+  status?: string;
+  status_message?: string | null;
+  start_attrs: Attrs;
+  end_attrs: Attrs;
+  events: { time_ns: string; name: string; attrs: Attrs }[];
+  links: { trace_id: string; span_id: string; attrs: Attrs }[];
+  resource?: Attrs | null;
+  scope?: Attrs | null;
+  [column: string]: unknown;
+}
+
+export interface TableInfo {
+  name: string;
+  columns: { name: string; type: string; doc?: string; nullable?: boolean }[];
+}
+
+export interface Health {
+  status: string;
+  version: string;
+  store?: Record<string, unknown>;
+  problems: unknown[];
+  ingest?: Record<string, number>;
+}
+
+export interface Change {
+  version: number;
+  runs: string[];
+}
+
+/** A step, or a window of time in nanoseconds. */
+export interface Window {
+  step?: number;
+  from_ns?: string;
+  to_ns?: string;
+}
+
+/** Where the timeline of a span was drawn: lets the static page find its block without looking through all of them. */
+export interface SpanPlace {
+  run: string;
+  window: Window;
+  row: number;
+}
+
+export interface DataSource {
+  readonly kind: 'server' | 'static';
+  /** What this source can do; the page leaves out what it cannot. */
+  readonly can: { sql: boolean; remove: boolean; live: boolean };
+  health(signal?: AbortSignal): Promise<Health>;
+  runs(signal?: AbortSignal): Promise<RunInfo[]>;
+  removeRun(run: string): Promise<void>;
+  steps(run: string, signal?: AbortSignal): Promise<StepInfo[]>;
+  /** Arrow IPC stream of spans without attributes. The caller owns the bytes. */
+  timeline(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
+  /** Arrow IPC stream of the samples table. */
+  samples(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
+  span(trace: string, span: string, place?: SpanPlace, signal?: AbortSignal): Promise<SpanDetail>;
+  tables(signal?: AbortSignal): Promise<TableInfo[]>;
+  sql(query: string, maxRows: number, signal?: AbortSignal): Promise<ArrowStream>;
+  /** The whole answer as CSV, made by the server. */
+  csv(query: string, signal?: AbortSignal): Promise<Blob>;
+  /** Calls back when something changed; returns how to stop. `state` says whether the stream stands. */
+  live(changed: (c: Change) => void, state: (up: boolean) => void): () => void;
+}
+
+/** An error with the server's own words. */
+export class SourceError extends Error {
+  constructor(readonly title: string, readonly detail: string, readonly status = 0) {
+    super(detail || title);
+  }
+}

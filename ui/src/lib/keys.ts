@@ -1,0 +1,56 @@
+// What the keys do: the list behind `?`. The views act on them; this is the one place where they are written down.
+
+export const KEYS: { title: string; keys: [string[], string][] }[] = [
+  {
+    title: 'Everywhere',
+    keys: [
+      [['Ctrl K', '⌘ K'], 'command palette'],
+      [['?'], 'this list'],
+      [['/'], 'filter'],
+      [['g', 'r'], 'runs'],
+      [['g', 'q'], 'SQL'],
+      [['g', 'u'], 'run of the current timeline'],
+      [['Esc'], 'close, clear'],
+    ],
+  },
+  {
+    title: 'Timeline: moving',
+    keys: [
+      [['w', 's'], 'zoom in and out at the cursor'],
+      [['a', 'd', '←', '→'], 'earlier, later'],
+      [['↑', '↓', 'PgUp', 'PgDn'], 'rows up, down'],
+      [['f'], 'fit all'],
+      [['z'], 'zoom to the selected span'],
+      [['[', ']'], 'previous, next step'],
+    ],
+  },
+  {
+    title: 'Timeline: spans',
+    keys: [
+      [['e'], 'expand or collapse the row'],
+      [['E'], 'expand or collapse all rows'],
+      [['h', 'l'], 'previous, next span of the row'],
+      [['k', 'j'], 'row above, below'],
+      [['p'], 'parent span'],
+      [['Enter'], 'select the first span in view'],
+    ],
+  },
+  {
+    title: 'Timeline: mouse',
+    keys: [
+      [['wheel'], 'zoom at the cursor'],
+      [['drag'], 'pan'],
+      [['Shift', 'drag'], 'measure a time range'],
+      [['Shift', 'wheel'], 'scroll rows (also over the labels)'],
+      [['double click'], 'zoom to a span'],
+    ],
+  },
+  { title: 'SQL', keys: [[['Ctrl Enter'], 'run the query']] },
+];
+
+/** A key press that is meant for the page and not for a field. */
+export function forPage(e: KeyboardEvent): boolean {
+  if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return false;
+  const t = e.target as HTMLElement | null;
+  return !t || !(t.closest('input, textarea, select, dialog') !== null || t.isContentEditable);
+}

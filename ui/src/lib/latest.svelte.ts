@@ -1,0 +1,38 @@
+// Answers that come late. Each new question aborts the one before, and an answer counts only if its question is still the
+// newest: a slow answer never overwrites a newer one.
+
+export class Latest<T> {
+  value: T | undefined = $state.raw();
+  error: Error | null = $state.raw(null);
+  loading = $state(false);
+  private turn = 0;
+  private abort: AbortController | null = null;
+
+  /** @param keep leave the old value in place while the new one is on its way */
+  async ask(question: (signal: AbortSignal) => Promise<T>, keep = true): Promise<void> {
+    const mine = ++this.turn;
+    this.abort?.abort();
+    const abort = (this.abort = new AbortController());
+    this.loading = true;
+    if (!keep) {
+      this.value = undefined;
+      this.error = null;
+    }
+    try {
+      const value = await question(abort.signal);
+      if (mine !== this.turn) return;
+      this.value = value;
+      this.error = null;
+    } catch (e) {
+      if (mine !== this.turn) return;
+      this.error = e as Error;
+    } finally {
+      if (mine === this.turn) this.loading = false;
+    }
+  }
+  cancel(): void {
+    this.turn++;
+    this.abort?.abort();
+    this.loading = false;
+  }
+}

@@ -1,0 +1,2 @@
+import W from './worker?worker&inline';
+export default (): Worker => new W();

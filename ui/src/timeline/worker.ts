@@ -1,0 +1,40 @@
+// The worker: Arrow bytes in, columns and layout out, off the main thread. One worker does one job and ends, so that the
+// memory of the bytes goes with it. A job for another layout gets a copy of the columns that it needs.
+import { readStream } from '../data/arrow';
+import { phaseBins, type PhaseBins } from './counts';
+import { buildItems, buffersOf, type Items } from './items';
+import { buildLayout, type Layout, type RowMode } from './layout';
+
+/** Bins of the minimap and of the strip when the view is not narrower. */
+export const BASE_BINS = 8192;
+
+export type Ask = { kind: 'load'; bytes: Uint8Array<ArrayBuffer>; live: boolean; mode: RowMode } | { kind: 'layout'; items: Items; mode: RowMode };
+export type Answer =
+  | { ok: true; items: Items | null; layout: Layout; bins: PhaseBins; ms: Record<string, number> }
+  | { ok: false; error: string };
+
+export function work(ask: Ask): { items: Items; layout: Layout; bins: PhaseBins; ms: Record<string, number> } {
+  const t = [performance.now()];
+  const stream = ask.kind === 'load' ? readStream(ask.bytes) : null;
+  t.push(performance.now());
+  const items = ask.kind === 'load' ? buildItems(stream!, ask.live) : ask.items;
+  t.push(performance.now());
+  const layout = buildLayout(items, ask.mode);
+  t.push(performance.now());
+  const bins = phaseBins(items, layout, BASE_BINS, 0, items.extent || 1, null);
+  t.push(performance.now());
+  return { items, layout, bins, ms: { read: t[1] - t[0], columns: t[2] - t[1], layout: t[3] - t[2], bins: t[4] - t[3] } };
+}
+
+if (typeof document === 'undefined' && typeof self !== 'undefined' && 'postMessage' in self) {
+  self.onmessage = (m: MessageEvent<Ask>): void => {
+    const post = (a: Answer, transfer: ArrayBuffer[] = []): void => (self as unknown as Worker).postMessage(a, transfer);
+    try {
+      const { items, layout, bins, ms } = work(m.data);
+      const loaded = m.data.kind === 'load';
+      post({ ok: true, items: loaded ? items : null, layout, bins, ms }, [...(loaded ? buffersOf(items) : []), ...buffersOf(layout), ...buffersOf(bins)]);
+    } catch (e) {
+      post({ ok: false, error: (e as Error).message });
+    }
+  };
+}

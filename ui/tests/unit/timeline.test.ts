@@ -1,0 +1,248 @@
+import { describe, expect, it } from 'vitest';
+import { PHASES } from '../../src/lib/phases';
+import { countsAt, phaseBins, statsIn } from '../../src/timeline/counts';
+import { ERROR, LOST_PARENT, OPEN, PARENT, STATE } from '../../src/timeline/items';
+import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/timeline/layout';
+import { CLUSTER, LaneMarks, mix, paintLane, SHADES, type Frame } from '../../src/timeline/lines';
+import { orderRows, rowTable, type RowQuery } from '../../src/timeline/rows';
+import { itemsOf, random, type S } from './make';
+
+const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);
+
+describe('columns', () => {
+  it('times are relative to the first start and exact to the nanosecond', () => {
+    const x = itemsOf([{ id: 1, start: 5, end: 9.000001 }, { id: 2, start: 3, end: 4 }]);
+    expect([...x.start]).toEqual([2, 0]);
+    expect(x.end[0]).toBeCloseTo(6.000001, 9);
+    expect(x.baseNs).toBe(1_700_000_000_003_000_000n);
+    expect(x.extent).toBe(x.end[0]);
+  });
+  it('finds parents before and after, within the trace only', () => {
+    const x = itemsOf([
+      { id: 2, parent: 1, start: 1, end: 2 }, { id: 1, start: 0, end: 3 }, { id: 3, parent: 2, start: 1, end: 2 }, { id: 4, parent: 99, start: 1, end: 2 }, { id: 5, parent: 1, trace: 7, start: 1, end: 2 },
+    ]);
+    expect([...x.parent]).toEqual([1, -1, 0, -1, -1]);
+    expect([...x.depth]).toEqual([1, 0, 2, 0, 0]);
+    expect(x.flags[1] & PARENT).toBeTruthy();
+    expect([3, 4].map((i) => !!(x.flags[i] & LOST_PARENT))).toEqual([true, true]);
+  });
+  it('agrees with a plain search on random trees', () => {
+    const rnd = random(5);
+    const spans: S[] = Array.from({ length: 600 }, (_, i) => ({ id: i + 1, trace: 1 + Math.floor(rnd() * 4), parent: rnd() < 0.8 ? 1 + Math.floor(rnd() * 650) : undefined, start: rnd() * 100, end: 200 }));
+    const x = itemsOf(spans);
+    spans.forEach((s, i) => {
+      const want = spans.findIndex((p) => p.id === s.parent && p.trace === s.trace);
+      // Cycles are cut somewhere: a parent may be missing then, never another one.
+      expect([want === i ? -1 : want, -1]).toContain(x.parent[i]);
+    });
+  });
+  it('survives cycles', () => {
+    const x = itemsOf([{ id: 1, parent: 3, start: 0, end: 1 }, { id: 2, parent: 1, start: 0, end: 1 }, { id: 3, parent: 2, start: 0, end: 1 }, { id: 4, parent: 4, start: 0, end: 1 }]);
+    for (let i = 0; i < 4; i++) {
+      let hops = 0;
+      for (let p = i; p >= 0; p = x.parent[p]) expect(++hops).toBeLessThan(5);
+    }
+  });
+  it('hands the sample down to the spans of the engine', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 9, sample: '7', group: '2' }, { id: 2, parent: 1, start: 1, end: 2, service: 'sglang' }, { id: 3, parent: 2, start: 1, end: 2 }, { id: 4, trace: 2, start: 0, end: 1 }]);
+    expect([...x.sample]).toEqual([0, 0, 0, -1]);
+    expect(x.groups[x.sampleGroup[0]]).toBe('2');
+  });
+  it('ends an open span at the next sibling, the closed ancestor or the row', () => {
+    const spans: S[] = [
+      { id: 1, start: 0, end: 100, sample: 'a' }, { id: 2, parent: 1, start: 10, end: null, sample: 'a' }, { id: 3, parent: 1, start: 30, end: 40, sample: 'a' },
+      { id: 4, parent: 1, start: 60, end: null, sample: 'a' }, { id: 5, trace: 2, start: 0, end: null, sample: 'b' }, { id: 6, trace: 2, parent: 5, start: 5, end: 25, sample: 'b' },
+    ];
+    const x = itemsOf(spans);
+    expect([x.end[1], x.end[3], x.end[4]]).toEqual([30, 100, 25]);
+    expect(x.states).toEqual([3, 3, 0, 0]);
+    expect(itemsOf(spans, true).end[4]).toBe(100);
+  });
+});
+
+describe('layout', () => {
+  it('lane is the depth; parallel siblings get lanes of their own', () => {
+    const x = itemsOf([
+      { id: 1, start: 0, end: 100, sample: 'a' }, { id: 2, parent: 1, start: 0, end: 50, sample: 'a' }, { id: 3, parent: 1, start: 50, end: 90, sample: 'a' },
+      { id: 4, parent: 1, start: 60, end: 80, sample: 'a' }, { id: 5, parent: 3, start: 55, end: 58, sample: 'a' }, { id: 6, parent: 1, start: 55, end: 55, state: 'instant', sample: 'a' },
+    ]);
+    const l = buildLayout(x, 'sample');
+    expect([...l.lane]).toEqual([0, 1, 1, 2, 2, 1]);
+    expect(l.rows).toBe(1);
+  });
+  it('holds every item once, in order of start, bars of a lane apart', () => {
+    const rnd = random(11);
+    const spans: S[] = [];
+    for (let i = 0; i < 2000; i++) {
+      const start = rnd() * 1000;
+      spans.push({ id: i + 1, start, end: start + rnd() * 30, sample: String(Math.floor(rnd() * 20)), parent: i > 0 && rnd() < 0.7 ? 1 + Math.floor(rnd() * i) : undefined });
+    }
+    const x = itemsOf(spans);
+    const l = buildLayout(x, 'sample');
+    expect(new Set(l.order).size).toBe(2000);
+    for (let lane = 0; lane < l.itemsOf.length - 1; lane++) {
+      for (let k = l.itemsOf[lane] + 1; k < l.itemsOf[lane + 1]; k++) {
+        const [a, b] = [l.order[k - 1], l.order[k]];
+        expect(x.start[a]).toBeLessThanOrEqual(x.start[b]);
+        expect(x.end[a]).toBeLessThanOrEqual(x.start[b] + 0.0011);
+      }
+    }
+    x.start.forEach((_, i) => expect(x.sample[i]).toBe(l.rowKey[l.row[i]]));
+  });
+  it('rows by worker and by tool', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 9, thread: 't0' }, { id: 2, start: 0, end: 5, thread: 't1' }, { id: 3, start: 6, end: 7, name: 'bash', phase: 'tool', thread: 't0' }]);
+    const w = buildLayout(x, 'worker');
+    expect([...w.rowKey].map((k) => x.workers[k])).toEqual(['t0 · svc', 't1 · svc']);
+    const t = buildLayout(x, 'tool');
+    expect([t.rows, [...t.order]]).toEqual([1, [2]]);
+    expect(t.row[0]).toBe(-1);
+  });
+  it('an empty timeline has no rows', () => {
+    const l = buildLayout(itemsOf([]), 'sample');
+    expect([l.rows, l.order.length]).toEqual([0, 0]);
+  });
+  it('searching and galloping agree', () => {
+    const rnd = random(3);
+    const start = Float64Array.from({ length: 300 }, () => Math.floor(rnd() * 100)).sort();
+    const order = Uint32Array.from(start.keys());
+    for (let t = -1; t < 102; t++) for (const lo of [0, 7, 299]) expect(gallop(order, start, lo, 300, t)).toBe(firstFrom(order, start, lo, 300, t));
+  });
+});
+
+const palette = Uint32Array.from({ length: PHASES.length * SHADES }, (_, i) => 0xff808000 + i);
+const frame = (x: { phase: Uint8Array }, t0: number, scale: number, width: number): Frame => ({
+  t0, scale, width, colorOf: (i) => x.phase[i], colors: palette, errorColor: 0xff0000ff, background: 0xff000000, dimmed: null, states: 15,
+});
+
+describe('level of detail', () => {
+  const bars = (n: number, gap: number, length: number): S[] => Array.from({ length: n }, (_, i) => ({ id: i + 1, start: i * gap, end: i * gap + length, sample: 'a' }));
+  it('paints whole pixels exactly and edges by coverage', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 0.001 }, { id: 2, start: 10, end: 20.5 }]);
+    const l = buildLayout(x, 'worker');
+    const line = new Uint32Array(40).fill(0xff000000);
+    const out = new LaneMarks();
+    paintLane(line, frame(x, 0, 1, 40), x, l, 0, out);
+    const c = palette[x.phase[1] * SHADES];
+    expect([...line.slice(10, 20)]).toEqual(Array<number>(10).fill(c));
+    expect(line[20]).toBe(mix(0xff000000, c, 0.5));
+    expect(line[21]).toBe(0xff000000);
+    expect(out.bars).toEqual([1, 10, 21]);
+  });
+  it('steps at most once a pixel however many items there are', () => {
+    const x = itemsOf(bars(50_000, 0.01, 0.009));
+    const l = buildLayout(x, 'sample');
+    let asked = 0;
+    const f = frame(x, 0, 1, 500);
+    paintLane(new Uint32Array(500), { ...f, colorOf: (i) => (asked++, f.colorOf(i)) }, x, l, 0, new LaneMarks());
+    expect(asked).toBeLessThanOrEqual(501);
+    expect(asked).toBeGreaterThan(490);
+  });
+  it('never loses a narrow item or a wide one that starts beside it', () => {
+    const x = itemsOf([{ id: 1, start: 5.1, end: 5.15 }, { id: 2, start: 5.2, end: 5.25 }, { id: 3, start: 5.3, end: 15 }, { id: 4, start: 30.4, end: 30.41 }]);
+    const line = new Uint32Array(40).fill(0xff000000);
+    paintLane(line, frame(x, -5.1, 1, 40), x, buildLayout(x, 'worker'), 0, new LaneMarks());
+    expect(line[5]).not.toBe(0xff000000);
+    expect(line[10]).toBe(palette[x.phase[2] * SHADES]);
+    expect(line[30]).not.toBe(0xff000000);
+    expect(line[31]).toBe(0xff000000);
+  });
+  it('keeps the marks among bars that are merged', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 0.1 }, { id: 2, start: 0.2, end: 0.2, state: 'instant' }, { id: 3, start: 0.3, end: 0.4 }, { id: 4, start: 90, end: 91 }]);
+    const out = new LaneMarks();
+    paintLane(new Uint32Array(100), frame(x, 0, 1, 100), x, buildLayout(x, 'worker'), 0, out);
+    expect(out.marks).toEqual([1, 0.2, 1]);
+  });
+  it('shows a bar that began before the window', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 1000 }, { id: 9, parent: 1, start: 2, end: 2, state: 'instant' }]);
+    const line = new Uint32Array(10).fill(0);
+    paintLane(line, frame(x, 500, 1, 10), x, buildLayout(x, 'worker'), 0, new LaneMarks());
+    expect(line[0]).not.toBe(0);
+    expect(line[9]).not.toBe(0);
+  });
+  it('clusters marks that lie closer than a mark is wide', () => {
+    const at = [1, 2, 3, 3 + CLUSTER, 60, 62];
+    const x = itemsOf(at.map((start, i) => ({ id: i + 1, start, end: start, state: 'instant' })));
+    const out = new LaneMarks();
+    paintLane(new Uint32Array(100), frame(x, -0.5, 1, 100), x, buildLayout(x, 'worker'), 0, out);
+    const clusters = Array.from({ length: out.marks.length / 3 }, (_, k) => out.marks[k * 3 + 2]);
+    expect(clusters).toEqual([3, 1, 2]);
+    expect(clusters.reduce((a, b) => a + b)).toBe(at.length);
+  });
+  it('leaves out states that are switched off', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: null, sample: 'a' }, { id: 2, parent: 1, start: 0, end: 8, sample: 'a' }]);
+    expect(x.flags[0] & STATE).toBe(OPEN);
+    const line = new Uint32Array(10).fill(7);
+    paintLane(line, { ...frame(x, 0, 1, 10), states: 15 & ~(1 << OPEN) }, x, buildLayout(x, 'sample'), 0, new LaneMarks());
+    expect([...line]).toEqual(Array<number>(10).fill(7));
+  });
+});
+
+describe('counts', () => {
+  const x = itemsOf([
+    { id: 1, start: 0, end: 100, sample: 'a', phase: 'rollout', name: 'root' }, { id: 2, parent: 1, start: 20, end: 60, sample: 'a', phase: 'decode' },
+    { id: 3, start: 0, end: 50, sample: 'b', phase: 'tool', trace: 2 }, { id: 4, start: 50, end: 100, sample: 'b', phase: 'reward', trace: 2, status: 'error' },
+  ]);
+  const l = buildLayout(x, 'sample');
+  it('a child takes its time from its parent', () => {
+    const b = phaseBins(x, l, 10, 0, 100, null);
+    const at = (key: string): number[] => Array.from(b.counts.slice(phase(key) * 10, phase(key) * 10 + 10));
+    expect(at('rollout')).toEqual([1, 1, 0, 0, 0, 0, 1, 1, 1, 1]);
+    expect(at('decode')).toEqual([0, 0, 1, 1, 1, 1, 0, 0, 0, 0]);
+    expect(at('tool')).toEqual([1, 1, 1, 1, 1, 0, 0, 0, 0, 0]);
+    expect(b.peak).toBe(2);
+  });
+  it('bins and cursor agree, also for shown rows only and on random data', () => {
+    const rnd = random(9);
+    const spans: S[] = [];
+    for (let s = 0; s < 12; s++) {
+      let t = rnd() * 50;
+      for (let k = 0; k < 20; k++) {
+        const end = t + rnd() * 30;
+        spans.push({ id: spans.length + 1, trace: s + 1, start: t, end, sample: String(s), phase: ['tool', 'decode', 'reward'][k % 3] });
+        t = end + rnd();
+      }
+    }
+    const y = itemsOf(spans);
+    const m = buildLayout(y, 'sample');
+    const shown = Uint8Array.from({ length: m.rows }, (_, r) => r % 2);
+    const rows = [...shown.keys()].filter((r) => shown[r]);
+    const n = 20_000;
+    const b = phaseBins(y, m, n, 0, y.extent, shown);
+    for (let k = 50; k < n; k += 997) {
+      const t = ((k + 0.5) / n) * y.extent;
+      const exact = countsAt(y, m, rows, t);
+      const around = (p: number): number[] => [k - 1, k, k + 1].map((j) => b.counts[p * n + j]);
+      PHASES.forEach((_, p) => expect(Math.min(...around(p).map((v) => Math.abs(v - exact[p])))).toBeLessThan(0.02));
+    }
+  });
+  it('the innermost span at a moment', () => {
+    expect(innermostAt(l, x, l.row[0], 30)).toBe(1);
+    expect(innermostAt(l, x, l.row[0], 70)).toBe(0);
+    expect(innermostAt(l, x, l.row[0], 101)).toBe(-1);
+  });
+  it('statistics of a range are clipped to it', () => {
+    const s = statsIn(x, l, null, 40, 80);
+    const work = s.find((e) => x.names[e.name] === 'work')!;
+    expect(work).toMatchObject({ count: 3, total: 20 + 10 + 30, max: 30 });
+    expect(s.find((e) => x.names[e.name] === 'root')).toMatchObject({ count: 1, total: 40, p50: 40 });
+  });
+  it('rows that are shown, sorted and grouped', () => {
+    const spans: S[] = ['10', '9', '2', '1'].map((sample, i) => ({ id: i + 1, trace: i + 1, start: i * 10, end: i * 10 + 5 * (i + 1), sample, group: i % 2 ? 'x' : 'y', name: i === 2 ? 'browser' : 'bash', status: i === 3 ? 'error' : 'ok' }));
+    const y = itemsOf([...spans, { id: 50, trace: 50, start: 0, end: 50, thread: 'driver' }]);
+    const m = buildLayout(y, 'sample');
+    const t = rowTable(y, m, null);
+    const q: RowQuery = { text: '', sort: 'sample', desc: false, grouped: false, attempt: null };
+    const order = (more: Partial<RowQuery>): string[] => [...orderRows(y, m, t, { ...q, ...more }).order].map((r) => t.label[r]);
+    expect(order({})).toEqual(['driver · svc', '1', '2', '9', '10']);
+    expect(order({ sort: 'duration', desc: true })).toEqual(['driver · svc', '1', '2', '9', '10']);
+    expect(order({ sort: 'start' })).toEqual(['driver · svc', '10', '9', '2', '1']);
+    expect(order({ grouped: true })).toEqual(['driver · svc', '1', '9', '2', '10']);
+    expect(order({ text: 'name:browser' })).toEqual(['2']);
+    expect(order({ text: 'is:error' })).toEqual(['1']);
+    expect(order({ text: 'group:x -is:error' })).toEqual(['9']);
+    expect(order({ text: 'duration:>0.012' })).toEqual(['driver · svc', '1', '2']);
+    expect(order({ text: 'nothing' })).toEqual([]);
+    expect(order({ sort: 'reward' })).toHaveLength(5);
+    expect(y.flags[3] & ERROR).toBeTruthy();
+  });
+});

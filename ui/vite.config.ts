@@ -1,0 +1,37 @@
+// Two builds from one source. The default one goes into the binary (index.html and hashed assets, the layout worker a file
+// of its own: the server's policy is script-src 'self'). `--mode static` makes one self-contained viewer.html: script,
+// styles and the worker inside, with a marker where the binary puts the data.
+import { svelte } from '@sveltejs/vite-plugin-svelte';
+import { defineConfig } from 'vitest/config';
+import { oneFile } from './scripts/one-file.mjs';
+
+const api = process.env.ROLLSCOPE_API ?? 'http://127.0.0.1:7200';
+
+export default defineConfig(({ mode }) => {
+  const isStatic = mode === 'static';
+  return {
+    base: './',
+    plugins: [svelte(), ...(isStatic ? [oneFile()] : [])],
+    define: { __STATIC__: JSON.stringify(isStatic) },
+    resolve: { alias: isStatic ? { '#worker': '/src/timeline/worker-inline.ts' } : { '#worker': '/src/timeline/worker-file.ts' } },
+    worker: { format: 'es' as const },
+    build: {
+      outDir: isStatic ? 'dist-static' : 'dist',
+      target: 'es2022',
+      modulePreload: false as const,
+      assetsInlineLimit: isStatic ? 100_000_000 : 0,
+      cssCodeSplit: !isStatic,
+      sourcemap: false,
+    },
+    server: { proxy: { '/api': api } },
+    test: {
+      projects: [
+        { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node' } },
+        {
+          extends: true as const,
+          test: { name: 'page', include: ['tests/page/**/*.test.ts'], environment: 'node', testTimeout: 60_000, hookTimeout: 90_000, fileParallelism: false },
+        },
+      ],
+    },
+  };
+});
