@@ -117,7 +117,9 @@ fn refuse(problem: Problem, headers: &HeaderMap) -> Response {
         return problem.into_response();
     }
     grpc::error(match problem.status() {
-        StatusCode::UNAUTHORIZED => tonic::Status::unauthenticated("send the server's token as `authorization: Bearer TOKEN`"),
+        StatusCode::UNAUTHORIZED => {
+            tonic::Status::unauthenticated("send the server's token as `authorization: Bearer TOKEN`")
+        }
         _ => tonic::Status::permission_denied(problem.detail()),
     })
 }
@@ -139,7 +141,9 @@ impl Door {
         let origin = headers.get(header::ORIGIN)?.to_str().unwrap_or("null");
         let same = origin.split_once("://").is_some_and(|(_, origin)| {
             // Another port of this machine is the page's own development server.
-            host.is_some_and(|host| host == origin || (is_loopback_name(name_of(host)) && is_loopback_name(name_of(origin))))
+            host.is_some_and(|host| {
+                host == origin || (is_loopback_name(name_of(host)) && is_loopback_name(name_of(origin)))
+            })
         });
         (!same).then(|| Problem::forbidden(format!("a page of `{origin}` may not change anything here")))
     }
@@ -228,7 +232,8 @@ mod tests {
     #[test]
     fn names_of_this_machine_are_local() {
         let bound = "127.0.0.1:7200".parse().unwrap();
-        for good in ["localhost", "localhost:7200", "LOCALHOST:1", "127.0.0.1:7200", "127.8.8.8", "[::1]:7200", "[::1]"] {
+        for good in ["localhost", "localhost:7200", "LOCALHOST:1", "127.0.0.1:7200", "127.8.8.8", "[::1]:7200", "[::1]"]
+        {
             assert!(is_local(good, bound), "{good}");
         }
         for bad in ["evil.example", "localhost.evil.example:7200", "10.0.0.1", "", "127.0.0.1.evil.example"] {
@@ -253,9 +258,13 @@ mod tests {
     #[test]
     fn tokens_and_sessions() {
         let door = door(&["first", "second"]);
-        for (value, good) in
-            [("Bearer first", true), ("bearer second", true), ("Bearer third", false), ("Basic first", false), ("first", false)]
-        {
+        for (value, good) in [
+            ("Bearer first", true),
+            ("bearer second", true),
+            ("Bearer third", false),
+            ("Basic first", false),
+            ("first", false),
+        ] {
             assert_eq!(door.auth.request_is_good(&headers(&[("authorization", value)])), good, "{value}");
         }
         let session = door.auth.new_session();

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use arrow::array::{Array, AsArray, RecordBatch, StructArray};
 use arrow::compute::cast;
 use arrow::datatypes::{
-    DataType, Field, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, Schema, SchemaRef,
-    UInt8Type, UInt16Type, UInt32Type, UInt64Type,
+    DataType, Field, Float16Type, Float32Type, Float64Type, Int8Type, Int16Type, Int32Type, Int64Type, Schema,
+    SchemaRef, UInt8Type, UInt16Type, UInt32Type, UInt64Type,
 };
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
@@ -20,7 +20,7 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use rollscope_model::attrs;
 
 /// Writes the value of one row, as JSON.
-type Cell<'a> = Box<dyn Fn(&mut Vec<u8>, usize) + Send + 'a>;
+type Cell<'a> = Box<dyn Fn(&mut Vec<u8>, usize) + 'a>;
 
 macro_rules! integers {
     ($array:expr, $type:ty) => {{
@@ -59,14 +59,14 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         DataType::Null => return Ok(Box::new(|out, _| out.extend_from_slice(b"null"))),
         DataType::Boolean => {
             let array = array.as_boolean();
-            Box::new(|out, row| attrs::write_bool(out, array.value(row)))
+            Box::new(move |out, row| attrs::write_bool(out, array.value(row)))
         }
         DataType::Int8 => integers!(array, Int8Type),
         DataType::Int16 => integers!(array, Int16Type),
         DataType::Int32 => integers!(array, Int32Type),
         DataType::Int64 => {
             let array = array.as_primitive::<Int64Type>();
-            Box::new(|out, row| attrs::write_int(out, array.value(row)))
+            Box::new(move |out, row| attrs::write_int(out, array.value(row)))
         }
         DataType::UInt8 => integers!(array, UInt8Type),
         DataType::UInt16 => integers!(array, UInt16Type),
@@ -74,11 +74,11 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         DataType::UInt64 => integers!(array, UInt64Type),
         DataType::Float16 => {
             let array = array.as_primitive::<Float16Type>();
-            Box::new(|out, row| float(out, array.value(row).to_f64()))
+            Box::new(move |out, row| float(out, array.value(row).to_f64()))
         }
         DataType::Float32 => {
             let array = array.as_primitive::<Float32Type>();
-            Box::new(|out, row| match array.value(row) {
+            Box::new(move |out, row| match array.value(row) {
                 v if v.is_finite() => {
                     let _ = write!(out, "{v:?}");
                 }
@@ -87,7 +87,7 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         }
         DataType::Float64 => {
             let array = array.as_primitive::<Float64Type>();
-            Box::new(|out, row| float(out, array.value(row)))
+            Box::new(move |out, row| float(out, array.value(row)))
         }
         DataType::Utf8 => texts!(array.as_string::<i32>()),
         DataType::LargeUtf8 => texts!(array.as_string::<i64>()),
@@ -152,9 +152,9 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         }
     };
     Ok(match array.logical_nulls() {
-        Some(nulls) if nulls.null_count() > 0 => Box::new(move |out, row| {
-            if nulls.is_null(row) { out.extend_from_slice(b"null") } else { write(out, row) }
-        }),
+        Some(nulls) if nulls.null_count() > 0 => {
+            Box::new(move |out, row| if nulls.is_null(row) { out.extend_from_slice(b"null") } else { write(out, row) })
+        }
         _ => write,
     })
 }

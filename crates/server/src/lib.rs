@@ -108,7 +108,9 @@ impl App {
                 format!("the request exceeds max_api_request_bytes ({limit})"),
             )),
             Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
-            Err(_) => Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s")),
+            Err(_) => {
+                Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s"))
+            }
         }
     }
 }
@@ -226,8 +228,10 @@ async fn not_otlp(request: Request) -> Response {
     if grpc::is_grpc(request.headers()) {
         return grpc::error(tonic::Status::unimplemented(format!("there is no {path}; this is an OTLP receiver")));
     }
-    Problem::not_found(format!("there is no {path}; this port takes OTLP (POST /v1/traces, /v1/metrics), the page has another"))
-        .into_response()
+    Problem::not_found(format!(
+        "there is no {path}; this port takes OTLP (POST /v1/traces, /v1/metrics), the page has another"
+    ))
+    .into_response()
 }
 
 /// A bug of ours in a handler: said, logged, and the next request is served.

@@ -71,7 +71,8 @@ impl Counters {
 
     /// For `/api/v1/health`: all protocols together.
     pub fn ingest_json(&self) -> Value {
-        let sum = |pick: fn(&IngestCounters) -> &AtomicU64| self.ingest.iter().map(|c| pick(c).load(Relaxed)).sum::<u64>();
+        let sum =
+            |pick: fn(&IngestCounters) -> &AtomicU64| self.ingest.iter().map(|c| pick(c).load(Relaxed)).sum::<u64>();
         serde_json::json!({
             "requests": sum(|c| &c.requests),
             "refused": sum(|c| &c.refused),
@@ -115,7 +116,10 @@ impl Counters {
         ];
         for (name, kind, help, value) in plain {
             let value = value.load(Relaxed);
-            let _ = writeln!(out, "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} {kind}\nrollscope_{name} {value}");
+            let _ = writeln!(
+                out,
+                "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} {kind}\nrollscope_{name} {value}"
+            );
         }
         let seconds = self.query_microseconds.load(Relaxed) as f64 / 1e6;
         let _ = writeln!(

@@ -45,7 +45,8 @@ pub async fn security_headers(mut response: Response) -> Response {
 pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     let path = uri.path().trim_start_matches('/');
     if path.starts_with("api/") || path == "api" || path.starts_with("v1/") {
-        return Problem::not_found(format!("there is no /{path}; /api/v1/openapi.json lists what there is")).into_response();
+        return Problem::not_found(format!("there is no /{path}; /api/v1/openapi.json lists what there is"))
+            .into_response();
     }
     if method != Method::GET && method != Method::HEAD {
         return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the page is read with GET").into_response();

@@ -67,7 +67,9 @@ impl Params {
     pub fn done(self) -> Result<(), Problem> {
         match self.pairs.iter().find(|(key, _)| !self.known.contains(&key.as_str())) {
             None => Ok(()),
-            Some((key, _)) if self.known.is_empty() => Err(Problem::parameter(key, "left out: this takes no parameters")),
+            Some((key, _)) if self.known.is_empty() => {
+                Err(Problem::parameter(key, "left out: this takes no parameters"))
+            }
             Some((key, _)) => Err(Problem::parameter(key, format!("one of: {}", self.known.join(", ")))),
         }
     }

@@ -77,10 +77,7 @@ pub fn router(app: &App) -> Router {
 
 /// Only whether the server lives: for the OTLP ports.
 pub fn health_router(app: &App) -> Router {
-    Router::new()
-        .route("/healthz", get(health::healthz))
-        .route("/readyz", get(health::readyz))
-        .with_state(app.clone())
+    Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz)).with_state(app.clone())
 }
 
 /// This description.

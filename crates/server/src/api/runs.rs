@@ -112,7 +112,9 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
             continue;
         }
         for batch in &rows.tail {
-            let (Some(run), Some(step)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else { continue };
+            let (Some(run), Some(step)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else {
+                continue;
+            };
             let (run, step) = (run.as_dictionary::<Int32Type>(), step.as_primitive::<Int64Type>());
             let names = run.values().as_string::<i32>();
             if let (1, Some(first), Some(last)) = (names.len(), min(step), max(step)) {
@@ -205,7 +207,8 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
 
     let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
     for batch in &spans {
-        let (step, start, end) = (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
+        let (step, start, end) =
+            (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         let (spans, samples) = (int_column(batch, "spans")?, int_column(batch, "samples")?);
         let open = int_column(batch, "open")?;
         for i in 0..batch.num_rows() {
@@ -217,7 +220,8 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
         }
     }
     for batch in &samples {
-        let (step, start, end) = (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
+        let (step, start, end) =
+            (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
         for i in 0..batch.num_rows() {
             let info = steps.entry(step[i].unwrap_or_default()).or_default();

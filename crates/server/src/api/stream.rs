@@ -2,7 +2,7 @@
 //! early is answered with a problem, and a short answer says in its headers whether it is complete. A long answer says so in
 //! a trailer. An error after the first part breaks the body off: no reader can take it for a whole one.
 
-use std::sync::Arc;
+use std::io;
 use std::sync::atomic::Ordering::Relaxed;
 
 use arrow::array::RecordBatch;
@@ -151,7 +151,7 @@ pub async fn respond(answer: Answer, format: Format, max_rows: u64) -> Result<Re
     Ok((headers, Body::new(StreamBody::new(frames(first, rows)))).into_response())
 }
 
-fn frames(first: Bytes, rows: Rows) -> impl futures::Stream<Item = Result<Frame<Bytes>, Arc<Problem>>> {
+fn frames(first: Bytes, rows: Rows) -> impl futures::Stream<Item = io::Result<Frame<Bytes>>> {
     enum Next {
         Part(Rows),
         Trailer(HeaderValue),
@@ -164,7 +164,7 @@ fn frames(first: Bytes, rows: Rows) -> impl futures::Stream<Item = Result<Frame<
                 Ok(part) => Some((Ok(Frame::data(part)), Next::Part(rows))),
                 Err(problem) => {
                     tracing::debug!(detail = problem.detail(), "an answer broke off");
-                    Some((Err(Arc::new(problem)), Next::Nothing))
+                    Some((Err(io::Error::other(problem.detail())), Next::Nothing))
                 }
             },
             Next::Trailer(flag) => {

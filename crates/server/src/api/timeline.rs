@@ -80,7 +80,8 @@ pub async fn timeline(State(app): State<App>, Path(run): Path<String>, params: P
         Some(Window::Step(step)) => {
             let own = format!("run_id = {run} and step = {step}");
             // The step's time bounds the search for spans that only its traces tell of.
-            let range = format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
+            let range =
+                format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
             let range = collect(&app.engine, &range).await?;
             let bound = |name| -> Result<Option<i64>, Problem> {
                 Ok(range.first().map(|b| int_column(b, name)).transpose()?.and_then(|c| c.first().copied().flatten()))

@@ -94,7 +94,8 @@ fn arrow_comes_out_in_pieces_and_reads_back() {
     }
     stream.finish().unwrap();
     bytes.extend(stream.drain());
-    let read: Vec<_> = arrow::ipc::reader::StreamReader::try_new(&bytes[..], None).unwrap().map(Result::unwrap).collect();
+    let read: Vec<_> =
+        arrow::ipc::reader::StreamReader::try_new(&bytes[..], None).unwrap().map(Result::unwrap).collect();
     assert_eq!(read.len(), 2);
     assert_eq!(read[0].schema().field(0).data_type(), &DataType::Utf8);
     assert_eq!(read[0].column(2), batch.column(2));

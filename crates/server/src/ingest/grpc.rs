@@ -33,10 +33,9 @@ pub fn router(ingest: &Ingest) -> Router {
 
 /// Whether a client of gRPC waits for the answer.
 pub fn is_grpc(headers: &HeaderMap) -> bool {
-    headers
-        .get(header::CONTENT_TYPE)
-        .and_then(|v| v.to_str().ok())
-        .is_some_and(|v| v == "application/grpc" || v.starts_with("application/grpc+") || v.starts_with("application/grpc;"))
+    headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).is_some_and(|v| {
+        v == "application/grpc" || v.starts_with("application/grpc+") || v.starts_with("application/grpc;")
+    })
 }
 
 /// A gRPC error as an HTTP response.
@@ -151,7 +150,8 @@ mod tests {
         let frame = |bytes: &'static [u8]| unframe(Bytes::from_static(bytes));
         assert_eq!(frame(b"\0\0\0\0\x02ab").unwrap(), (false, Bytes::from_static(b"ab")));
         assert!(frame(b"\x01\0\0\0\0").unwrap().0);
-        for bad in [&b""[..], b"\0\0\0\0", b"\x02\0\0\0\0", b"\0\0\0\0\x03ab", b"\0\0\0\0\x01ab", b"\0\xff\xff\xff\xff"] {
+        for bad in [&b""[..], b"\0\0\0\0", b"\x02\0\0\0\0", b"\0\0\0\0\x03ab", b"\0\0\0\0\x01ab", b"\0\xff\xff\xff\xff"]
+        {
             assert!(matches!(frame(bad), Err(Refusal::Malformed(_))), "{bad:?}");
         }
     }
