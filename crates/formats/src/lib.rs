@@ -5,3 +5,5 @@
 
 pub mod export;
 pub mod import;
+#[doc(hidden)]
+pub mod testing;

@@ -7,6 +7,8 @@ use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
 pub mod otlp;
+pub mod slime_pt;
+pub mod torch;
 
 /// What went wrong with a file, in words that say what to do.
 #[derive(Debug, thiserror::Error)]
@@ -61,4 +63,4 @@ pub trait Importer: Sync {
 }
 
 /// Every format we read, in the order they are tried.
-pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson];
+pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &slime_pt::SlimeDump];

@@ -1,0 +1,5 @@
+//! Tests of the formats from outside, one binary.
+
+mod slime;
+mod torch_hostile;
+mod torch_values;
