@@ -58,7 +58,7 @@ fn compare(path: &str, ours: &Value, theirs: &Value) {
 
 #[test]
 fn caches_are_equal_to_slimes_item_by_item() {
-    for name in ["small", "legacy", "sample_objects", "tensors", "bare_list"] {
+    for name in ["small", "legacy", "sample_objects", "tensors", "bare_list", "odd_traces"] {
         compare(name, &ours(&open(name)), &theirs(name));
     }
 }

@@ -252,6 +252,16 @@ impl Writer<'_> {
                 out.push(b'}');
             }
             _ if self.style == Style::Typed => self.typed(out, value, depth),
+            // Subclasses of list and dict are lists and dicts to Python.
+            Tag::Object if heap.object_of(value).is_some_and(|o| !o.items.is_none()) => {
+                let items = heap.object_of(value).map_or(Value::NONE, |o| o.items);
+                self.items(out, items, depth);
+            }
+            Tag::Object if heap.object_of(value).is_some_and(|o| !o.entries.is_none()) => {
+                out.push(b'{');
+                self.entries(out, heap.object_of(value).map_or(Value::NONE, |o| o.entries), depth, false);
+                out.push(b'}');
+            }
             _ => match self.torch.scalar(value) {
                 // `numpy.float64` is a `float` to Python.
                 Some(Number::Float(f))
