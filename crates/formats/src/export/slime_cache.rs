@@ -149,7 +149,12 @@ fn get(torch: &Torch, attrs: Value, key: Option<Key>) -> Option<Value> {
     torch.heap.get_key(attrs, key?)
 }
 
-fn pd_values<'a>(torch: &'a Torch, keys: &'a Keys, lane: usize, attrs: Value) -> impl Iterator<Item = (usize, Value)> + 'a {
+fn pd_values<'a>(
+    torch: &'a Torch,
+    keys: &'a Keys,
+    lane: usize,
+    attrs: Value,
+) -> impl Iterator<Item = (usize, Value)> + 'a {
     keys.pd[lane]
         .iter()
         .enumerate()
@@ -159,8 +164,7 @@ fn pd_values<'a>(torch: &'a Torch, keys: &'a Keys, lane: usize, attrs: Value) ->
 
 fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row) {
     let items = &row.rebuilt.items;
-    let mut shown: Vec<Shown> =
-        items.iter().map(|item| Shown { item, lane_of: None, lane: item.depth }).collect();
+    let mut shown: Vec<Shown> = items.iter().map(|item| Shown { item, lane_of: None, lane: item.depth }).collect();
     let mut last_lane = shown.iter().map(|s| s.lane).max().unwrap_or(0);
     if keys.any_pd {
         for item in &items[..row.rebuilt.spans] {
@@ -388,8 +392,10 @@ fn attributes(out: &mut Vec<u8>, torch: &Torch, value: Value) {
 
 /// Text is cut after so many characters, and says how many there were.
 fn compact(out: &mut Vec<u8>, torch: &Torch, value: Value, longest: usize) {
-    if matches!(value.tag(), Tag::None | Tag::Bool | Tag::Int | Tag::Long | Tag::Float | Tag::Dict | Tag::List | Tag::Tuple)
-    {
+    if matches!(
+        value.tag(),
+        Tag::None | Tag::Bool | Tag::Int | Tag::Long | Tag::Float | Tag::Dict | Tag::List | Tag::Tuple
+    ) {
         return json(out, torch, value);
     }
     let text = torch.text(value);

@@ -274,11 +274,23 @@ pub struct Shape {
 
 impl Shape {
     /// 2,048 samples of 60 spans, 143 MB.
-    pub const M: Shape =
-        Shape { rollout_id: 0, samples: 2048, spans: 60, prompt_tokens: 512, response_tokens: 2860, response_bytes: 11_440 };
+    pub const M: Shape = Shape {
+        rollout_id: 0,
+        samples: 2048,
+        spans: 60,
+        prompt_tokens: 512,
+        response_tokens: 2860,
+        response_bytes: 11_440,
+    };
     /// 8,192 samples of 114 spans, 713 MB.
-    pub const L: Shape =
-        Shape { rollout_id: 0, samples: 8192, spans: 114, prompt_tokens: 512, response_tokens: 3150, response_bytes: 12_600 };
+    pub const L: Shape = Shape {
+        rollout_id: 0,
+        samples: 8192,
+        spans: 114,
+        prompt_tokens: 512,
+        response_tokens: 3150,
+        response_bytes: 12_600,
+    };
 }
 
 /// Numbers that look random and are always the same.
@@ -471,60 +483,57 @@ fn trace(p: &mut Pickler, dice: &mut Dice, shape: &Shape, n: usize) {
         let start = 1_756_000_000.0 + (n / 8) as f64 * 0.01;
         let mut trace = Trace { dice, id, sample: n as i64, group: (n / 8) as i64, now: start };
         let (mut group, mut outer, mut open, mut span, mut step) = (0, 0, 0, 0, 0);
-        p.list(2 * (inner + 2) + instants, |p, _| {
-            match step {
-                0 => {
-                    group = trace.event(p, "span_start", "generate_and_rm_group", None, None, &[("group_size", 8.0)]);
-                    step = 1;
+        p.list(2 * (inner + 2) + instants, |p, _| match step {
+            0 => {
+                group = trace.event(p, "span_start", "generate_and_rm_group", None, None, &[("group_size", 8.0)]);
+                step = 1;
+            }
+            1 => {
+                outer = trace.event(p, "span_start", "generate_and_rm", None, Some(group), &[]);
+                step = if inner == 0 { 4 } else { 2 };
+            }
+            2 => {
+                let tool = span % 2 == 1;
+                let name = if tool { "tool_call" } else { "sglang_generate" };
+                let attrs: &[(&str, f64)] = if tool { &[("turn", 1.0)] } else { &[("max_new_tokens", 4096.0)] };
+                open = trace.event(p, "span_start", name, None, Some(outer), attrs);
+                trace.now += 0.05 + trace.dice.unit();
+                step = 3;
+                span += 1;
+            }
+            3 => {
+                let (name, attrs): (&str, Vec<(&str, f64)>) = if span % 2 == 0 {
+                    ("tool_call", vec![("exit_code", 0.0), ("output_chars", 100.0)])
+                } else {
+                    let unit = trace.dice.unit();
+                    (
+                        "sglang_generate",
+                        vec![
+                            ("prompt_tokens", 512.0),
+                            ("completion_tokens", 40.0),
+                            ("cached_tokens", 128.0),
+                            ("queue_time", unit / 7.0),
+                            ("e2e_latency", unit * 3.0 + 0.001),
+                            ("decode_throughput", 40.0 + unit),
+                        ],
+                    )
+                };
+                trace.event(p, "span_end", name, Some(open), None, &attrs);
+                step = if span % 16 == 0 && span / 16 <= instants { 6 } else { 2 };
+                if span == inner && step == 2 {
+                    step = 4;
                 }
-                1 => {
-                    outer = trace.event(p, "span_start", "generate_and_rm", None, Some(group), &[]);
-                    step = if inner == 0 { 4 } else { 2 };
-                }
-                2 => {
-                    let tool = span % 2 == 1;
-                    let name = if tool { "tool_call" } else { "sglang_generate" };
-                    let attrs: &[(&str, f64)] =
-                        if tool { &[("turn", 1.0)] } else { &[("max_new_tokens", 4096.0)] };
-                    open = trace.event(p, "span_start", name, None, Some(outer), attrs);
-                    trace.now += 0.05 + trace.dice.unit();
-                    step = 3;
-                    span += 1;
-                }
-                3 => {
-                    let (name, attrs): (&str, Vec<(&str, f64)>) = if span % 2 == 0 {
-                        ("tool_call", vec![("exit_code", 0.0), ("output_chars", 100.0)])
-                    } else {
-                        let unit = trace.dice.unit();
-                        (
-                            "sglang_generate",
-                            vec![
-                                ("prompt_tokens", 512.0),
-                                ("completion_tokens", 40.0),
-                                ("cached_tokens", 128.0),
-                                ("queue_time", unit / 7.0),
-                                ("e2e_latency", unit * 3.0 + 0.001),
-                                ("decode_throughput", 40.0 + unit),
-                            ],
-                        )
-                    };
-                    trace.event(p, "span_end", name, Some(open), None, &attrs);
-                    step = if span % 16 == 0 && span / 16 <= instants { 6 } else { 2 };
-                    if span == inner && step == 2 {
-                        step = 4;
-                    }
-                }
-                6 => {
-                    trace.event(p, "event", "tool_enqueue", None, Some(outer), &[("turn", 2.0)]);
-                    step = if span == inner { 4 } else { 2 };
-                }
-                4 => {
-                    trace.event(p, "span_end", "generate_and_rm", Some(outer), None, &[]);
-                    step = 5;
-                }
-                _ => {
-                    trace.event(p, "span_end", "generate_and_rm_group", Some(group), None, &[]);
-                }
+            }
+            6 => {
+                trace.event(p, "event", "tool_enqueue", None, Some(outer), &[("turn", 2.0)]);
+                step = if span == inner { 4 } else { 2 };
+            }
+            4 => {
+                trace.event(p, "span_end", "generate_and_rm", Some(outer), None, &[]);
+                step = 5;
+            }
+            _ => {
+                trace.event(p, "span_end", "generate_and_rm_group", Some(group), None, &[]);
             }
         });
         p.shared("sample_id");

@@ -202,12 +202,21 @@ fn values_keep_their_types_in_the_tables() {
         for column in ["start_attrs", "end_attrs"] {
             let entries = spans[column].as_map().value(row);
             for i in 0..entries.len() {
-                let (k, v) = (entries.column(0).as_string::<i32>().value(i), entries.column(1).as_string::<i32>().value(i));
+                let (k, v) =
+                    (entries.column(0).as_string::<i32>().value(i), entries.column(1).as_string::<i32>().value(i));
                 seen.insert(format!("{k}={v}"));
             }
         }
     }
-    for wanted in ["np_i64=7", "np_bool=true", "np_f64=0.25", "t0d=3", "big=1180591620717411303424", "bytes={\"$bytes\":\"YWI=\"}", "set=[1]"] {
+    for wanted in [
+        "np_i64=7",
+        "np_bool=true",
+        "np_f64=0.25",
+        "t0d=3",
+        "big=1180591620717411303424",
+        "bytes={\"$bytes\":\"YWI=\"}",
+        "set=[1]",
+    ] {
         assert!(seen.contains(wanted), "{wanted} in {seen:?}");
     }
 }

@@ -165,7 +165,17 @@ fn damaged_pickles_are_refused() {
         assert!(pickle(bytes).is_err(), "{bytes:x?}");
     }
     // Odd, but whole.
-    for bytes in [b"N.".as_slice(), b"((1N.", b"(0N.", b"N\x98.", b"](e.", b"}(u.", b"N2\x86.", b"Nr\xff\xff\xff\x7f.", b"\x8a\0."] {
+    for bytes in [
+        b"N.".as_slice(),
+        b"((1N.",
+        b"(0N.",
+        b"N\x98.",
+        b"](e.",
+        b"}(u.",
+        b"N2\x86.",
+        b"Nr\xff\xff\xff\x7f.",
+        b"\x8a\0.",
+    ] {
         assert!(pickle(bytes).is_ok(), "{bytes:x?}");
     }
 }
@@ -200,7 +210,9 @@ fn bombs_do_not_go_off() {
             bytes.push(b'0');
             let mut p = Pickler::new();
             p.out = bytes;
+            p.op(b']');
             bomb_sample(&mut p, field);
+            p.op(b'a');
             exercise(torch_file(&p.finish()));
         });
     }
@@ -217,7 +229,9 @@ fn bombs_do_not_go_off() {
         assert!(torch.json(torch.root, Style::Slime, 1 << 16).len() < 1 << 18);
         assert!(torch.text(torch.root).len() < 1 << 20);
         exercise(torch_file(b"\x80\x02]q\0h\0a."));
-        exercise(torch_file(b"\x80\x02}q\0(X\x07\0\0\0samples](h\0h\0h\0eX\x05\0\0\0traceh\0X\x06\0\0\0events](h\0h\0eu."));
+        exercise(torch_file(
+            b"\x80\x02}q\0(X\x07\0\0\0samples](h\0h\0h\0eX\x05\0\0\0traceh\0X\x06\0\0\0events](h\0h\0eu.",
+        ));
     });
     // A million samples that are one sample.
     quickly("one sample a million times", || {
@@ -225,7 +239,6 @@ fn bombs_do_not_go_off() {
         p.op(b']');
         p.op(b'(');
         bomb_sample(&mut p, "");
-        p.put();
         let n = p.put();
         for _ in 0..200_000 {
             p.get(n);
@@ -275,31 +288,29 @@ fn bombs_do_not_go_off() {
     });
 }
 
-/// A list of one sample whose trace has a few events; `field` of them is the list remembered as 60.
+/// A sample whose trace has a few events; `field` of them is the list remembered as 60.
 fn bomb_sample(p: &mut Pickler, field: &str) {
-    p.list(1, |p, _| {
-        p.dict(4, |p| {
-            for name in ["reward", "metadata", "label"] {
-                p.text(name);
-                if field.is_empty() { p.none() } else { p.get(60) }
-            }
-            p.text("trace");
-            p.dict(1, |p| {
-                p.text("events");
-                p.list(3, |p, n| {
-                    p.dict(7, |p| {
-                        for name in ["type", "ts", "name", "span_id", "parent_span_id", "attempt", "attrs"] {
-                            p.text(name);
-                            match name {
-                                _ if name == field => p.get(60),
-                                "type" => drop(p.text(["span_start", "span_end", "event"][n])),
-                                "ts" => p.float(1e9 + n as f64),
-                                "attempt" => p.int(0),
-                                "attrs" => p.none(),
-                                _ => drop(p.text("same")),
-                            }
+    p.dict(4, |p| {
+        for name in ["reward", "metadata", "label"] {
+            p.shared(name);
+            if field.is_empty() { p.none() } else { p.get(60) }
+        }
+        p.shared("trace");
+        p.dict(1, |p| {
+            p.shared("events");
+            p.list(3, |p, n| {
+                p.dict(7, |p| {
+                    for name in ["type", "ts", "name", "span_id", "parent_span_id", "attempt", "attrs"] {
+                        p.shared(name);
+                        match name {
+                            _ if name == field => p.get(60),
+                            "type" => p.shared(["span_start", "span_end", "event"][n]),
+                            "ts" => p.float(1e9 + n as f64),
+                            "attempt" => p.int(0),
+                            "attrs" => p.none(),
+                            _ => p.shared("same"),
                         }
-                    });
+                    }
                 });
             });
         });
@@ -308,9 +319,15 @@ fn bomb_sample(p: &mut Pickler, field: &str) {
 
 #[test]
 fn tensors_that_do_not_fit_their_storage_are_not_read() {
-    for (numel, offset, size, stride) in
-        [(4, 0, 5, 1), (4, 4, 1, 1), (4, 0, 2, 4), (4, 1 << 40, 1, 1), (1 << 40, 0, 1 << 40, 1), (4, 0, 2, -1), (4, 0, 4, i64::MAX)]
-    {
+    for (numel, offset, size, stride) in [
+        (4, 0, 5, 1),
+        (4, 4, 1, 1),
+        (4, 0, 2, 4),
+        (4, 1 << 40, 1, 1),
+        (1 << 40, 0, 1 << 40, 1),
+        (4, 0, 2, -1),
+        (4, 0, 4, i64::MAX),
+    ] {
         let mut p = Pickler::new();
         p.global("torch._utils", "_rebuild_tensor_v2");
         p.op(b'(');

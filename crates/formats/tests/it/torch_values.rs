@@ -56,7 +56,12 @@ fn plain_values_read_as_slime_would_show_them() {
                 "enum" => assert_eq!(ours, "Color('red')"),
                 "thing" => assert_eq!(ours, "<odd.things.Thing object>"),
                 "slot" => assert_eq!(ours, "<odd.things.Slotted object>"),
-                "rng" => assert_eq!(ours, "<builtins.range object>".replace("builtins", if file < "plain_p3" { "__builtin__" } else { "builtins" }).replace("__builtin__.range", "__builtin__.xrange")),
+                "rng" => assert_eq!(
+                    ours,
+                    "<builtins.range object>"
+                        .replace("builtins", if file < "plain_p3" { "__builtin__" } else { "builtins" })
+                        .replace("__builtin__.range", "__builtin__.xrange")
+                ),
                 "deque" => assert_eq!(ours, serde_json::json!([1, 2])),
                 "ba" => assert_eq!(ours, "b'xy'"),
                 "loop" => assert!(ours[1][1][0] == 1),

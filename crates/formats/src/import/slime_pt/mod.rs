@@ -188,7 +188,9 @@ impl Dump {
 
     /// The run a dump belongs to when nobody says: the folder of dumps it lies in.
     pub fn default_run(&self) -> String {
-        let folder = std::path::absolute(&self.path).ok().and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
+        let folder = std::path::absolute(&self.path)
+            .ok()
+            .and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
         folder.unwrap_or_else(|| self.path.file_stem().map_or("slime".into(), |s| s.to_string_lossy().into_owned()))
     }
 
@@ -231,7 +233,12 @@ fn no_dump(torch: &Torch) -> String {
     let what = match root.tag() {
         Tag::Dict => {
             let keys: Vec<String> = torch.heap.entries(root).take(5).map(|(k, _)| short(torch.text(k))).collect();
-            format!("a dict with {} entries ({}{})", torch.heap.len(root), keys.join(", "), if torch.heap.len(root) > 5 { ", ..." } else { "" })
+            format!(
+                "a dict with {} entries ({}{})",
+                torch.heap.len(root),
+                keys.join(", "),
+                if torch.heap.len(root) > 5 { ", ..." } else { "" }
+            )
         }
         Tag::List | Tag::Tuple => "a list of other things".into(),
         Tag::Object => match torch.class_name(root) {
@@ -253,7 +260,7 @@ fn short(text: String) -> String {
 /// The last number in a file's name: `rollout_eval_12` is step 12.
 fn digits(stem: &str) -> Option<i64> {
     let end = stem.rfind(|c: char| c.is_ascii_digit())? + 1;
-    let start = stem[..end].rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + stem[at..].chars().next().map_or(1, char::len_utf8));
+    let start = stem[..end].trim_end_matches(|c: char| c.is_ascii_digit()).len();
     stem[start..end].parse().ok()
 }
 

@@ -52,7 +52,18 @@ mod tests {
     #[test]
     fn results_come_in_order_and_errors_stop_it() {
         let mut seen = Vec::new();
-        let done: Result<(), ()> = ordered(100, || 0, |calls, n| { *calls += 1; n * 2 }, |n| { seen.push(n); Ok(()) });
+        let done: Result<(), ()> = ordered(
+            100,
+            || 0,
+            |calls, n| {
+                *calls += 1;
+                n * 2
+            },
+            |n| {
+                seen.push(n);
+                Ok(())
+            },
+        );
         assert!(done.is_ok());
         assert_eq!(seen, (0..100).map(|n| n * 2).collect::<Vec<_>>());
         let stopped = ordered(100, || (), |(), n| n, |n| if n == 7 { Err(n) } else { Ok(()) });

@@ -208,7 +208,8 @@ impl<'a> Maker<'a> {
         let step = dump.step.map_or_else(|| "-".into(), |s| s.to_string());
         let id = format!("{}/{}/{step}/{sample_id}", self.run, dump.split);
         let trace = heap.field(sample, "trace").filter(|t| t.tag() == Tag::Dict);
-        let trace_text = trace.and_then(|t| heap.get(t, "trace_id")).and_then(|t| heap.str(t)).filter(|t| !t.is_empty());
+        let trace_text =
+            trace.and_then(|t| heap.get(t, "trace_id")).and_then(|t| heap.str(t)).filter(|t| !t.is_empty());
         let (trace_id, canonical) = match &trace_text {
             Some(text) => ids::trace_id_from_text(text),
             None => (ids::trace_id_from_text(&id).0, true),
@@ -452,7 +453,13 @@ impl<'a> Maker<'a> {
             service: SERVICE,
             phase: phase.as_deref(),
             start_ns,
-            end_ns: if item.state == State::Closed { end_ns } else if item.state == State::Open { None } else { Some(start_ns) },
+            end_ns: if item.state == State::Closed {
+                end_ns
+            } else if item.state == State::Open {
+                None
+            } else {
+                Some(start_ns)
+            },
             state: match item.state {
                 State::Closed => state::CLOSED,
                 State::Open => state::OPEN,
@@ -511,8 +518,7 @@ impl Conversation {
                 out.push(b',');
             }
             if role.is_empty() {
-                maker.made.shortened +=
-                    u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
+                maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
                 talk.look_at(torch, value);
                 return;
             }

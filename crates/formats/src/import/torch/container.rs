@@ -29,7 +29,9 @@ pub(super) fn read(source: Source) -> Result<Torch, ImportError> {
     } else if is_legacy(&source) {
         read_legacy(source)
     } else {
-        Err(ImportError::Malformed("this is no torch file: it begins neither like a zip archive nor like torch's older format".into()))
+        Err(ImportError::Malformed(
+            "this is no torch file: it begins neither like a zip archive nor like torch's older format".into(),
+        ))
     }
 }
 

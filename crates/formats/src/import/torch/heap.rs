@@ -24,13 +24,19 @@ pub struct Key(pub(super) u32);
 enum Obj {
     Empty,
     /// A stretch of `slots`.
-    Slots { start: u32, len: u32 },
+    Slots {
+        start: u32,
+        len: u32,
+    },
     /// One of `vecs`: it grew after it was first filled. Dicts: keys and values in turn.
     Vec(u32),
     /// One of `runs`.
     Run(u32),
     /// A dict: a shape, and as many values in `slots`.
-    Shaped { shape: u32, start: u32 },
+    Shaped {
+        shape: u32,
+        start: u32,
+    },
 }
 
 /// Numbers, booleans and `None` that stand next to each other in the file.
@@ -256,9 +262,7 @@ impl Heap {
             return *key;
         }
         let key = Key(self.keys.len() as u32);
-        self.key_index.insert_unique(hash, key, |k| {
-            hasher.hash_one(if *k == key { bytes } else { of(k) })
-        });
+        self.key_index.insert_unique(hash, key, |k| hasher.hash_one(if *k == key { bytes } else { of(k) }));
         self.keys.push(text);
         key
     }
@@ -308,11 +312,7 @@ impl Heap {
         }
         match self.objects[dict.payload() as usize] {
             Obj::Shaped { .. } => self.get_key(dict, self.key(name)?),
-            _ => self
-                .entries(dict)
-                .filter(|(k, _)| self.str_bytes(*k) == Some(name.as_bytes()))
-                .map(|(_, v)| v)
-                .last(),
+            _ => self.entries(dict).filter(|(k, _)| self.str_bytes(*k) == Some(name.as_bytes())).map(|(_, v)| v).last(),
         }
     }
 

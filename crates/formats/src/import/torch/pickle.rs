@@ -556,11 +556,7 @@ impl Machine {
     /// An integer in decimal digits, at most as long as Python prints.
     fn decimal(&self, line: &[u8], at: usize) -> Result<Value, ImportError> {
         match decimal_text(line) {
-            Some(text) => Ok(text
-                .parse()
-                .ok()
-                .and_then(Value::int)
-                .unwrap_or(Value::tagged(Tag::Long, at as u64))),
+            Some(text) => Ok(text.parse().ok().and_then(Value::int).unwrap_or(Value::tagged(Tag::Long, at as u64))),
             None => self.fail("a number is none"),
         }
     }

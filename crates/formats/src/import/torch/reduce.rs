@@ -187,9 +187,10 @@ impl Heap {
             },
             Known::Encode => match first {
                 Some(text) if text.tag() == Tag::Str => {
-                    let latin1 = self.arg(args, 1).and_then(|e| self.str(e)).is_some_and(|e| {
-                        matches!(&*e, "latin1" | "latin-1" | "iso-8859-1")
-                    });
+                    let latin1 = self
+                        .arg(args, 1)
+                        .and_then(|e| self.str(e))
+                        .is_some_and(|e| matches!(&*e, "latin1" | "latin-1" | "iso-8859-1"));
                     if latin1 { Some(self.extra(Extra::Latin1(text))?) } else { None }
                 }
                 _ => None,
@@ -199,13 +200,16 @@ impl Heap {
                 _ => None,
             },
             // How protocols below 4 name a class inside a class. Only a name comes out.
-            Known::GetAttr => match (first.and_then(|g| self.global(g)), self.arg(args, 1).and_then(|n| self.str(n))) {
-                (Some((module, outer)), Some(inner)) => {
-                    let (module, name) = (module.to_string(), format!("{outer}.{inner}"));
-                    Some(self.find_global(module.as_bytes(), name.as_bytes())?)
+            Known::GetAttr => {
+                let inner = self.arg(args, 1).and_then(|n| self.str(n)).map(|n| n.into_owned());
+                let outer = first.and_then(|g| self.global(g)).map(|(m, n)| (m.to_string(), n.to_string()));
+                match (outer, inner) {
+                    (Some((module, outer)), Some(inner)) => {
+                        Some(self.find_global(module.as_bytes(), format!("{outer}.{inner}").as_bytes())?)
+                    }
+                    _ => None,
                 }
-                _ => None,
-            },
+            }
             Known::Reconstructor => match first {
                 Some(class) => {
                     let base = self.arg(args, 1).and_then(|b| self.known(b));
@@ -238,12 +242,10 @@ impl Heap {
                     None => None,
                 }
             }
-            Known::DateTime | Known::Date => {
-                match first.and_then(|b| self.bytes(b)).and_then(|b| date_text(&b)) {
-                    Some(text) => Some(self.extra(Extra::Text(text.into()))?),
-                    None => None,
-                }
-            }
+            Known::DateTime | Known::Date => match first.and_then(|b| self.bytes(b)).and_then(|b| date_text(&b)) {
+                Some(text) => Some(self.extra(Extra::Text(text.into()))?),
+                None => None,
+            },
             Known::RebuildTensor | Known::RebuildTensorV3 => {
                 let get = |n| self.arg(args, n);
                 let (Some(storage), Some(offset), Some(size), Some(stride)) = (get(0), get(1), get(2), get(3)) else {
@@ -302,8 +304,16 @@ impl Heap {
     pub(super) fn new_object(&mut self, class: Value, args: Value) -> Result<Value, ImportError> {
         match self.known(class) {
             Some(
-                Known::Dict | Known::DictOf | Known::DefaultDict | Known::List | Known::Tuple | Known::Set
-                | Known::FrozenSet | Known::Size | Known::Deque | Known::Path,
+                Known::Dict
+                | Known::DictOf
+                | Known::DefaultDict
+                | Known::List
+                | Known::Tuple
+                | Known::Set
+                | Known::FrozenSet
+                | Known::Size
+                | Known::Deque
+                | Known::Path,
             ) => self.reduce(class, args),
             _ => self.thing(Object::new(class, args)),
         }
@@ -336,7 +346,7 @@ impl Heap {
 
     /// A persistent id: torch names a storage with it.
     pub(super) fn persistent(&mut self, id: Value) -> Result<Value, ImportError> {
-        let kind = self.arg(id, 0).and_then(|k| self.str(k));
+        let kind = self.arg(id, 0).and_then(|k| self.str(k)).map(|k| k.into_owned());
         match kind.as_deref() {
             Some("storage") => {
                 let dtype = match self.arg(id, 1).and_then(|t| self.known(t)) {

@@ -5,10 +5,10 @@ use std::fmt::Write as _;
 
 use rollscope_model::attrs;
 
+use super::Torch;
 use super::limits::MAX_DEPTH;
 use super::tensor::{Dtype, Extra, Number};
 use super::value::{Tag, Value};
-use super::Torch;
 
 /// How values that JSON does not have are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,8 +31,7 @@ const TOO_MUCH: &str = "…(left out: too large)";
 impl Torch {
     /// Appends JSON, at most about `limit` bytes. `false` where something was left out.
     pub fn write_json(&self, out: &mut Vec<u8>, value: Value, style: Style, limit: usize) -> bool {
-        let mut writer =
-            Writer { torch: self, style, end: out.len().saturating_add(limit), whole: true };
+        let mut writer = Writer { torch: self, style, end: out.len().saturating_add(limit), whole: true };
         writer.value(out, value, 0);
         writer.whole
     }
@@ -63,7 +62,7 @@ impl Torch {
         match value.tag() {
             Tag::None => out.push_str("None"),
             Tag::Bool => out.push_str(if value == Value::TRUE { "True" } else { "False" }),
-            Tag::Int => drop(write!(out, "{}", value.as_small().unwrap_or_default())),
+            Tag::Int => put(out, format_args!("{}", value.as_small().unwrap_or_default())),
             Tag::Long => match self.heap.long_digits(value) {
                 Some(digits) => out.push_str(&digits),
                 None => out.push_str("<integer>"),
@@ -92,8 +91,8 @@ impl Torch {
                 out.push('}');
             }
             Tag::Global => match self.heap.global(value) {
-                Some(("torch", name)) => drop(write!(out, "torch.{name}")),
-                Some((module, name)) => drop(write!(out, "<class '{module}.{name}'>")),
+                Some(("torch", name)) => put(out, format_args!("torch.{name}")),
+                Some((module, name)) => put(out, format_args!("<class '{module}.{name}'>")),
                 None => {}
             },
             Tag::Object => match (self.enum_value(value), self.class_name(value)) {
@@ -102,7 +101,7 @@ impl Torch {
                     self.repr(out, inner, depth + 1);
                     out.push(')');
                 }
-                (_, Some((module, name))) => drop(write!(out, "<{module}.{name} object>")),
+                (_, Some((module, name))) => put(out, format_args!("<{module}.{name} object>")),
                 _ => out.push_str("<object>"),
             },
             Tag::Extra => self.repr_extra(out, value),
@@ -145,9 +144,9 @@ impl Torch {
                     let items: Vec<String> = items.iter().map(|i| format!("{i:>width$}")).collect();
                     let _ = write!(out, "[{}]", items.join(" "));
                 }
-                _ => drop(write!(out, "array({})", self.described(value))),
+                _ => put(out, format_args!("array({})", self.described(value))),
             },
-            Some(Extra::Storage(s)) => drop(write!(out, "<storage of {} {}>", s.numel, s.dtype.name())),
+            Some(Extra::Storage(s)) => put(out, format_args!("<storage of {} {}>", s.numel, s.dtype.name())),
             Some(Extra::NumpyDtype { code, .. }) => out.push_str(&self.heap.str(*code).unwrap_or_default()),
             None => {}
         }
@@ -161,21 +160,21 @@ impl Torch {
 
     /// As torch prints it, for single elements and short rows of integers.
     fn tensor_text(&self, out: &mut String, value: Value) {
-        let Some(view) = self.view(value) else { return drop(write!(out, "tensor({})", self.described(value))) };
+        let Some(view) = self.view(value) else { return put(out, format_args!("tensor({})", self.described(value))) };
         let suffix = match view.dtype {
             Dtype::F32 | Dtype::I64 | Dtype::Bool => String::new(),
             dtype => format!(", dtype=torch.{}", dtype.name()),
         };
         match (view.shape.len(), view.iter().next()) {
-            (0, Some(Number::Float(f))) => drop(write!(out, "tensor({}{suffix})", torch_float(f))),
-            (0, Some(number)) => drop(write!(out, "tensor({}{suffix})", number_text(number, None))),
+            (0, Some(Number::Float(f))) => put(out, format_args!("tensor({}{suffix})", torch_float(f))),
+            (0, Some(number)) => put(out, format_args!("tensor({}{suffix})", number_text(number, None))),
             (1, _) if view.len() <= SHOWN_ELEMENTS && !is_float(view.dtype) => {
                 let items: Vec<String> = view.iter().map(|n| number_text(n, None)).collect();
                 let width = items.iter().map(String::len).max().unwrap_or(0);
                 let items: Vec<String> = items.iter().map(|i| format!("{i:>width$}")).collect();
                 let _ = write!(out, "tensor([{}]{suffix})", items.join(", "));
             }
-            _ => drop(write!(out, "tensor({})", self.described(value))),
+            _ => put(out, format_args!("tensor({})", self.described(value))),
         }
     }
 
@@ -403,6 +402,10 @@ impl std::fmt::Write for Utf8<'_> {
     }
 }
 
+fn put(out: &mut String, text: std::fmt::Arguments) {
+    let _ = out.write_fmt(text);
+}
+
 fn is_float(dtype: Dtype) -> bool {
     dtype.name().contains("float") || dtype.name().starts_with("complex")
 }
@@ -481,7 +484,7 @@ fn quoted(out: &mut String, text: &str) {
                 out.push('\\');
                 out.push(c);
             }
-            c if (c as u32) < 32 || c as u32 == 127 => drop(write!(out, "\\x{:02x}", c as u32)),
+            c if (c as u32) < 32 || c as u32 == 127 => put(out, format_args!("\\x{:02x}", c as u32)),
             c => out.push(c),
         }
     }
@@ -503,7 +506,7 @@ fn bytes_text(out: &mut String, bytes: &[u8]) {
                 out.push(quote);
             }
             32..=126 => out.push(char::from(b)),
-            _ => drop(write!(out, "\\x{b:02x}")),
+            _ => put(out, format_args!("\\x{b:02x}")),
         }
     }
     out.push(quote);

@@ -12,8 +12,14 @@ pub enum Extra {
     Storage(Storage),
     Tensor(Tensor),
     Array(Array),
-    NumpyDtype { code: Value, order: u8 },
-    NumpyScalar { dtype: Value, data: Value },
+    NumpyDtype {
+        code: Value,
+        order: u8,
+    },
+    NumpyScalar {
+        dtype: Value,
+        data: Value,
+    },
     /// Bytes that were written as text, one character a byte.
     Latin1(Value),
     Complex(f64, f64),
@@ -322,7 +328,8 @@ impl Torch {
         match self.heap.extra_of(value)? {
             Extra::Tensor(t) => {
                 let shape = self.extents(t.size)?;
-                let strides = self.heap.items(t.stride).take(shape.len() + 1).map(|s| self.heap.int(s)).collect::<Option<_>>()?;
+                let strides =
+                    self.heap.items(t.stride).take(shape.len() + 1).map(|s| self.heap.int(s)).collect::<Option<_>>()?;
                 let data = Cow::Borrowed(self.storage_bytes(t.storage)?);
                 View::new(self.dtype(value)?, shape, strides, t.offset, data, self.big_endian)
             }
@@ -370,19 +377,17 @@ impl Torch {
             return Some(text.into_owned());
         }
         let bytes = self.heap.bytes(*data)?;
-        let chars = bytes.as_chunks::<4>().0.iter().map(|c| char::from_u32(u32::from_le_bytes(*c)).unwrap_or('\u{fffd}'));
+        let chars =
+            bytes.as_chunks::<4>().0.iter().map(|c| char::from_u32(u32::from_le_bytes(*c)).unwrap_or('\u{fffd}'));
         Some(chars.collect::<String>().trim_end_matches('\0').to_string())
     }
 
     /// Elements of a list, tuple, tensor or array of numbers, in row-major order; at most `limit` of them.
     pub fn numbers(&self, value: Value, limit: usize) -> Option<Vec<f64>> {
         match value.tag() {
-            Tag::List | Tag::Tuple => self
-                .heap
-                .items(value)
-                .take(limit)
-                .map(|v| self.number(v).or(v.is_none().then_some(f64::NAN)))
-                .collect(),
+            Tag::List | Tag::Tuple => {
+                self.heap.items(value).take(limit).map(|v| self.number(v).or(v.is_none().then_some(f64::NAN))).collect()
+            }
             _ => Some(self.view(value)?.iter().take(limit).map(Number::as_f64).collect()),
         }
     }
@@ -391,9 +396,8 @@ impl Torch {
     pub fn integers(&self, value: Value, limit: usize) -> Option<Vec<i64>> {
         match value.tag() {
             Tag::List | Tag::Tuple => {
-                let one = |v: Value| {
-                    self.heap.int(v).or(v.as_bool().map(i64::from)).or_else(|| self.scalar(v)?.as_i64())
-                };
+                let one =
+                    |v: Value| self.heap.int(v).or(v.as_bool().map(i64::from)).or_else(|| self.scalar(v)?.as_i64());
                 self.heap.items(value).take(limit).map(one).collect()
             }
             _ => self.view(value)?.iter().take(limit).map(Number::as_i64).collect(),
