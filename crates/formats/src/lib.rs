@@ -7,3 +7,5 @@ mod any_value;
 pub mod export;
 pub mod import;
 mod json;
+#[doc(hidden)]
+pub mod testing;

@@ -1,3 +1,4 @@
 //! What we write.
 
 pub mod otlp;
+pub mod slime_cache;

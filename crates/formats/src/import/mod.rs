@@ -8,6 +8,8 @@ use rollscope_model::Table;
 
 mod open;
 pub mod otlp;
+pub mod slime_pt;
+pub mod torch;
 
 pub use open::{Source, open};
 
@@ -64,4 +66,4 @@ pub trait Importer: Sync {
 }
 
 /// Every format we read, in the order they are tried.
-pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &otlp::OtlpProtobuf];
+pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &slime_pt::SlimeDump, &otlp::OtlpProtobuf];

@@ -1,3 +1,6 @@
-//! Tests of the formats through their public functions.
+//! Tests of the formats from outside, one binary.
 
 mod otlp;
+mod slime;
+mod torch_hostile;
+mod torch_values;

@@ -1,0 +1,288 @@
+//! slime's rollout dumps: `torch.save({"rollout_id": n, "samples": [...]}, path)`.
+//!
+//! [`Dump::open`] reads the file ([`super::torch`]: nothing is executed, tensors stay in the file). From there:
+//! [`Dump::summary`] counts, [`Dump::batches`] makes rows of our tables ([`tables`]), and
+//! [`export::slime_cache`](crate::export::slime_cache) writes the cache of slime's own viewer. All three rebuild spans with
+//! [`rebuild`], sample by sample, on every core.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use arrow::array::RecordBatch;
+use rollscope_model::Table;
+
+use super::torch::{self, Tag, Torch, Value};
+use super::{ImportError, ImportOptions, Imported, Importer, Sink};
+
+pub mod parallel;
+pub mod rebuild;
+pub mod row;
+mod tables;
+
+use row::{Reader, RowStats};
+
+/// Events in all samples together. A million samples may refer to one trace; each would be drawn.
+pub const MAX_EVENTS: u64 = 200_000_000;
+/// Samples of one dump.
+pub const MAX_SAMPLES: u64 = 50_000_000;
+/// Samples a worker counts at a time.
+const CHUNK: usize = 64;
+
+/// A rollout dump, read.
+pub struct Dump {
+    torch: Torch,
+    path: PathBuf,
+    samples: Vec<Value>,
+    /// Names of the samples, unique within the dump.
+    sample_ids: Vec<String>,
+    step: Option<i64>,
+    split: &'static str,
+    /// When the file was written.
+    written_ns: i64,
+    stats: OnceLock<Vec<Option<RowStats>>>,
+}
+
+/// What a person wants to know first.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Summary {
+    pub samples: u64,
+    /// Samples with a trace.
+    pub rows: u64,
+    pub closed: u64,
+    pub open: u64,
+    pub instants: u64,
+    pub orphans: u64,
+    /// Most attempts of any sample.
+    pub attempts: i64,
+    /// Events that have no time and cannot be shown.
+    pub skipped: u64,
+    /// Seconds since the epoch.
+    pub start: Option<f64>,
+    pub end: Option<f64>,
+    pub file_bytes: u64,
+    pub step: Option<i64>,
+    pub split: &'static str,
+}
+
+/// Everything of one sample, decoded when asked for.
+#[derive(Clone, Debug, Default)]
+pub struct SampleDetails {
+    pub sample_id: String,
+    pub tokens: Option<Vec<i64>>,
+    pub loss_mask: Option<Vec<i64>>,
+    pub log_probs: Option<Vec<f64>>,
+    /// All fields as JSON in our attribute style; tensors described, not written out.
+    pub fields: Vec<(String, String)>,
+}
+
+impl Dump {
+    pub fn open(path: &Path) -> Result<Dump, ImportError> {
+        let written = std::fs::metadata(path).and_then(|m| m.modified()).ok();
+        let written_ns = written
+            .and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok())
+            .map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(0));
+        Dump::new(Torch::open(path)?, path, written_ns)
+    }
+
+    /// A dump in memory; the path is where its step and split are read from, nothing is opened.
+    pub fn from_bytes(bytes: Vec<u8>, path: &Path) -> Result<Dump, ImportError> {
+        Dump::new(Torch::from_bytes(bytes)?, path, 0)
+    }
+
+    fn new(torch: Torch, path: &Path, written_ns: i64) -> Result<Dump, ImportError> {
+        let heap = &torch.heap;
+        let root = torch.root;
+        let list = heap.field(root, "samples").unwrap_or(root);
+        if !matches!(list.tag(), Tag::List | Tag::Tuple) {
+            return Err(ImportError::Malformed(no_dump(&torch)));
+        }
+        limit("samples", "MAX_SAMPLES", heap.len(list) as u64, MAX_SAMPLES)?;
+        let samples: Vec<Value> = heap.items(list).collect();
+        if !samples.is_empty() && !samples.iter().any(|s| matches!(s.tag(), Tag::Dict | Tag::Object)) {
+            return Err(ImportError::Malformed(no_dump(&torch)));
+        }
+        let (mut events, mut seen, mut sample_ids) = (0u64, HashSet::new(), Vec::with_capacity(samples.len()));
+        for (at, sample) in samples.iter().enumerate() {
+            let trace = heap.field(*sample, "trace").and_then(|t| heap.get(t, "events"));
+            events += trace.map_or(0, |e| heap.len(e) as u64);
+            let index = heap.field(*sample, "index").filter(|i| !i.is_none());
+            let mut id = index.map_or_else(|| at.to_string(), |i| short(torch.text(i)));
+            if !seen.insert(id.clone()) {
+                id = format!("{id}#{at}");
+                seen.insert(id.clone());
+            }
+            sample_ids.push(id);
+        }
+        limit("events", "MAX_EVENTS", events, MAX_EVENTS)?;
+        let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+        let step = heap.field(root, "rollout_id").and_then(|id| heap.int(id)).or_else(|| digits(&stem));
+        let split = if stem.contains("eval_") { "eval" } else { "train" };
+        let stats = OnceLock::new();
+        Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, torch })
+    }
+
+    pub fn torch(&self) -> &Torch {
+        &self.torch
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The samples as they stand in the file.
+    pub fn samples(&self) -> &[Value] {
+        &self.samples
+    }
+
+    pub fn step(&self) -> Option<i64> {
+        self.step
+    }
+
+    /// `train`, or `eval` for dumps named so.
+    pub fn split(&self) -> &'static str {
+        self.split
+    }
+
+    fn stats(&self) -> &[Option<RowStats>] {
+        self.stats.get_or_init(|| {
+            let mut all = Vec::with_capacity(self.samples.len());
+            let done: Result<(), std::convert::Infallible> = parallel::ordered(
+                self.samples.len().div_ceil(CHUNK),
+                || Reader::new(&self.torch),
+                |reader, chunk| {
+                    let samples = self.samples.iter().enumerate().skip(chunk * CHUNK).take(CHUNK);
+                    samples.map(|(at, s)| reader.row(*s, at).map(|r| r.stats())).collect::<Vec<_>>()
+                },
+                |part| {
+                    all.extend(part);
+                    Ok(())
+                },
+            );
+            let Ok(()) = done;
+            all
+        })
+    }
+
+    pub fn summary(&self) -> Summary {
+        let mut summary = Summary {
+            samples: self.samples.len() as u64,
+            file_bytes: self.torch.file_len(),
+            step: self.step,
+            split: self.split,
+            ..Summary::default()
+        };
+        for row in self.stats().iter().flatten() {
+            summary.rows += 1;
+            summary.closed += row.closed;
+            summary.open += row.open;
+            summary.instants += row.instants;
+            summary.orphans += row.orphans;
+            summary.skipped += row.skipped;
+            summary.attempts = summary.attempts.max(row.attempts);
+            summary.start = Some(summary.start.map_or(row.start, |s| s.min(row.start)));
+            summary.end = Some(summary.end.map_or(row.end, |e| e.max(row.end)));
+        }
+        summary
+    }
+
+    /// The run a dump belongs to when nobody says: the folder of dumps it lies in.
+    pub fn default_run(&self) -> String {
+        let folder = std::path::absolute(&self.path)
+            .ok()
+            .and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
+        folder.unwrap_or_else(|| self.path.file_stem().map_or("slime".into(), |s| s.to_string_lossy().into_owned()))
+    }
+
+    /// Rows of our tables, batch by batch. Equal dumps give rows of equal identity.
+    pub fn batches(
+        &self,
+        options: &ImportOptions,
+        sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
+    ) -> Result<Imported, ImportError> {
+        tables::write(self, options, sink)
+    }
+
+    /// What there is to know of one sample. At most `max_values` tokens and the like are decoded.
+    pub fn sample(&self, position: usize, max_values: usize) -> Option<SampleDetails> {
+        let sample = *self.samples.get(position)?;
+        let (torch, heap) = (&self.torch, &self.torch.heap);
+        let ints = |name: &str| heap.field(sample, name).and_then(|v| torch.integers(v, max_values));
+        let floats = |name: &str| heap.field(sample, name).and_then(|v| torch.numbers(v, max_values));
+        let fields = tables::fields(torch, sample)
+            .filter(|(name, _)| name != "trace" && !tables::BULK.contains(&&**name))
+            .map(|(name, value)| (name, torch.json(value, torch::render::Style::Typed, 1 << 20)))
+            .collect();
+        Some(SampleDetails {
+            sample_id: self.sample_ids[position].clone(),
+            tokens: ints("tokens"),
+            loss_mask: ints("loss_mask"),
+            log_probs: floats("rollout_log_probs"),
+            fields,
+        })
+    }
+}
+
+fn limit(what: &str, name: &'static str, value: u64, limit: u64) -> Result<(), ImportError> {
+    if value <= limit { Ok(()) } else { Err(ImportError::Limit { what: format!("the number of {what}"), name, limit }) }
+}
+
+/// One sentence about a torch file that is something else.
+fn no_dump(torch: &Torch) -> String {
+    let root = torch.root;
+    let what = match root.tag() {
+        Tag::Dict => {
+            let keys: Vec<String> = torch.heap.entries(root).take(5).map(|(k, _)| short(torch.text(k))).collect();
+            format!(
+                "a dict with {} entries ({}{})",
+                torch.heap.len(root),
+                keys.join(", "),
+                if torch.heap.len(root) > 5 { ", ..." } else { "" }
+            )
+        }
+        Tag::List | Tag::Tuple => "a list of other things".into(),
+        Tag::Object => match torch.class_name(root) {
+            Some((module, name)) => short(format!("an object of {module}.{name}")),
+            None => "an object".into(),
+        },
+        _ => short(torch.text(root)),
+    };
+    format!("this torch file is no rollout dump: it holds {what}, not {{\"samples\": [...]}} or a list of samples")
+}
+
+fn short(text: String) -> String {
+    match text.char_indices().nth(120) {
+        Some((cut, _)) => format!("{}…", &text[..cut]),
+        None => text,
+    }
+}
+
+/// The last number in a file's name: `rollout_eval_12` is step 12.
+fn digits(stem: &str) -> Option<i64> {
+    let end = stem.rfind(|c: char| c.is_ascii_digit())? + 1;
+    let start = stem[..end].trim_end_matches(|c: char| c.is_ascii_digit()).len();
+    stem[start..end].parse().ok()
+}
+
+/// The [`Importer`]. It maps the file itself: a dump is not read from front to back.
+pub struct SlimeDump;
+
+impl Importer for SlimeDump {
+    fn name(&self) -> &'static str {
+        "slime rollout dump"
+    }
+
+    fn detects(&self, head: &[u8], _path: &Path) -> bool {
+        torch::detects(head)
+    }
+
+    fn read(
+        &self,
+        path: &Path,
+        _input: &mut dyn std::io::Read,
+        options: &ImportOptions,
+        sink: &mut Sink,
+    ) -> Result<Imported, ImportError> {
+        Dump::open(path)?.batches(options, sink)
+    }
+}

@@ -1,0 +1,572 @@
+//! Samples of a dump as rows of `samples`, `spans`, `conversations` and `runs`.
+
+use arrow::array::RecordBatch;
+use rollscope_model::build::{
+    ConversationsBuilder, NewConversation, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
+};
+use rollscope_model::names::{self, state};
+use rollscope_model::time::seconds_to_ns;
+use rollscope_model::{SpanId, Table, TraceId, attrs, ids};
+
+use super::rebuild::{Item, Parent, State};
+use super::row::{self, Reader, Row, is_true, whole};
+use super::{Dump, parallel};
+use crate::import::torch::render::Style;
+use crate::import::torch::{Key, Tag, Torch, Value};
+use crate::import::{ImportError, ImportOptions, Imported};
+
+/// One attribute; a longer one is replaced by a note.
+pub const MAX_ATTRIBUTE_BYTES: usize = 4 << 20;
+/// Messages or metadata of one sample.
+pub const MAX_CONVERSATION_BYTES: usize = 64 << 20;
+/// All text of a dump's rows, as a multiple of the file: one long text may be referred to a million times.
+const MAX_TABLE_GROWTH: u64 = 32;
+const MAX_TABLE_BASE: u64 = 256 << 20;
+/// A batch is handed on at this size.
+const BATCH_BYTES: usize = 128 << 20;
+/// Samples a worker turns into rows at a time.
+const CHUNK: usize = 64;
+
+const SERVICE: &str = "slime";
+const RESOURCE: &str = "{\"service.name\":\"slime\"}";
+
+/// Fields of a sample with a value for every token.
+pub const BULK: &[&str] = &[
+    "tokens",
+    "loss_mask",
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "rollout_top_p_token_ids",
+    "rollout_top_p_token_offsets",
+    "rollout_routed_experts",
+];
+
+/// Fields of a dict or of an object.
+pub fn fields(torch: &Torch, sample: Value) -> impl Iterator<Item = (String, Value)> + '_ {
+    let state = torch.heap.object_of(sample).map_or(sample, |o| o.state);
+    let dicts: Vec<Value> = match state.tag() {
+        Tag::Tuple => torch.heap.items(state).take(2).collect(),
+        _ => vec![state],
+    };
+    dicts.into_iter().flat_map(|d| torch.heap.entries(d)).map(|(k, v)| (torch.text(k), v))
+}
+
+/// What a worker made of its samples.
+#[derive(Default)]
+struct Chunk {
+    batches: Vec<(Table, RecordBatch)>,
+    rows: u64,
+    text_bytes: u64,
+    rejected: u64,
+    skipped: u64,
+    shortened: u64,
+    start_ns: Option<i64>,
+    end_ns: Option<i64>,
+}
+
+pub fn write(
+    dump: &Dump,
+    options: &ImportOptions,
+    sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
+) -> Result<Imported, ImportError> {
+    let run = options.run.clone().unwrap_or_else(|| dump.default_run());
+    let limit = MAX_TABLE_BASE.saturating_add(dump.torch.file_len().saturating_mul(MAX_TABLE_GROWTH));
+    let mut total = Chunk::default();
+    parallel::ordered(
+        dump.samples.len().div_ceil(CHUNK),
+        || Maker::new(dump, &run, limit),
+        |maker, chunk| {
+            for at in (chunk * CHUNK..dump.samples.len()).take(CHUNK) {
+                maker.sample(at)?;
+            }
+            maker.finish()
+        },
+        |chunk: Result<Chunk, ImportError>| {
+            let chunk = chunk?;
+            total.text_bytes += chunk.text_bytes;
+            if total.text_bytes > limit {
+                return Err(too_large(limit));
+            }
+            total.rows += chunk.rows;
+            total.rejected += chunk.rejected;
+            total.skipped += chunk.skipped;
+            total.shortened += chunk.shortened;
+            total.start_ns = total.start_ns.into_iter().chain(chunk.start_ns).min();
+            total.end_ns = total.end_ns.into_iter().chain(chunk.end_ns).max();
+            chunk.batches.into_iter().try_for_each(|(table, batch)| sink(table, batch))
+        },
+    )?;
+    let mut runs = RunsBuilder::default();
+    runs.push(&NewRun {
+        run_id: &run,
+        name: Some(&run),
+        framework: Some(SERVICE),
+        started_ns: total.start_ns.unwrap_or(dump.written_ns),
+        ended_ns: total.end_ns.or(Some(dump.written_ns)),
+        status: Some("finished"),
+        updated_ns: dump.written_ns,
+        ..NewRun::default()
+    });
+    sink(Table::Runs, runs.finish().map_err(arrow_error)?)?;
+    let mut reasons = Vec::new();
+    for (count, why) in [
+        (total.rejected, "spans have a time outside the years 1678 to 2262"),
+        (total.skipped, "events have no time and were left out"),
+        (total.shortened, "values are too large and were replaced by a note"),
+    ] {
+        if count > 0 {
+            reasons.push(format!("{count} {why}"));
+        }
+    }
+    Ok(Imported { rows: total.rows + 1, rejected: total.rejected + total.skipped, reasons })
+}
+
+fn too_large(limit: u64) -> ImportError {
+    ImportError::Limit { what: "the text of the dump's rows".into(), name: "MAX_TABLE_GROWTH", limit }
+}
+
+fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
+    ImportError::Malformed(format!("rows could not be built: {e}"))
+}
+
+/// Fills the builders. One for each thread.
+struct Maker<'a> {
+    dump: &'a Dump,
+    run: &'a str,
+    limit: u64,
+    reader: Reader<'a>,
+    error_type: Option<Key>,
+    error_message: Option<Key>,
+    request_ids: [Option<Key>; names::REQUEST_ID.len()],
+    phase: Option<Key>,
+    spans: SpansBuilder,
+    samples: SamplesBuilder,
+    conversations: ConversationsBuilder,
+    /// Bytes of text in the builders.
+    pending: usize,
+    made: Chunk,
+}
+
+impl<'a> Maker<'a> {
+    fn new(dump: &'a Dump, run: &'a str, limit: u64) -> Maker<'a> {
+        let key = |name: &str| dump.torch.heap.key(name);
+        Maker {
+            dump,
+            run,
+            limit,
+            reader: Reader::new(&dump.torch),
+            error_type: key("error_type"),
+            error_message: key("error_message"),
+            request_ids: std::array::from_fn(|i| key(names::REQUEST_ID[i])),
+            phase: key(names::PHASE),
+            spans: SpansBuilder::default(),
+            samples: SamplesBuilder::default(),
+            conversations: ConversationsBuilder::default(),
+            pending: 0,
+            made: Chunk::default(),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), ImportError> {
+        let batches = [
+            (Table::Spans, self.spans.finish()),
+            (Table::Samples, self.samples.finish()),
+            (Table::Conversations, self.conversations.finish()),
+        ];
+        for (table, batch) in batches {
+            let batch = batch.map_err(arrow_error)?;
+            if batch.num_rows() > 0 {
+                self.made.rows += batch.num_rows() as u64;
+                self.made.batches.push((table, batch));
+            }
+        }
+        self.made.text_bytes += self.pending as u64;
+        self.pending = 0;
+        if self.made.text_bytes > self.limit { Err(too_large(self.limit)) } else { Ok(()) }
+    }
+
+    fn finish(&mut self) -> Result<Chunk, ImportError> {
+        self.flush()?;
+        Ok(std::mem::take(&mut self.made))
+    }
+
+    fn added(&mut self, bytes: usize) -> Result<(), ImportError> {
+        self.pending += bytes;
+        if self.pending > BATCH_BYTES { self.flush() } else { Ok(()) }
+    }
+
+    fn get(&self, attrs: Value, key: Option<Key>) -> Option<Value> {
+        self.dump.torch.heap.get_key(attrs, key?)
+    }
+
+    fn sample(&mut self, at: usize) -> Result<(), ImportError> {
+        let dump = self.dump;
+        let (torch, heap, sample) = (&dump.torch, &dump.torch.heap, dump.samples[at]);
+        let row = self.reader.row(sample, at);
+        let sample_id = &dump.sample_ids[at];
+        let group = heap.field(sample, "group_index").filter(|g| !g.is_none()).map(|g| torch.text(g));
+        let step = dump.step.map_or_else(|| "-".into(), |s| s.to_string());
+        let id = format!("{}/{}/{step}/{sample_id}", self.run, dump.split);
+        let trace = heap.field(sample, "trace").filter(|t| t.tag() == Tag::Dict);
+        let trace_text =
+            trace.and_then(|t| heap.get(t, "trace_id")).and_then(|t| heap.str(t)).filter(|t| !t.is_empty());
+        let (trace_id, canonical) = match &trace_text {
+            Some(text) => ids::trace_id_from_text(text),
+            None => (ids::trace_id_from_text(&id).0, true),
+        };
+        let stats = row.as_ref().map(Row::stats);
+        let start_ns = stats.and_then(|s| seconds_to_ns(s.start));
+        let end_ns = stats.and_then(|s| seconds_to_ns(s.end));
+        self.made.start_ns = self.made.start_ns.into_iter().chain(start_ns).min();
+        self.made.end_ns = self.made.end_ns.into_iter().chain(end_ns).max();
+        let (mut turns, mut tool_calls) = (0, 0);
+        if let Some(row) = &row {
+            self.made.skipped += row.skipped;
+            for item in &row.rebuilt.items[..row.rebuilt.spans] {
+                match &*row.events[item.event as usize].name {
+                    "sglang_generate" => turns += 1,
+                    name if name.starts_with("tool_call") => tool_calls += 1,
+                    _ => {}
+                }
+            }
+            let original = trace_text.as_deref().filter(|_| !canonical);
+            self.spans(row, trace_id, original, sample_id, group.as_deref())?;
+        }
+
+        let field = |name: &str| heap.field(sample, name).filter(|v| !v.is_none());
+        let number = |name: &str| field(name).map(|v| whole(torch, v));
+        let inner = |outer: &str, name: &str| heap.field(field(outer)?, name).and_then(|v| heap.int(v));
+        let reward = field("reward");
+        let reward_number = reward.and_then(|r| torch.number(r));
+        let reward_json = reward.filter(|r| !matches!(r.tag(), Tag::Float | Tag::Int)).map(|r| self.json(r));
+        let label = field("label").map(|l| self.json(l));
+        let metadata = field("metadata").map(|m| self.json(m));
+        let status = row::status(torch, sample).filter(|s| !s.is_none()).map(|s| torch.text(s));
+        let source = row::source(torch, sample).map(|s| super::short(torch.text(s)));
+        let total_tokens = field("tokens").and_then(|t| torch.count(t)).and_then(|n| i64::try_from(n).ok());
+        let response_length = number("response_length");
+        let weight_versions = field("weight_versions").filter(|w| is_true(torch, *w)).map(|w| self.json(w));
+        let file = dump.path.file_name().map(|f| f.to_string_lossy());
+        self.samples.push(&NewSample {
+            run_id: self.run,
+            step: dump.step,
+            sample_id,
+            split: dump.split,
+            group_id: group.as_deref(),
+            trace_id: trace.map(|_| trace_id),
+            attempt: trace.and_then(|t| heap.get(t, "attempt")).and_then(|a| i32::try_from(whole(torch, a)).ok()),
+            status: status.as_deref(),
+            reward: reward_number,
+            reward_json: reward_json.as_deref(),
+            label: label.as_deref(),
+            source: source.as_deref(),
+            start_ns,
+            end_ns,
+            prompt_tokens: total_tokens.zip(response_length).map(|(t, r)| t.saturating_sub(r).max(0)),
+            response_tokens: response_length,
+            total_tokens,
+            response_length,
+            turns: row.as_ref().map(|_| turns),
+            tool_calls: row.as_ref().map(|_| tool_calls),
+            weight_versions: weight_versions.as_deref(),
+            cached_tokens: inner("prefix_cache_info", "cached_tokens"),
+            cache_total_tokens: inner("prefix_cache_info", "total_prompt_tokens"),
+            spec_accepted: inner("spec_info", "spec_accept_token_num"),
+            spec_drafted: inner("spec_info", "spec_draft_token_num"),
+            spec_verifies: inner("spec_info", "spec_verify_ct"),
+            non_generation_s: field("non_generation_time").and_then(|v| torch.number(v)),
+            removed: field("remove_sample").map(|v| is_true(torch, v)),
+            metadata: metadata.as_deref(),
+            file: file.as_deref(),
+        });
+        let texts = [&reward_json, &label, &metadata].into_iter().flatten().map(String::len).sum();
+        self.added(texts)?;
+
+        let Some(talk) = Conversation::new(self, sample) else { return Ok(()) };
+        let about = self.about(sample, reward, status.as_deref(), source.as_deref());
+        self.conversations.push(&NewConversation {
+            id: &id,
+            run_id: self.run,
+            step: dump.step,
+            key: Some("rollout"),
+            index: Some(at as i64),
+            sample_id: Some(sample_id),
+            group_id: group.as_deref(),
+            trace_id: trace.map(|_| trace_id),
+            messages: &talk.messages,
+            metadata: Some(&about),
+            reward: reward_number,
+            status: status.as_deref(),
+            message_count: talk.count,
+            turn_count: talk.turns,
+            tool_call_count: talk.tool_calls,
+            media_count: talk.media,
+            char_count: talk.chars,
+            logged_ns: end_ns.or(start_ns).unwrap_or(dump.written_ns),
+            ..NewConversation::default()
+        });
+        self.added(talk.messages.len() + about.len())
+    }
+
+    fn json(&mut self, value: Value) -> String {
+        let mut out = Vec::new();
+        let whole = self.dump.torch.write_json(&mut out, value, Style::Typed, MAX_CONVERSATION_BYTES);
+        self.made.shortened += u64::from(!whole);
+        String::from_utf8(out).unwrap_or_default()
+    }
+
+    /// Metadata of a conversation: the sample's own, with what people sort and filter by.
+    fn about(&mut self, sample: Value, reward: Option<Value>, status: Option<&str>, source: Option<&str>) -> String {
+        let heap = &self.dump.torch.heap;
+        let label = heap.field(sample, "label").filter(|l| !l.is_none());
+        let own = heap.field(sample, "metadata").filter(|m| m.tag() == Tag::Dict);
+        let mut out = String::from("{");
+        let mut put = |name: &str, json: &str| {
+            if out.len() > 1 {
+                out.push(',');
+            }
+            let mut key = Vec::new();
+            attrs::write_key(&mut key, name);
+            out.push_str(&String::from_utf8(key).unwrap_or_default());
+            out.push_str(json);
+        };
+        if let Some(reward) = reward {
+            put("reward", &self.json(reward));
+        }
+        if let Some(label) = label {
+            put("label", &self.json(label));
+        }
+        for (name, text) in [("status", status), ("source", source)] {
+            if let Some(text) = text {
+                put(name, &attrs::to_text(&text.into()));
+            }
+        }
+        for (key, value) in own.into_iter().flat_map(|m| heap.entries(m)) {
+            let name = self.dump.torch.text(key);
+            if !["reward", "label", "status", "source"].contains(&&*name) {
+                put(&name, &self.json(value));
+            }
+        }
+        out.push('}');
+        out
+    }
+
+    fn spans(
+        &mut self,
+        row: &Row,
+        trace_id: TraceId,
+        original_trace_id: Option<&str>,
+        sample_id: &str,
+        group_id: Option<&str>,
+    ) -> Result<(), ImportError> {
+        // Ids that were given out in this trace: a row's identity must be its own.
+        let mut taken = hashbrown::HashSet::with_capacity(row.rebuilt.items.len());
+        for item in row.rebuilt.items.iter().chain(&row.rebuilt.superseded) {
+            self.span(row, item, trace_id, original_trace_id, sample_id, group_id, &mut taken)?;
+        }
+        Ok(())
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn span(
+        &mut self,
+        row: &Row,
+        item: &Item,
+        trace_id: TraceId,
+        original_trace_id: Option<&str>,
+        sample_id: &str,
+        group_id: Option<&str>,
+        taken: &mut hashbrown::HashSet<SpanId>,
+    ) -> Result<(), ImportError> {
+        let (torch, heap) = (&self.dump.torch, &self.dump.torch.heap);
+        let raw = &row.raw[item.event as usize];
+        let event = &row.events[item.event as usize];
+        let (Some(start_ns), Some(end_ns)) =
+            (seconds_to_ns(item.start), item.end.map_or(Some(None), |e| seconds_to_ns(e).map(Some)))
+        else {
+            self.made.rejected += 1;
+            return Ok(());
+        };
+        let text = |id: &[u8]| String::from_utf8_lossy(id).trim_start_matches('\0').to_string();
+        let own = (item.state != State::Instant && !event.span_id.is_empty()).then(|| text(&event.span_id));
+        let (mut span_id, canonical) = match &own {
+            Some(own) => ids::span_id_from_text(own),
+            None => (derived_id(trace_id, item.event), true),
+        };
+        if !taken.insert(span_id) {
+            span_id = derived_id(trace_id, item.event);
+            taken.insert(span_id);
+        }
+        let parent = match item.parent {
+            Parent::None => None,
+            Parent::Named => Some(&event.parent_id),
+            Parent::Inferred(start) => Some(&row.events[start as usize].span_id),
+        };
+        let parent = parent.map(|id| text(id));
+        let parent_id = parent.as_deref().map(ids::span_id_from_text);
+        let end_attrs = match item.state {
+            State::OrphanEnd => raw.attrs,
+            _ => item.end_event.map_or(Value::NONE, |end| row.raw[end as usize].attrs),
+        };
+        let start_attrs = if item.state == State::OrphanEnd { Value::NONE } else { raw.attrs };
+        let error = self.get(end_attrs, self.error_type);
+        let message = error.map(|kind| match self.get(end_attrs, self.error_message) {
+            Some(message) => super::short(format!("{}: {}", torch.text(kind), torch.text(message))),
+            None => super::short(torch.text(kind)),
+        });
+        let request = [end_attrs, start_attrs]
+            .into_iter()
+            .flat_map(|a| self.request_ids.iter().map(move |k| (a, *k)))
+            .find_map(|(a, k)| heap.str(self.get(a, k)?));
+        let phase = [start_attrs, end_attrs].into_iter().find_map(|a| heap.str(self.get(a, self.phase)?));
+        let mut bytes = 160;
+        for (attrs, starts) in [(start_attrs, true), (end_attrs, false)] {
+            let column = if starts { &mut self.spans.start_attrs } else { &mut self.spans.end_attrs };
+            let mut put = |key: &str, value: Value| {
+                column.put_with(key, |out| {
+                    let before = out.len();
+                    let whole = torch.write_json(out, value, Style::Typed, MAX_ATTRIBUTE_BYTES);
+                    self.made.shortened += u64::from(!whole);
+                    bytes += key.len() + out.len() - before;
+                });
+            };
+            match attrs.tag() {
+                Tag::None => {}
+                Tag::Dict => {
+                    for (key, value) in heap.entries(attrs) {
+                        match heap.str(key) {
+                            Some(key) if key.len() <= MAX_ATTRIBUTE_BYTES => put(&key, value),
+                            _ => put(&super::short(torch.text(key)), value),
+                        }
+                    }
+                }
+                _ => put("value", attrs),
+            }
+        }
+        self.spans.push(&NewSpan {
+            run_id: self.run,
+            step: self.dump.step,
+            trace_id,
+            span_id,
+            parent_span_id: parent_id.map(|p| p.0),
+            name: &event.name,
+            service: SERVICE,
+            phase: phase.as_deref(),
+            start_ns,
+            end_ns: if item.state == State::Closed {
+                end_ns
+            } else if item.state == State::Open {
+                None
+            } else {
+                Some(start_ns)
+            },
+            state: match item.state {
+                State::Closed => state::CLOSED,
+                State::Open => state::OPEN,
+                State::Instant => state::INSTANT,
+                State::OrphanEnd => state::ORPHAN_END,
+            },
+            status: if error.is_some() { "error" } else { "unset" },
+            status_message: message.as_deref(),
+            sample_id: Some(sample_id),
+            group_id,
+            attempt: i32::try_from(raw.attempt).ok(),
+            request_id: request.as_deref(),
+            resource: RESOURCE,
+            original_trace_id,
+            original_span_id: own.as_deref().filter(|_| !canonical),
+            original_parent_span_id: parent.as_deref().filter(|_| parent_id.is_some_and(|p| !p.1)),
+            ..NewSpan::default()
+        });
+        self.added(bytes + event.name.len())
+    }
+}
+
+/// The id of something that has none of its own, or one that was used before: made from its place in the trace.
+fn derived_id(trace_id: TraceId, event: u32) -> SpanId {
+    let mut bytes = [0; 24];
+    bytes[..16].copy_from_slice(&trace_id);
+    bytes[16..20].copy_from_slice(&event.to_be_bytes());
+    bytes[20..].copy_from_slice(b"evnt");
+    ids::span_id_from_bytes(&bytes)
+}
+
+/// Prompt and response as messages.
+#[derive(Default)]
+struct Conversation {
+    messages: String,
+    count: i64,
+    turns: i64,
+    tool_calls: i64,
+    media: i64,
+    chars: i64,
+}
+
+impl Conversation {
+    /// `None` where the sample has neither prompt nor response.
+    fn new(maker: &mut Maker, sample: Value) -> Option<Conversation> {
+        let (torch, heap) = (&maker.dump.torch, &maker.dump.torch.heap);
+        let prompt = heap.field(sample, "prompt").filter(|p| is_true(torch, *p));
+        let response = heap.field(sample, "response").filter(|r| r.tag() == Tag::Str && is_true(torch, *r));
+        if prompt.is_none() && response.is_none() {
+            return None;
+        }
+        let mut talk = Conversation::default();
+        let mut out: Vec<u8> = vec![b'['];
+        let mut message = |out: &mut Vec<u8>, role: &str, value: Value| {
+            if out.len() > 1 {
+                out.push(b',');
+            }
+            if role.is_empty() {
+                maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
+                talk.look_at(torch, value);
+                return;
+            }
+            out.extend_from_slice(format!("{{\"role\":\"{role}\",\"content\":").as_bytes());
+            maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
+            out.push(b'}');
+            talk.count += 1;
+            talk.turns += i64::from(role == "assistant");
+            talk.chars += heap.str(value).map_or(0, |t| t.chars().count() as i64);
+        };
+        match prompt {
+            Some(list) if matches!(list.tag(), Tag::List | Tag::Tuple) => {
+                for item in heap.items(list) {
+                    if out.len() > MAX_CONVERSATION_BYTES {
+                        break;
+                    }
+                    message(&mut out, if item.tag() == Tag::Dict { "" } else { "user" }, item);
+                }
+            }
+            Some(dict) if dict.tag() == Tag::Dict => message(&mut out, "", dict),
+            Some(other) => message(&mut out, "user", other),
+            None => {}
+        }
+        if let Some(response) = response {
+            message(&mut out, "assistant", response);
+        }
+        out.push(b']');
+        talk.messages = String::from_utf8(out).unwrap_or_default();
+        Some(talk)
+    }
+
+    /// Counts what is in a message that came as one.
+    fn look_at(&mut self, torch: &Torch, message: Value) {
+        let heap = &torch.heap;
+        let text = |v: Value| heap.str(v).map_or(0, |t| t.chars().count() as i64);
+        self.count += 1;
+        self.turns += i64::from(heap.get(message, "role").and_then(|r| heap.str_bytes(r)) == Some(b"assistant"));
+        self.tool_calls += heap.get(message, "tool_calls").map_or(0, |t| heap.len(t) as i64);
+        match heap.get(message, "content") {
+            Some(parts) if parts.tag() == Tag::List => {
+                for part in heap.items(parts) {
+                    let kind = heap.get(part, "type").and_then(|t| heap.str(t));
+                    self.media += i64::from(kind.is_some_and(|k| !k.starts_with("text")));
+                    self.chars += heap.get(part, "text").map_or(0, text);
+                }
+            }
+            Some(content) => self.chars += text(content),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! Writers of test data and what the tests and the fuzz target do with a file. Not part of the program.
+
+use std::path::Path;
+
+use crate::export::slime_cache;
+use crate::import::ImportOptions;
+use crate::import::slime_pt::Dump;
+
+pub mod torch_writer;
+
+/// Reads everything there is to read in a file that may be hostile; says whether it was a dump. Panics where what we
+/// write is not valid JSON.
+pub fn exercise(bytes: Vec<u8>) -> bool {
+    let Ok(dump) = Dump::from_bytes(bytes, Path::new("rollout_1.pt")) else { return false };
+    dump.summary();
+    for at in 0..dump.samples().len().min(4) {
+        dump.sample(at, 1000);
+    }
+    let _ = dump.batches(&ImportOptions { run: Some("r".into()) }, &mut |_, _| Ok(()));
+    if let Ok(cache) = slime_cache::to_vec(&dump, "x", 0.0) {
+        serde_json::from_slice::<serde_json::Value>(&cache).expect("what is written is valid JSON");
+    }
+    true
+}
