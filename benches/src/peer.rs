@@ -6,7 +6,6 @@ use std::time::Instant;
 use bytes::Bytes;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use prost::Message;
-use tokio::io::AsyncWriteExt;
 
 use crate::load::{RawCodec, SPANS, Template};
 use crate::server::Server;
@@ -64,7 +63,6 @@ pub fn do_nothing_server() -> anyhow::Result<()> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         println!("OTLP gRPC http://{}\ndata none", listener.local_addr()?);
-        tokio::io::stdout().flush().await?;
         let routes = tonic::service::Routes::default().into_axum_router().fallback(|request: axum::extract::Request| async move {
             tonic::server::Grpc::new(RawCodec).max_decoding_message_size(64 << 20).unary(Nothing, request).await.map(axum::body::Body::new)
         });

@@ -29,6 +29,12 @@ pub struct Problem {
     retry_after: Option<Duration>,
 }
 
+impl std::fmt::Display for Problem {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.detail)
+    }
+}
+
 impl Problem {
     pub fn new(status: StatusCode, detail: impl Into<String>) -> Self {
         Problem {

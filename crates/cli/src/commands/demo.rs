@@ -61,7 +61,7 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
     };
     let mut generator = Generator::ending_at(options, now_ns());
     for picture in generator.media() {
-        store.media_put(picture.bytes.clone()).await?;
+        store.media_put(picture.bytes.to_vec()).await?;
     }
     store.append(Table::Runs, generator.header(now_ns())?).await?;
     let done = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));

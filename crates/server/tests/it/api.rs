@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::array::{AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use serde_json::{Value, json};

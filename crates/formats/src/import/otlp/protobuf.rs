@@ -236,7 +236,7 @@ fn read_resource<'a>(mut w: Wire<'a>, limits: &Limits) -> Result<Resource<&'a st
     Ok(resource)
 }
 
-fn read_entity(mut w: Wire) -> Result<Entity<&str>> {
+fn read_entity(mut w: Wire<'_>) -> Result<Entity<&str>> {
     let mut entity = Entity::default();
     while let Some((field, wire)) = w.tag()? {
         match field {
