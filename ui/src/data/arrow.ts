@@ -485,6 +485,15 @@ export function typeText(f: Field): string {
   return f.dictionary ? `dict<${base}>` : base;
 }
 
+/** One row as an object, or null past the end. */
+export function rowAt(stream: ArrowStream, i: number): Record<string, unknown> | null {
+  for (const b of stream.batches) {
+    if (i < b.length) return Object.fromEntries(stream.fields.map((f, c) => [f.name, valueAt(b.columns[c], i)]));
+    i -= b.length;
+  }
+  return null;
+}
+
 /** Rows as objects. For small answers only. */
 export function rows(stream: ArrowStream): Record<string, unknown>[] {
   return stream.batches.flatMap((b) =>
