@@ -142,6 +142,8 @@ export interface RowOrder {
   breaks: Uint8Array;
   /** By row: 1 where shown. */
   shown: Uint8Array;
+  /** The rows of a group stand together. */
+  grouped: boolean;
 }
 
 export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery): RowOrder {
@@ -197,5 +199,5 @@ export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery
     const [a, b] = [order[k - 1], order[k]];
     if (context(a) !== context(b) || (q.grouped && t.group[a] !== t.group[b])) breaks[k] = 1;
   }
-  return { order: Int32Array.from(order), breaks, shown };
+  return { order: Int32Array.from(order), breaks, shown, grouped: q.grouped && layout.mode === 'sample' };
 }

@@ -391,12 +391,14 @@ export class Scene {
         ctx.fillStyle = theme.bad;
         ctx.fillRect(GUTTER - 50, top, 4, Math.max(1, h - 1));
       }
-      // A group is named at its first row, and bracketed down its rows.
-      if (sample && table.group[r] >= 0 && rows.order.length > 1) {
-        const begins = k === 0 || rows.breaks[k] === 1 || table.group[rows.order[k - 1]] !== table.group[r];
-        ctx.fillStyle = theme.line;
-        ctx.fillRect(38, top, 2, h);
-        if (begins && this.groupRoom(k) >= 10) {
+      // A group is named at its first row, and bracketed down its rows; without groups each row names its own.
+      if (sample && table.group[r] >= 0) {
+        const begins = rows.grouped ? k === 0 || rows.breaks[k] === 1 || table.group[rows.order[k - 1]] !== table.group[r] : h >= 10;
+        if (rows.grouped) {
+          ctx.fillStyle = theme.line;
+          ctx.fillRect(38, top, 2, h);
+        }
+        if (begins && (!rows.grouped || this.groupRoom(k) >= 10)) {
           ctx.font = FONT_SMALL;
           ctx.textAlign = 'right';
           ctx.fillStyle = theme.faint;
@@ -495,6 +497,12 @@ export class Scene {
     ctx.fillRect(GUTTER, MINIMAP + STRIP - 2, this.plot, 1);
     const step = niceStep(90 / this.scale);
     ctx.font = FONT_SMALL;
+    ctx.fillStyle = theme.faint;
+    const caption = MINIMAP + STRIP + AXIS / 2 - 1;
+    if (this.layout.mode === 'sample') {
+      ctx.fillText('sample', 46, caption);
+      if (this.table.rewardMax >= this.table.rewardMin) ctx.fillText('reward', GUTTER - 42, caption);
+    } else ctx.fillText(this.layout.mode, 8, caption);
     for (let t = Math.ceil(this.t0 / step) * step; t <= this.t1; t += step) {
       const x = Math.round(this.x(t)) + 0.5;
       ctx.fillStyle = theme.line;
