@@ -33,7 +33,13 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
     const at = (name: string): number => samples.fields.findIndex((f) => f.name === name);
     const [id, status, reward, length, tokens, source, json] = ['sample_id', 'status', 'reward', 'response_length', 'response_tokens', 'source', 'reward_json'].map(at);
     for (const b of samples.batches) {
-      const get = (c: number, i: number): unknown => (c < 0 || isNull(b.columns[c], i) ? null : valueAt(b.columns[c], i));
+      // Distinct texts are decoded once.
+      const seen = b.columns.map((v) => new Array<unknown>(v.dictionary?.length ?? 0));
+      const get = (c: number, i: number): unknown => {
+        if (c < 0 || isNull(b.columns[c], i)) return null;
+        const v = b.columns[c];
+        return v.dictionary ? (seen[c][Number(v.values[i])] ??= valueAt(v, i)) : valueAt(v, i);
+      };
       const num = (v: unknown): number => (v === null ? NaN : Number(v));
       for (let i = 0; i < b.length; i++) {
         const response = num(get(length, i));

@@ -60,7 +60,7 @@ it('lists runs, filters, sorts, and deletes after confirmation', async () => {
   await page.keyboard.press('/');
   await page.keyboard.type('math');
   await expect.poll(() => page.locator('tbody tr').count()).toBe(1);
-  expect(await hash()).toContain('q=math');
+  await expect.poll(hash).toContain('q=math');
   await page.locator('[data-filter]').fill('');
   await page.getByRole('button', { name: 'Spans' }).click();
   await expect.poll(() => page.locator('tbody tr').first().innerText()).toContain('math');
