@@ -69,7 +69,7 @@ it('lists runs, filters, sorts, and deletes after confirmation', async () => {
   expect(await confirm.isDisabled()).toBe(true);
   await page.getByLabel('Id of the run').fill('sglang-smoke');
   await confirm.click();
-  await expect.poll(() => page.locator('tbody tr').count()).toBe(2);
+  await expect.poll(() => page.locator('tbody tr').count()).toBe(3);
 });
 
 it('an empty store says how to send the first data', async () => {
@@ -90,6 +90,14 @@ it('goes from the run to the timeline of a step, and back', async () => {
   expect(await footer()).toContain('101 rows');
   await page.goBack();
   await page.getByText('Time by phase').waitFor();
+});
+
+it('a run without steps opens at its last minutes', async () => {
+  await open('#/run/engine-only');
+  await page.getByRole('link', { name: 'timeline of its last minutes' }).click();
+  await drawn();
+  expect(await footer()).toContain('17 rows');
+  await expect.poll(hash).toContain('from_ns=');
 });
 
 it('zooms, pans and keeps the window in the address', async () => {
