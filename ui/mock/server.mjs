@@ -25,6 +25,7 @@ function makeRuns({ big }) {
   add('grpo-search-7b', { status: 'running' }, demo);
   add('math/ablation-3', { project: 'math', name: 'math ablation <b>3</b>', framework: 'roll' }, [{ seed: 7, samples: 512, perSample: 40 }, { seed: 8, samples: 512, perSample: 40 }]);
   add('sglang-smoke', { project: null, name: null, framework: 'sglang', status: 'failed' }, [{ seed: 9, samples: 8, perSample: 30 }]);
+  add('engine-only', { framework: 'sglang', loose: { seed: 31, samples: 12, perSample: 30 } }, []);
   if (big) add('big', { name: 'a million spans' }, [{ seed: 1, samples: 8192, perSample: 149 }]);
   return runs;
 }
@@ -37,7 +38,7 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
   let slow = 0;
   const stepOf = (run, n) => {
     const key = `${run.run_id}/${n}`;
-    if (!cache.has(key)) cache.set(key, makeStep(run.steps[n]));
+    if (!cache.has(key)) cache.set(key, makeStep(run.steps[n] ?? run.loose));
     return cache.get(key);
   };
   const baseOf = (n) => BASE + BigInt(n) * 60_000_000_000n;
@@ -57,10 +58,11 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
   };
   const info = (run) => {
     const steps = run.steps.map((_, n) => facts(run, n));
-    const last = String(baseOf(steps.length - 1) + 50_000_000_000n);
+    const last = String(baseOf(Math.max(0, steps.length - 1)) + 50_000_000_000n);
+    if (run.loose) steps.push({ spans: stepOf(run, 'loose').spans.n, samples: 0 });
     return {
       run_id: run.run_id, project: run.project, name: run.name, framework: run.framework, status: run.status, started_ns: String(baseOf(0)),
-      ended_ns: run.status === 'running' ? null : last, last_ns: last, spans: steps.reduce((a, s) => a + s.spans, 0), samples: steps.reduce((a, s) => a + s.samples, 0), steps: steps.length,
+      ended_ns: run.status === 'running' ? null : last, last_ns: last, spans: steps.reduce((a, s) => a + s.spans, 0), samples: steps.reduce((a, s) => a + s.samples, 0), steps: run.steps.length,
       bytes: steps.reduce((a, s) => a + s.spans, 0) * 31,
     };
   };
@@ -131,9 +133,9 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
         return json({});
       }
       if (parts[2] === 'steps') return json({ steps: run.steps.map((_, n) => facts(run, n)) });
-      const n = Number(url.searchParams.get('step'));
-      if (!run.steps[n]) return problem(404, 'No such step', `Run ${run.run_id} has no step ${n}.`);
-      const key = `${run.run_id}/${n}/${parts[2]}/${run.steps[n].cut ?? ''}`;
+      const n = url.searchParams.has('from_ns') ? 0 : Number(url.searchParams.get('step'));
+      if (!run.steps[n] && !run.loose) return problem(404, 'No such step', `Run ${run.run_id} has no step ${n}.`);
+      const key = `${run.run_id}/${n}/${parts[2]}/${run.steps[n]?.cut ?? ''}`;
       if (!cache.has(key)) cache.set(key, Buffer.from(parts[2] === 'timeline' ? timelineStream(stepOf(run, n), baseOf(n)) : samplesStream(stepOf(run, n), baseOf(n), run.run_id, n)));
       setTimeout(() => send(200, ARROW, cache.get(key)), n === 0 ? slow : 0);
     };

@@ -43,7 +43,7 @@ for (const scheme of ['dark', 'light']) {
     await page.mouse.up();
     await page.keyboard.up('Shift');
   });
-  await shot('sql', '#/sql', () => page.click('text=Run >> nth=-1').catch(() => page.keyboard.press('Control+Enter')));
+  await shot('sql', '#/sql', () => page.click('button.primary'));
   await shot('palette', '#/runs', () => page.keyboard.press('Control+k'));
   await shot('keys', '#/runs', () => page.keyboard.press('?'));
   await shot('error', '#/run/nothing');

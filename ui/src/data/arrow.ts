@@ -383,6 +383,17 @@ function span(v: Vector, i: number): [number, number] {
   return [from, to];
 }
 
+/** Short plain text is quicker by hand than through the decoder. */
+function textOf(bytes: Uint8Array, from: number, to: number): string {
+  if (to - from > 24) return utf8.decode(bytes.subarray(from, to));
+  let out = '';
+  for (let i = from; i < to; i++) {
+    if (!(bytes[i] < 128)) return utf8.decode(bytes.subarray(from, to));
+    out += String.fromCharCode(bytes[i]);
+  }
+  return out;
+}
+
 function viewBytes(v: Vector, i: number): Uint8Array {
   const raw = v.values as Uint8Array;
   const d = new DataView(raw.buffer, raw.byteOffset + i * 16, 16);
@@ -439,7 +450,7 @@ export function valueAt(v: Vector, i: number): unknown {
     case 'bool': return ((v.values as Uint8Array)[i >> 3] & (1 << (i & 7))) !== 0;
     case 'float': return type.width === 16 ? half(Number(v.values[i])) : v.values[i];
     case 'int': case 'uint': return v.values[i];
-    case 'utf8': return utf8.decode(v.bytes[0].subarray(...span(v, i)));
+    case 'utf8': return textOf(v.bytes[0], ...span(v, i));
     case 'binary': return hex(v.bytes[0].subarray(...span(v, i)));
     case 'utf8view': return utf8.decode(viewBytes(v, i));
     case 'binaryview': return hex(viewBytes(v, i));
@@ -483,6 +494,15 @@ export function typeText(f: Field): string {
     }
   })();
   return f.dictionary ? `dict<${base}>` : base;
+}
+
+/** One row as an object, or null past the end. */
+export function rowAt(stream: ArrowStream, i: number): Record<string, unknown> | null {
+  for (const b of stream.batches) {
+    if (i < b.length) return Object.fromEntries(stream.fields.map((f, c) => [f.name, valueAt(b.columns[c], i)]));
+    i -= b.length;
+  }
+  return null;
 }
 
 /** Rows as objects. For small answers only. */

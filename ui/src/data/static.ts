@@ -18,7 +18,7 @@
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
-import { readStream, rows, type ArrowStream } from './arrow';
+import { readStream, rowAt, rows, type ArrowStream } from './arrow';
 import { SourceError, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type StepInfo, type TableInfo, type Window } from './types';
 
 export interface Manifest {
@@ -133,7 +133,7 @@ export class StaticSource implements DataSource {
       this.chunks.set(id, stream);
       if (this.chunks.size > 8) this.chunks.delete(this.chunks.keys().next().value as string);
     }
-    const row = rows(await stream)[place.row - chunk * w.chunk_rows];
+    const row = rowAt(await stream, place.row - chunk * w.chunk_rows);
     if (!row || row.span_id !== span) throw new SourceError('The file is damaged', `Block rs-${id} does not hold span ${span}.`);
     const list = <T>(value: unknown): T[] => (Array.isArray(value) ? (value as T[]) : []);
     return {

@@ -46,7 +46,11 @@ class App {
   commands: Command[] = $state.raw([]);
 
   constructor() {
-    addEventListener('hashchange', () => (this.route = parseRoute(location.hash)));
+    addEventListener('hashchange', () => {
+      clearTimeout(this.writing);
+      this.known = location.hash;
+      this.route = parseRoute(location.hash);
+    });
     systemDark.addEventListener('change', (e) => (this.systemIsDark = e.matches));
   }
 
@@ -74,9 +78,21 @@ class App {
       if (v === null || v === '') delete params[k];
       else params[k] = v;
     }
+    if (push) this.write();
     this.route = { ...this.route, params };
+    clearTimeout(this.writing);
+    if (push) this.write(true);
+    else this.writing = setTimeout(() => this.write(), 120);
+  }
+  private writing: ReturnType<typeof setTimeout> | undefined;
+  /** The address as we know it: if it is another, somebody goes elsewhere just now. */
+  private known = location.hash;
+  /** Browsers limit how often the address may change, so typing and zooming write it when they pause. */
+  private write(push = false): void {
+    clearTimeout(this.writing);
     const hash = formatRoute(this.route);
-    if (hash === location.hash) return;
+    if (hash === location.hash || location.hash !== this.known) return;
+    this.known = hash;
     if (push) history.pushState(null, '', hash);
     else history.replaceState(null, '', hash);
   }

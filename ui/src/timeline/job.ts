@@ -15,6 +15,16 @@ export interface Loaded {
 /** Below this many items a layout takes less than a frame or two; a worker would only add its start. */
 const INLINE = 20_000;
 
+/** A worker that was started ahead: its script is read while the data is still on its way. */
+let spare: Worker | null = null;
+export function warm(): void {
+  try {
+    spare ??= makeWorker();
+  } catch {
+    spare = null;
+  }
+}
+
 function run(ask: Ask, transfer: ArrayBuffer[], signal: AbortSignal): Promise<Answer> {
   return new Promise((resolve, reject) => {
     const here = (): void => {
@@ -27,7 +37,8 @@ function run(ask: Ask, transfer: ArrayBuffer[], signal: AbortSignal): Promise<An
     };
     let worker: Worker;
     try {
-      worker = makeWorker();
+      worker = spare ?? makeWorker();
+      spare = null;
     } catch {
       here();
       return;

@@ -46,7 +46,8 @@ export function buildLayout(items: Items, mode: RowMode): Layout {
     let key: number;
     let kind: number;
     if (mode === 'tool') {
-      if (items.phase[i] !== PHASE_TOOL || items.name[i] < 0) continue;
+      // Calls only: instants have no duration to compare.
+      if (items.phase[i] !== PHASE_TOOL || items.name[i] < 0 || (items.flags[i] & STATE) >= INSTANT) continue;
       key = items.name[i];
       kind = 2;
     } else if (mode === 'sample' && items.sample[i] >= 0) {

@@ -56,7 +56,7 @@ const SCAN = 16;
 
 function addMark(marks: number[], i: number, x: number): void {
   const m = marks.length;
-  if (m > 0 && x - marks[m - 2] < CLUSTER) marks[m - 1]++;
+  if (m > 0 && Math.abs(x - marks[m - 2]) < CLUSTER) marks[m - 1]++;
   else marks.push(i, x, 1);
 }
 

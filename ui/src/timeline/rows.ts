@@ -33,7 +33,13 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
     const at = (name: string): number => samples.fields.findIndex((f) => f.name === name);
     const [id, status, reward, length, tokens, source, json] = ['sample_id', 'status', 'reward', 'response_length', 'response_tokens', 'source', 'reward_json'].map(at);
     for (const b of samples.batches) {
-      const get = (c: number, i: number): unknown => (c < 0 || isNull(b.columns[c], i) ? null : valueAt(b.columns[c], i));
+      // Distinct texts are decoded once.
+      const seen = b.columns.map((v) => new Array<unknown>(v.dictionary?.length ?? 0));
+      const get = (c: number, i: number): unknown => {
+        if (c < 0 || isNull(b.columns[c], i)) return null;
+        const v = b.columns[c];
+        return v.dictionary ? (seen[c][Number(v.values[i])] ??= valueAt(v, i)) : valueAt(v, i);
+      };
       const num = (v: unknown): number => (v === null ? NaN : Number(v));
       for (let i = 0; i < b.length; i++) {
         const response = num(get(length, i));
@@ -142,6 +148,8 @@ export interface RowOrder {
   breaks: Uint8Array;
   /** By row: 1 where shown. */
   shown: Uint8Array;
+  /** The rows of a group stand together. */
+  grouped: boolean;
 }
 
 export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery): RowOrder {
@@ -197,5 +205,5 @@ export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery
     const [a, b] = [order[k - 1], order[k]];
     if (context(a) !== context(b) || (q.grouped && t.group[a] !== t.group[b])) breaks[k] = 1;
   }
-  return { order: Int32Array.from(order), breaks, shown };
+  return { order: Int32Array.from(order), breaks, shown, grouped: q.grouped && layout.mode === 'sample' };
 }

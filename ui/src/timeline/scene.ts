@@ -15,6 +15,7 @@ export const MINIMAP = 30;
 export const STRIP = 52;
 export const AXIS = 22;
 export const HEAD = MINIMAP + STRIP + AXIS;
+const SHORT: Record<string, string> = { truncated: 'trunc', pending: 'wait', aborted: 'abort' };
 const LABELS_MAX = 700;
 const FONT = '11px Inter, system-ui, sans-serif';
 const FONT_SMALL = '10px Inter, system-ui, sans-serif';
@@ -298,7 +299,8 @@ export class Scene {
         const to = Math.min(W, Math.round(orphan ? x + Math.max(1, d) : x + half) + (orphan ? 0 : 1));
         for (let xx = from; xx < to; xx++) pixels[y * W + xx] = !orphan && half > 1.5 && (xx === from || xx === to - 1) ? theme.background : color;
       }
-      if (many > 1 && tall && this.counts.length < 900) this.counts.push(x / d, (y0 + y1) / 2 / d, many);
+      const next = m + 3 < marks.length ? marks[m + 4] - marks[m + 1] : Infinity;
+      if (many > 1 && tall && (next > 22 * d || next < 0) && this.counts.length < 900) this.counts.push(x / d, (y0 + y1) / 2 / d, many);
     }
   }
 
@@ -379,7 +381,7 @@ export class Scene {
           ctx.font = FONT_SMALL;
           ctx.fillStyle = bad ? theme.bad : theme.dim;
           ctx.textAlign = 'right';
-          ctx.fillText(table.status[r].slice(0, 5), GUTTER - 48, mid + 0.5);
+          ctx.fillText(SHORT[table.status[r]] ?? table.status[r].slice(0, 6), GUTTER - 48, mid + 0.5);
         } else if (layout.rowErrors[r] > 0 && sample) {
           ctx.fillStyle = theme.bad;
           ctx.textAlign = 'right';
@@ -389,12 +391,14 @@ export class Scene {
         ctx.fillStyle = theme.bad;
         ctx.fillRect(GUTTER - 50, top, 4, Math.max(1, h - 1));
       }
-      // A group is named at its first row, and bracketed down its rows.
-      if (sample && table.group[r] >= 0 && rows.order.length > 1) {
-        const begins = k === 0 || rows.breaks[k] === 1 || table.group[rows.order[k - 1]] !== table.group[r];
-        ctx.fillStyle = theme.line;
-        ctx.fillRect(38, top, 2, h);
-        if (begins && this.groupRoom(k) >= 10) {
+      // A group is named at its first row, and bracketed down its rows; without groups each row names its own.
+      if (sample && table.group[r] >= 0) {
+        const begins = rows.grouped ? k === 0 || rows.breaks[k] === 1 || table.group[rows.order[k - 1]] !== table.group[r] : h >= 10;
+        if (rows.grouped) {
+          ctx.fillStyle = theme.line;
+          ctx.fillRect(38, top, 2, h);
+        }
+        if (begins && (!rows.grouped || this.groupRoom(k) >= 10)) {
           ctx.font = FONT_SMALL;
           ctx.textAlign = 'right';
           ctx.fillStyle = theme.faint;
@@ -493,6 +497,12 @@ export class Scene {
     ctx.fillRect(GUTTER, MINIMAP + STRIP - 2, this.plot, 1);
     const step = niceStep(90 / this.scale);
     ctx.font = FONT_SMALL;
+    ctx.fillStyle = theme.faint;
+    const caption = MINIMAP + STRIP + AXIS / 2 - 1;
+    if (this.layout.mode === 'sample') {
+      ctx.fillText('sample', 46, caption);
+      if (this.table.rewardMax >= this.table.rewardMin) ctx.fillText('reward', GUTTER - 42, caption);
+    } else ctx.fillText(this.layout.mode, 8, caption);
     for (let t = Math.ceil(this.t0 / step) * step; t <= this.t1; t += step) {
       const x = Math.round(this.x(t)) + 0.5;
       ctx.fillStyle = theme.line;

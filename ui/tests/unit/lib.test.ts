@@ -7,17 +7,18 @@ import { csvField, jsonText, toCsv } from '../../src/lib/cells';
 import { duration, niceStep, tick } from '../../src/lib/format';
 import { fuzzy } from '../../src/lib/fuzzy';
 import { PHASES, phaseOf } from '../../src/lib/phases';
-import { formatRoute, formatWindow, parseRoute, parseWindow } from '../../src/lib/route';
+import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/lib/route';
 import { buildItems } from '../../src/timeline/items';
 
 describe('the address', () => {
   it('goes there and back', () => {
-    for (const r of [
+    const routes: Route[] = [
       { view: 'runs' as const, run: null, params: { q: 'a b&c=d#?%', sort: '-spans' } },
       { view: 'run' as const, run: 'math/ablation 3?#', params: {} },
       { view: 'timeline' as const, run: 'ü/中', params: { step: '5', w: '1.5,2', span: 'ab.cd', q: 'reward:<0.5 +x' } },
       { view: 'sql' as const, run: null, params: { q: "SELECT 1\nFROM x WHERE a = '100%'" } },
-    ]) {
+    ];
+    for (const r of routes) {
       const back = parseRoute(formatRoute(r));
       expect({ ...back, params: { ...back.params } }).toEqual(r);
     }
