@@ -162,7 +162,7 @@ fn value() -> impl Strategy<Value = AnyValue> {
 }
 
 fn key() -> impl Strategy<Value = String> {
-    let known = [
+    const KNOWN: &[&str] = &[
         "rl.step",
         "rollout_id",
         "rl.sample.id",
@@ -181,7 +181,7 @@ fn key() -> impl Strategy<Value = String> {
         "$bytes",
         "$double",
     ];
-    prop_oneof![string(), proptest::sample::select(&known[..]).prop_map(str::to_string)]
+    prop_oneof![string(), proptest::sample::select(KNOWN).prop_map(str::to_string)]
 }
 
 pub fn attributes(max: usize) -> impl Strategy<Value = Vec<KeyValue>> {
