@@ -4,6 +4,7 @@ use std::io::Write as _;
 use std::path::PathBuf;
 
 use arrow::array::RecordBatch;
+use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use prost::Message as _;
 use rollscope_formats::export::otlp::{to_protobuf, write_json_line};
 use rollscope_formats::import::{ImportError, ImportOptions, Imported, open};
@@ -130,7 +131,8 @@ fn a_damaged_line_is_named_and_the_others_are_read() {
 
 #[test]
 fn spans_before_the_damage_in_a_line_are_kept_whole() {
-    let request = request_of(vec![kv("service.name", "s")], vec![span(1), span(2)]);
+    let mut request = request_of(vec![kv("service.name", "s")], vec![span(1), span(2)]);
+    request.resource_spans[0].scope_spans[0].scope = Some(InstrumentationScope::default());
     let text = Style(0).request(&request).to_string();
     let at = text.find("span 2").unwrap();
     let read = read(format!("{}\n{}\n{}\n", line(3), &text[..at], line(4)).as_bytes()).unwrap();
