@@ -30,13 +30,13 @@ provider.shutdown()
 """
 
 
-@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("compression", [{}, {"OTEL_EXPORTER_OTLP_COMPRESSION": "gzip"}], ids=["plain", "gzip"])
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_their_program_unchanged(server, protocol, compression):
     endpoint = server.grpc if protocol == "grpc" else server.http
     subprocess.run(
         [sys.executable, "-c", PROGRAM.format(protocol=protocol)], check=True, timeout=60,
-        env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_EXPORTER_OTLP_COMPRESSION": compression, "PATH": "/usr/bin"})
+        env={"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PATH": "/usr/bin", **compression})
     rows = server.sql("select service, name, count(*), avg(end_ns - start_ns)/1e6 as ms from spans group by 1,2 order by 2 desc")
     assert [r[:3] for r in rows] == [["their-program", "train", 20], ["their-program", "pipeline_step", 20], ["their-program", "generate", 20]]
     assert all(r[3] > 0 for r in rows)

@@ -10,16 +10,35 @@ pub const NS_PER_S: i64 = 1_000_000_000;
 
 /// Seconds as Python writes them, rounded to the nearest nanosecond. `None` when not finite or out of range.
 pub fn seconds_to_ns(seconds: f64) -> Option<i64> {
-    let ns = (seconds * 1e9).round();
-    (ns.is_finite() && ns.abs() < i64::MAX as f64).then_some(ns as i64)
+    // Whole seconds and the fraction apart: an epoch in nanoseconds does not fit the 53 bits of a double.
+    let whole = seconds.trunc();
+    if !(whole.abs() < (i64::MAX / NS_PER_S) as f64) {
+        return None;
+    }
+    Some(whole as i64 * NS_PER_S + ((seconds - whole) * 1e9).round() as i64)
 }
 
 pub fn ns_to_seconds(ns: i64) -> f64 {
-    // Split so that microseconds survive: an epoch in nanoseconds does not fit the 53 bits of a double.
     (ns / NS_PER_S) as f64 + (ns % NS_PER_S) as f64 / 1e9
 }
 
 /// The wall clock, now.
 pub fn now_ns() -> i64 {
     std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |d| d.as_nanos() as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_keep_what_a_double_holds() {
+        assert_eq!(seconds_to_ns(1_756_000_000.25), Some(1_756_000_000_250_000_000));
+        // The double next to .8656208 is .86562085151672...
+        assert_eq!(seconds_to_ns(1_756_000_000.865_620_8), Some(1_756_000_000_865_620_851));
+        assert_eq!(seconds_to_ns(-1.5), Some(-1_500_000_000));
+        assert_eq!(seconds_to_ns(f64::NAN), None);
+        assert_eq!(seconds_to_ns(1e300), None);
+        assert_eq!(seconds_to_ns(ns_to_seconds(1_756_000_000_250_000_000)), Some(1_756_000_000_250_000_000));
+    }
 }

@@ -6,8 +6,6 @@ use std::time::Instant;
 use anyhow::Context;
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
-use rollscope_model::build::{NewRun, RunsBuilder};
-use rollscope_model::time::now_ns;
 use rollscope_store::{Store, StoreOptions};
 
 use crate::args::ImportArgs;
@@ -59,40 +57,12 @@ async fn import_file(
         })
     });
     let mut new = 0;
-    let mut runs = Vec::new();
     while let Some((table, batch)) = batches.recv().await {
-        if table != Table::Runs {
-            enter_runs(store, &mut runs, table, &batch).await?;
-        }
-        new += store.append(table, batch).await?.accepted;
+        let appended = store.append(table, batch).await?;
+        // That the run is known is not news for the person who imports.
+        new += if table == Table::Runs { 0 } else { appended.accepted };
     }
     let imported = reader.await.context("the reader")??;
     drop(bar);
     Ok((imported, new, format))
-}
-
-/// Every run that rows refer to has a row in `runs`; a file that brings its own replaces it.
-async fn enter_runs(
-    store: &Store,
-    known: &mut Vec<String>,
-    table: Table,
-    batch: &arrow::array::RecordBatch,
-) -> anyhow::Result<()> {
-    for (run_id, first_ns) in rollscope_model::read::runs(table, batch) {
-        if known.contains(&run_id) {
-            continue;
-        }
-        let mut builder = RunsBuilder::default();
-        builder.push(&NewRun {
-            run_id: &run_id,
-            name: Some(&run_id),
-            status: Some("imported"),
-            started_ns: first_ns,
-            updated_ns: now_ns(),
-            ..NewRun::default()
-        });
-        store.append(Table::Runs, builder.finish()?).await?;
-        known.push(run_id);
-    }
-    Ok(())
 }
