@@ -28,7 +28,7 @@ use crate::session::{self, Sessions};
 use crate::tables;
 
 /// Stack of a query thread. Plans are trees; deep ones are walked by recursion.
-const STACK_BYTES: usize = 16 << 20;
+const STACK_BYTES: usize = 64 << 20;
 /// Batches of an answer that wait for the reader.
 const BATCHES_AHEAD: usize = 2;
 /// Segments that a look-up by id asks at the same time: it waits for the disk, not for a core.

@@ -98,19 +98,20 @@ impl App {
         self.store.health().writable
     }
 
-    async fn read_api_body(&self, body: Body) -> Result<Bytes, Problem> {
+    async fn read_api_body(&self, mut body: Body) -> Result<Bytes, Problem> {
         let limit = self.limits.max_api_request_bytes;
         let patience = Duration::from_secs(self.limits.body_timeout_s);
-        match tokio::time::timeout(patience, Limited::new(body, limit).collect()).await {
-            Ok(Ok(body)) => Ok(body.to_bytes()),
-            Ok(Err(error)) if error.is::<LengthLimitError>() => Err(Problem::too_large(
-                "max_api_request_bytes",
-                format!("the request exceeds max_api_request_bytes ({limit})"),
-            )),
-            Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
-            Err(_) => {
-                Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s"))
+        match tokio::time::timeout(patience, Limited::new(&mut body, limit).collect()).await {
+            Ok(Ok(read)) => Ok(read.to_bytes()),
+            Ok(Err(error)) if error.is::<LengthLimitError>() => {
+                ingest::discard(body).await;
+                Err(Problem::too_large(
+                    "max_api_request_bytes",
+                    format!("the request exceeds max_api_request_bytes ({limit})"),
+                ))
             }
+            Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
+            Err(_) => Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s")),
         }
     }
 }

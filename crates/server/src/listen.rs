@@ -88,7 +88,7 @@ pub struct Shared {
     /// Time is up.
     pub abort: CancellationToken,
     /// Every task holds one; when all are gone, the server has ended.
-    alive: mpsc::Sender<Infallible>,
+    _alive: mpsc::Sender<Infallible>,
 }
 
 impl Shared {
@@ -107,7 +107,7 @@ impl Shared {
             told: Arc::new(Semaphore::new(TOLD)),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
-            alive,
+            _alive: alive,
         };
         (shared, ended)
     }

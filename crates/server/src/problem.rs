@@ -137,6 +137,10 @@ impl From<QueryError> for Problem {
             ErrorKind::Limit if error.message.contains("timeout") => {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, error.message).with_limit("timeout")
             }
+            ErrorKind::Limit if error.message.contains("max_concurrent") => Problem {
+                retry_after: Some(Duration::from_secs(1)),
+                ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.message).with_limit("max_concurrent")
+            },
             ErrorKind::Limit => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error.message),
             ErrorKind::Cancelled => Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.message),
             ErrorKind::Internal => Problem::internal(error.message),

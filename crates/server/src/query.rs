@@ -42,7 +42,7 @@ pub async fn start(engine: &Engine, counters: &Arc<Counters>, sql: &str) -> Resu
     let batches = futures::stream::unfold((running, meter), |(mut running, mut meter)| async move {
         match running.stream.next().await {
             None => {
-                meter.done = true;
+                meter.ended();
                 None
             }
             Some(Ok(batch)) => {
@@ -65,6 +65,10 @@ struct Meter {
 }
 
 impl Meter {
+    fn ended(&mut self) {
+        self.done = true;
+    }
+
     fn failed(&mut self) {
         if !self.done {
             self.done = true;

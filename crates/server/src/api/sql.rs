@@ -70,7 +70,7 @@ pub async fn sql(State(app): State<App>, headers: HeaderMap, body: Body) -> Resu
     }
     let body = app.read_api_body(body).await?;
     let request: SqlRequest = serde_json::from_slice(&body)
-        .map_err(|e| Problem::bad_request(format!("the body must be {{\"query\": \"...\"}}: {e}")))?;
+        .map_err(|e| Problem::bad_request(format!("the body must be {{\"query\": \"...\", \"format\": \"arrow|json|csv\", \"max_rows\": N}}: {e}")))?;
     let format = match &request.format {
         Some(name) => named(name)?,
         None => accepted(&headers),

@@ -92,8 +92,37 @@ fn over(limit: usize) -> Refusal {
     }
 }
 
+/// Takes what a refused sender still has to say, within bounds: one that is cut off while it sends sees a broken
+/// connection instead of the answer that tells it why.
+pub async fn discard(mut body: Body) {
+    const MOST: usize = 256 << 20;
+    let all = async {
+        let mut total = 0;
+        while let Some(Ok(frame)) = body.frame().await {
+            total += frame.data_ref().map_or(0, Bytes::len);
+            if total > MOST {
+                break;
+            }
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(5), all).await;
+}
+
 /// The whole body, at most `limit` bytes.
 pub async fn read(mut body: Body, limit: usize, silence: Duration, charge: &mut Charge) -> Result<Bytes, Refusal> {
+    let result = read_within(&mut body, limit, silence, charge).await;
+    if matches!(result, Err(Refusal::TooLarge { .. })) {
+        discard(body).await;
+    }
+    result
+}
+
+async fn read_within(
+    body: &mut Body,
+    limit: usize,
+    silence: Duration,
+    charge: &mut Charge,
+) -> Result<Bytes, Refusal> {
     if body.size_hint().lower() > limit as u64 {
         return Err(over(limit));
     }

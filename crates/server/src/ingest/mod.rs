@@ -7,6 +7,7 @@ pub mod http;
 mod runs;
 mod wire;
 
+pub(crate) use body::discard;
 use std::sync::Arc;
 use std::time::Duration;
 

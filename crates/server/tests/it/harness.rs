@@ -22,7 +22,7 @@ use tonic::transport::Channel;
 pub const T0: u64 = 1_700_000_000_000_000_000;
 
 pub struct Rig {
-    pub dir: TempDir,
+    _dir: TempDir,
     pub store: Store,
     pub server: Server,
     pub at: Addresses,
@@ -44,7 +44,7 @@ pub async fn rig_with(config: ServerConfig) -> Rig {
     let engine = Engine::new(Arc::new(store.clone()), QueryLimits::default()).unwrap();
     let server = Server::start(&config, store.clone(), engine).await.unwrap();
     let at = server.addresses();
-    Rig { dir, store, server, at }
+    Rig { _dir: dir, store, server, at }
 }
 
 impl Rig {

@@ -17,7 +17,7 @@ struct Plain(ureq::Agent);
 impl HttpClient for Plain {
     async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
         let (parts, body) = request.into_parts();
-        let mut answer = self.0.run(ureq::http::Request::from_parts(parts, body.to_vec()))?;
+        let mut answer = self.0.run(Request::from_parts(parts, body.to_vec()))?;
         let body = answer.body_mut().read_to_vec()?;
         Ok(Response::builder().status(answer.status()).body(body.into())?)
     }
