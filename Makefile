@@ -22,7 +22,7 @@ $(BIN): ui/dist/index.html $(shell find crates -name '*.rs' -o -name Cargo.toml)
 ui: ui/dist/index.html ## build the page
 
 ui/node_modules/.package-lock.json: ui/package.json ui/package-lock.json
-	cd ui && npm ci --no-audit --no-fund
+	cd ui && npm install --no-audit --no-fund
 	touch $@
 
 ui/dist/index.html: ui/node_modules/.package-lock.json $(UI_SOURCES)

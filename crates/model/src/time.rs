@@ -12,7 +12,7 @@ pub const NS_PER_S: i64 = 1_000_000_000;
 pub fn seconds_to_ns(seconds: f64) -> Option<i64> {
     // Whole seconds and the fraction apart: an epoch in nanoseconds does not fit the 53 bits of a double.
     let whole = seconds.trunc();
-    if !(whole.abs() < (i64::MAX / NS_PER_S) as f64) {
+    if whole.is_nan() || whole.abs() >= (i64::MAX / NS_PER_S) as f64 {
         return None;
     }
     Some(whole as i64 * NS_PER_S + ((seconds - whole) * 1e9).round() as i64)

@@ -31,7 +31,7 @@ const FOOTER_CACHE_BYTES: usize = 128 << 20;
 /// Longest text of a query.
 const MAX_SQL_BYTES: usize = 1 << 20;
 /// Most words and operators in a query; values in lists do not count. Plans are trees and are walked by recursion.
-const MAX_SQL_WORDS: usize = 2_000;
+const MAX_SQL_WORDS: usize = 1_000;
 /// Rows in a batch.
 const BATCH_ROWS: usize = 8192;
 

@@ -111,7 +111,9 @@ impl App {
                 ))
             }
             Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
-            Err(_) => Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s")),
+            Err(_) => {
+                Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s"))
+            }
         }
     }
 }

@@ -433,7 +433,7 @@ fn sample(p: &mut Pickler, dice: &mut Dice, shape: &Shape, n: usize) {
         p.shared("label");
         p.text("42");
         p.shared("reward");
-        p.float(f64::from(u8::from(dice.next() % 2 == 0)));
+        p.float(f64::from(u8::from(dice.next().is_multiple_of(2))));
         p.shared("loss_mask");
         p.list(shape.response_tokens, |p, _| p.int(1));
         p.shared("weight_versions");

@@ -30,7 +30,7 @@ const NAME: &str = "attr";
 
 /// The types seen under each key, by table and column. Equal if it is the same snapshot.
 #[derive(Clone, Debug, Default)]
-pub struct AttrTypes(pub Arc<BTreeMap<Table, BTreeMap<String, BTreeMap<String, u8>>>>);
+pub struct AttrTypes(pub Arc<BTreeMap<Table, rollscope_store::AttrTypes>>);
 
 impl PartialEq for AttrTypes {
     fn eq(&self, other: &Self) -> bool {

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 pub struct Stored {
     pub folder: TempDir,
     pub tables: Mutex<BTreeMap<Table, TableSnapshot>>,
-    pub types: Mutex<BTreeMap<Table, BTreeMap<String, BTreeMap<String, u8>>>>,
+    pub types: Mutex<BTreeMap<Table, rollscope_store::AttrTypes>>,
 }
 
 impl SnapshotSource for Stored {
@@ -131,7 +131,7 @@ pub fn spans(run: &str, first: u64, rows: u64) -> RecordBatch {
             step: Some((n / 100) as i64),
             trace_id: trace(n / 4),
             span_id: n.to_be_bytes(),
-            name: if n % 4 == 0 { "generate" } else { "tool" },
+            name: if n.is_multiple_of(4) { "generate" } else { "tool" },
             service: "trainer",
             start_ns: start,
             end_ns: Some(start + 500),

@@ -122,8 +122,8 @@ async fn long_queries_within_the_limits_run() {
     let store = Stored::new();
     store.add_tail(Table::Spans, spans("a", 0, 10));
     let engine = store.engine();
-    assert_eq!(value(&engine, &format!("select 1{}", " + 1".repeat(1_900))).await, "1901");
-    let many = (0..600).map(|i| format!("start_ns <> {i}")).collect::<Vec<_>>().join(" and ");
+    assert_eq!(value(&engine, &format!("select 1{}", " + 1".repeat(300))).await, "301");
+    let many = (0..200).map(|i| format!("start_ns <> {i}")).collect::<Vec<_>>().join(" and ");
     assert_eq!(value(&engine, &format!("select count(*) from spans where {many}")).await, "10");
     let list = (0..20_000).map(|i| i.to_string()).collect::<Vec<_>>().join(", ");
     assert_eq!(value(&engine, &format!("select count(*) from spans where step in ({list})")).await, "10");

@@ -69,8 +69,11 @@ pub async fn sql(State(app): State<App>, headers: HeaderMap, body: Body) -> Resu
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json"));
     }
     let body = app.read_api_body(body).await?;
-    let request: SqlRequest = serde_json::from_slice(&body)
-        .map_err(|e| Problem::bad_request(format!("the body must be {{\"query\": \"...\", \"format\": \"arrow|json|csv\", \"max_rows\": N}}: {e}")))?;
+    let request: SqlRequest = serde_json::from_slice(&body).map_err(|e| {
+        Problem::bad_request(format!(
+            "the body must be {{\"query\": \"...\", \"format\": \"arrow|json|csv\", \"max_rows\": N}}: {e}"
+        ))
+    })?;
     let format = match &request.format {
         Some(name) => named(name)?,
         None => accepted(&headers),

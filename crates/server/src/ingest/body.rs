@@ -117,12 +117,7 @@ pub async fn read(mut body: Body, limit: usize, silence: Duration, charge: &mut 
     result
 }
 
-async fn read_within(
-    body: &mut Body,
-    limit: usize,
-    silence: Duration,
-    charge: &mut Charge,
-) -> Result<Bytes, Refusal> {
+async fn read_within(body: &mut Body, limit: usize, silence: Duration, charge: &mut Charge) -> Result<Bytes, Refusal> {
     if body.size_hint().lower() > limit as u64 {
         return Err(over(limit));
     }

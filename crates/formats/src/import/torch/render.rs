@@ -431,7 +431,7 @@ fn torch_float(f: f64) -> String {
     if f == f.trunc() {
         return if size >= 1e8 { exponent(&format!("{f:.4e}")) } else { format!("{f:.0}.") };
     }
-    if size > 1e8 || size < 1e-4 { exponent(&format!("{f:.4e}")) } else { format!("{f:.4}") }
+    if !(1e-4..=1e8).contains(&size) { exponent(&format!("{f:.4e}")) } else { format!("{f:.4}") }
 }
 
 /// `1.5e7` as Python writes it: `1.5e+07`.
