@@ -229,9 +229,8 @@ fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row) {
         key(out, field);
         attrs::write_int(out, value);
         if n == 0 {
-            for (field, seconds) in
-                [("start", stats.start), ("end", stats.end), ("duration", (stats.end - stats.start).max(0.0))]
-            {
+            let (start, end) = (round6(stats.start), round6(stats.end));
+            for (field, seconds) in [("start", start), ("end", end), ("duration", (end - start).max(0.0))] {
                 key(out, field);
                 time(out, seconds);
             }
@@ -417,10 +416,7 @@ fn time_or_null(out: &mut Vec<u8>, seconds: Option<f64>) {
 
 /// Seconds with up to six decimals.
 fn time(out: &mut Vec<u8>, seconds: f64) {
-    if seconds.abs() >= 9e9 {
-        return attrs::write_double(out, seconds);
-    }
-    let micros = (seconds * 1e6).round() as i64;
+    let Some(micros) = row::micros(seconds) else { return attrs::write_double(out, seconds) };
     if micros < 0 {
         out.push(b'-');
     }
