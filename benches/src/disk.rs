@@ -42,7 +42,14 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let each = |bytes: usize| bytes as f64 / spans as f64;
     let floor = floor.bytes() / spans as f64;
     let say = |n: f64| format!("{n:.1}");
-    report.row("disk, bytes a span (demo)", say(ours), "OTLP JSON lines", say(each(json)), each(json) / ours, ">= 15 smaller");
+    report.row(
+        "disk, bytes a span (demo)",
+        say(ours),
+        "OTLP JSON lines",
+        say(each(json)),
+        each(json) / ours,
+        ">= 15 smaller",
+    );
     report.row("disk, bytes a span (demo)", say(ours), "OTLP protobuf", say(each(wire)), each(wire) / ours, "");
     report.row("disk, bytes a span (demo)", say(ours), "what cannot be compressed", say(floor), ours / floor, "<= 1.5");
     Ok(())
@@ -119,5 +126,7 @@ fn noise(value: f64) -> f64 {
 
 fn is_id(text: &str) -> bool {
     let inner = text.trim_matches('"');
-    inner.len() >= 8 && inner.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-') && inner.bytes().any(|b| b.is_ascii_digit())
+    inner.len() >= 8
+        && inner.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
+        && inner.bytes().any(|b| b.is_ascii_digit())
 }

@@ -18,7 +18,14 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
 
     let prost = peer::prost_decode_s(&template)?;
     let ours = peer::our_decode_s(&template)?;
-    report.row("decode only, ns a span", format!("{:.0}", ours * 1e9), "prost", format!("{:.0}", prost * 1e9), ours / prost, "");
+    report.row(
+        "decode only, ns a span",
+        format!("{:.0}", ours * 1e9),
+        "prost",
+        format!("{:.0}", prost * 1e9),
+        ours / prost,
+        "",
+    );
 
     let nothing = peer::start_do_nothing()?;
     send(&nothing.grpc, &template, 0, requests / 10, CLIENTS)?;
@@ -63,6 +70,13 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         "",
     );
     let limit = 2.0 * (1u64 << 30) as f64;
-    report.row("peak memory while ingesting, MB", format!("{:.0}", peak as f64 / 1e6), "stated bound", "2147".into(), peak as f64 / limit, "<= 1");
+    report.row(
+        "peak memory while ingesting, MB",
+        format!("{:.0}", peak as f64 / 1e6),
+        "stated bound",
+        "2147".into(),
+        peak as f64 / limit,
+        "<= 1",
+    );
     server.stop()
 }

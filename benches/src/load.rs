@@ -1,8 +1,8 @@
 //! Load: requests of 512 spans with 8 attributes, each with ids and times of its own, made by patching one encoded
 //! request, so that making them costs next to nothing beside receiving them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use anyhow::Context;

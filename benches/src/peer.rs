@@ -63,9 +63,15 @@ pub fn do_nothing_server() -> anyhow::Result<()> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
         println!("OTLP gRPC http://{}\ndata none", listener.local_addr()?);
-        let routes = tonic::service::Routes::default().into_axum_router().fallback(|request: axum::extract::Request| async move {
-            tonic::server::Grpc::new(RawCodec).max_decoding_message_size(64 << 20).unary(Nothing, request).await.map(axum::body::Body::new)
-        });
+        let routes = tonic::service::Routes::default().into_axum_router().fallback(
+            |request: axum::extract::Request| async move {
+                tonic::server::Grpc::new(RawCodec)
+                    .max_decoding_message_size(64 << 20)
+                    .unary(Nothing, request)
+                    .await
+                    .map(axum::body::Body::new)
+            },
+        );
         axum::serve(listener, routes).await?;
         Ok(())
     })

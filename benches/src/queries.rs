@@ -29,10 +29,24 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     }
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     let (early, late) = (mean(&rates[1..6]), mean(&rates[15..]));
-    report.row("ingest at 16-20 million spans, spans/s", thousands(late), "at 2-6 million", thousands(early), late / early, "flat: about 1");
+    report.row(
+        "ingest at 16-20 million spans, spans/s",
+        thousands(late),
+        "at 2-6 million",
+        thousands(early),
+        late / early,
+        "flat: about 1",
+    );
     let (_, peak) = server.memory()?;
     let limit = 2.0 * (1u64 << 30) as f64;
-    report.row("peak memory at 20 million, MB", format!("{:.0}", peak as f64 / 1e6), "stated bound", "2147".into(), peak as f64 / limit, "<= 1");
+    report.row(
+        "peak memory at 20 million, MB",
+        format!("{:.0}", peak as f64 / 1e6),
+        "stated bound",
+        "2147".into(),
+        peak as f64 / limit,
+        "<= 1",
+    );
 
     let traces: Vec<String> = (0..20u64)
         .map(|i| {
@@ -53,11 +67,25 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         Ok(started.elapsed().as_secs_f64() * 1e3)
     };
     let cold = fetch(&traces[0])?;
-    report.row("one trace of 20 million spans, first in a process, ms", format!("{cold:.1}"), "limit", "50".into(), cold / 50.0, "<= 1");
+    report.row(
+        "one trace of 20 million spans, first in a process, ms",
+        format!("{cold:.1}"),
+        "limit",
+        "50".into(),
+        cold / 50.0,
+        "<= 1",
+    );
     let mut warm = traces.iter().map(|t| fetch(t)).collect::<Result<Vec<_>, _>>()?;
     warm.sort_by(f64::total_cmp);
     let median = warm[warm.len() / 2];
-    report.row("one trace of 20 million spans, later, median ms", format!("{median:.1}"), "limit", "10".into(), median / 10.0, "<= 1");
+    report.row(
+        "one trace of 20 million spans, later, median ms",
+        format!("{median:.1}"),
+        "limit",
+        "10".into(),
+        median / 10.0,
+        "<= 1",
+    );
     let group = "select name, count(*), avg(end_ns - start_ns) from spans group by name";
     let started = Instant::now();
     server.sql(group)?;
@@ -66,7 +94,21 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     server.sql(group)?;
     let again = started.elapsed().as_secs_f64();
     let per_10m = |s: f64| s * 10e6 / (sent * SPANS as u64) as f64;
-    report.row("group by name, seconds per 10 million spans, first", format!("{:.2}", per_10m(first)), "limit", "1".into(), per_10m(first), "<= 1");
-    report.row("group by name, seconds per 10 million spans, again", format!("{:.2}", per_10m(again)), "limit", "1".into(), per_10m(again), "<= 1");
+    report.row(
+        "group by name, seconds per 10 million spans, first",
+        format!("{:.2}", per_10m(first)),
+        "limit",
+        "1".into(),
+        per_10m(first),
+        "<= 1",
+    );
+    report.row(
+        "group by name, seconds per 10 million spans, again",
+        format!("{:.2}", per_10m(again)),
+        "limit",
+        "1".into(),
+        per_10m(again),
+        "<= 1",
+    );
     server.stop()
 }

@@ -8,15 +8,7 @@ use comfy_table::{ContentArrangement, Table};
 pub struct Report(Vec<[String; 6]>);
 
 impl Report {
-    pub fn row(
-        &mut self,
-        what: &str,
-        ours: String,
-        against: &str,
-        theirs: String,
-        ratio: f64,
-        aim: &str,
-    ) {
+    pub fn row(&mut self, what: &str, ours: String, against: &str, theirs: String, ratio: f64, aim: &str) {
         let row = [what.into(), ours, against.into(), theirs, format!("{ratio:.2}"), aim.into()];
         println!("{}", row.join(" | "));
         self.0.push(row);
@@ -36,5 +28,11 @@ impl std::fmt::Display for Report {
 }
 
 pub fn thousands(n: f64) -> String {
-    if n >= 1e6 { format!("{:.2}M", n / 1e6) } else if n >= 1e3 { format!("{:.0}k", n / 1e3) } else { format!("{n:.1}") }
+    if n >= 1e6 {
+        format!("{:.2}M", n / 1e6)
+    } else if n >= 1e3 {
+        format!("{:.0}k", n / 1e3)
+    } else {
+        format!("{n:.1}")
+    }
 }

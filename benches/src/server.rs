@@ -27,7 +27,8 @@ impl Server {
 
     /// A server that prints its addresses as rollscope does.
     pub fn spawn(mut command: Command) -> anyhow::Result<Server> {
-        let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("{command:?}: run `make release`"))?;
+        let mut child =
+            command.stdout(Stdio::piped()).spawn().with_context(|| format!("{command:?}: run `make release`"))?;
         let (mut page, mut grpc) = (String::new(), String::new());
         for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
             let line = line?;

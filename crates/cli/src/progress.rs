@@ -9,7 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 /// A bar over bytes that another thread counts.
 pub fn bytes(what: &str, total: u64, done: Arc<AtomicU64>) -> Bar {
     let style = ProgressStyle::with_template("{msg} {bar:32} {bytes}/{total_bytes} {bytes_per_sec} {eta}");
-    Bar::start(what, total, style.unwrap_or_else(|_| ProgressStyle::default_bar()), move || done.load(Ordering::Relaxed))
+    Bar::start(what, total, style.unwrap_or_else(|_| ProgressStyle::default_bar()), move || {
+        done.load(Ordering::Relaxed)
+    })
 }
 
 pub struct Bar {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use arrow::array::{Array, RecordBatch};
 use arrow::array::cast::AsArray;
+use arrow::array::{Array, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 
 use crate::tables::Table;
@@ -13,7 +13,8 @@ pub fn runs(table: Table, batch: &RecordBatch) -> BTreeMap<String, i64> {
     let (Some(runs), Some(times)) = (batch.column_by_name("run_id"), batch.column_by_name(table.time_column())) else {
         return BTreeMap::new();
     };
-    let (Some(runs), Some(times)) = (runs.as_dictionary_opt::<Int32Type>(), times.as_primitive_opt::<Int64Type>()) else {
+    let (Some(runs), Some(times)) = (runs.as_dictionary_opt::<Int32Type>(), times.as_primitive_opt::<Int64Type>())
+    else {
         return BTreeMap::new();
     };
     let names = runs.values().as_string::<i32>();

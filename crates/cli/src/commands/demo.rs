@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rollscope_demo::{DemoOptions, Generator};
-use rollscope_model::{Table, read};
 use rollscope_model::time::now_ns;
+use rollscope_model::{Table, read};
 use rollscope_store::{SnapshotSource, Store};
 use sha2::{Digest, Sha256};
 

@@ -47,9 +47,10 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
         Err(e) => {
             store.close().await?;
             return Err(match e {
-                StartError::NoToken { .. } | StartError::Address { .. } | StartError::EmptyToken | StartError::Nothing => {
-                    Usage(e.to_string()).into()
-                }
+                StartError::NoToken { .. }
+                | StartError::Address { .. }
+                | StartError::EmptyToken
+                | StartError::Nothing => Usage(e.to_string()).into(),
                 other => other.into(),
             });
         }

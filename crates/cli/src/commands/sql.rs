@@ -42,11 +42,8 @@ pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
 
 async fn ask_folder(args: &SqlArgs, data: PathBuf) -> anyhow::Result<()> {
     let store = ReadOnlyStore::open(&data).await?;
-    let limits = QueryLimits {
-        timeout: Duration::from_secs(args.timeout),
-        max_rows: args.max_rows,
-        ..QueryLimits::default()
-    };
+    let limits =
+        QueryLimits { timeout: Duration::from_secs(args.timeout), max_rows: args.max_rows, ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;
     let mut running = engine.sql(&args.query).await.map_err(usage)?;
     let progress = running.progress.clone();
@@ -162,7 +159,10 @@ impl Printer {
         out.write_all(&bytes)?;
         out.flush()?;
         if truncated {
-            eprintln!("rollscope: only the first {} rows are shown: raise --max-rows for more", output::count(max_rows as u64));
+            eprintln!(
+                "rollscope: only the first {} rows are shown: raise --max-rows for more",
+                output::count(max_rows as u64)
+            );
         }
         Ok(())
     }

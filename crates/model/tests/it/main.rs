@@ -22,7 +22,9 @@ fn type_name(data_type: &DataType) -> String {
 
 #[test]
 fn the_page_of_tables_is_up_to_date() {
-    let mut page = String::from("# Tables\n\nMade from `crates/model/src/tables.rs`; a test fails when it is stale. Times are nanoseconds since the epoch.\n");
+    let mut page = String::from(
+        "# Tables\n\nMade from `crates/model/src/tables.rs`; a test fails when it is stale. Times are nanoseconds since the epoch.\n",
+    );
     for table in Table::ALL {
         write!(page, "\n## {}\n\n| column | type | null | meaning |\n|---|---|---|---|\n", table.name()).unwrap();
         for field in table.schema().fields() {
