@@ -35,7 +35,7 @@ mod tests {
     fn seconds_keep_what_a_double_holds() {
         assert_eq!(seconds_to_ns(1_756_000_000.25), Some(1_756_000_000_250_000_000));
         // The double next to .8656208 is .86562085151672...
-        assert_eq!(seconds_to_ns(1_756_000_000.865_620_8), Some(1_756_000_000_865_620_851));
+        assert_eq!(seconds_to_ns(1_756_000_000.865_620_8), Some(1_756_000_000_865_620_852));
         assert_eq!(seconds_to_ns(-1.5), Some(-1_500_000_000));
         assert_eq!(seconds_to_ns(f64::NAN), None);
         assert_eq!(seconds_to_ns(1e300), None);

@@ -14,9 +14,6 @@ use crate::import::torch::{Key, Tag, Torch, Value};
 
 /// Attributes of one event; larger ones are cut.
 const MAX_ATTRS_BYTES: usize = 16 << 20;
-/// The whole file may be this much larger than its dump: one long text may be referred to a million times.
-const MAX_CACHE_GROWTH: u64 = 32;
-const MAX_CACHE_BASE: u64 = 256 << 20;
 /// Samples a worker writes at a time.
 const CHUNK: usize = 32;
 
@@ -62,7 +59,7 @@ pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write)
     out.write_all(&head)?;
 
     let torch = dump.torch();
-    let limit = MAX_CACHE_BASE.saturating_add(torch.file_len().saturating_mul(MAX_CACHE_GROWTH));
+    let limit = torch.output_limit();
     let (mut written, mut first) = (0u64, true);
     let samples = dump.samples();
     let keys = Keys::new(torch);
@@ -73,7 +70,7 @@ pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write)
             let mut buffer = Vec::new();
             for (at, sample) in samples.iter().enumerate().skip(chunk * CHUNK).take(CHUNK) {
                 if let Some(row) = reader.row(*sample, at) {
-                    write_row(&mut buffer, torch, &keys, &row);
+                    write_row(&mut buffer, torch, &keys, &row, limit);
                     buffer.push(b',');
                 }
                 if buffer.len() as u64 > limit {
@@ -86,7 +83,7 @@ pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write)
         |buffer: Vec<u8>| {
             written += buffer.len() as u64;
             if written > limit {
-                return Err(ImportError::Limit { what: "the cache".into(), name: "MAX_CACHE_GROWTH", limit });
+                return Err(ImportError::Limit { what: "the cache".into(), name: "MAX_GROWTH", limit });
             }
             if !buffer.is_empty() {
                 if !std::mem::take(&mut first) {
@@ -162,7 +159,8 @@ fn pd_values<'a>(
         .filter(|(_, v)| number(torch, *v).is_some_and(|f| f > 0.0))
 }
 
-fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row) {
+/// Stops within the row where `out` exceeds the limit: the caller refuses it then.
+fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, limit: u64) {
     let items = &row.rebuilt.items;
     let mut shown: Vec<Shown> = items.iter().map(|item| Shown { item, lane_of: None, lane: item.depth }).collect();
     let mut last_lane = shown.iter().map(|s| s.lane).max().unwrap_or(0);
@@ -229,9 +227,8 @@ fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row) {
         key(out, field);
         attrs::write_int(out, value);
         if n == 0 {
-            for (field, seconds) in
-                [("start", stats.start), ("end", stats.end), ("duration", (stats.end - stats.start).max(0.0))]
-            {
+            let (start, end) = (round6(stats.start), round6(stats.end));
+            for (field, seconds) in [("start", start), ("end", end), ("duration", (end - start).max(0.0))] {
                 key(out, field);
                 time(out, seconds);
             }
@@ -244,6 +241,9 @@ fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row) {
             out.push(b',');
         }
         write_item(out, torch, keys, row, shown);
+        if out.len() as u64 > limit {
+            break;
+        }
     }
     out.extend_from_slice(b"]}");
 }
@@ -417,10 +417,7 @@ fn time_or_null(out: &mut Vec<u8>, seconds: Option<f64>) {
 
 /// Seconds with up to six decimals.
 fn time(out: &mut Vec<u8>, seconds: f64) {
-    if seconds.abs() >= 9e9 {
-        return attrs::write_double(out, seconds);
-    }
-    let micros = (seconds * 1e6).round() as i64;
+    let Some(micros) = row::micros(seconds) else { return attrs::write_double(out, seconds) };
     if micros < 0 {
         out.push(b'-');
     }

@@ -117,7 +117,7 @@ impl<'a> Reader<'a> {
 /// What the summary needs to know of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowStats {
-    /// Seconds, rounded to microseconds.
+    /// Seconds, as they stand in the events.
     pub start: f64,
     pub end: f64,
     pub closed: u64,
@@ -133,8 +133,8 @@ impl Row<'_> {
         let items = &self.rebuilt.items;
         let count = |state| items.iter().filter(|i| i.state == state).count() as u64;
         RowStats {
-            start: items.iter().map(|i| round6(i.start)).fold(f64::INFINITY, f64::min),
-            end: items.iter().map(|i| round6(i.display_end)).fold(f64::NEG_INFINITY, f64::max),
+            start: items.iter().map(|i| i.start).fold(f64::INFINITY, f64::min),
+            end: items.iter().map(|i| i.display_end).fold(f64::NEG_INFINITY, f64::max),
             closed: count(State::Closed),
             open: count(State::Open),
             instants: count(State::Instant),
@@ -147,7 +147,28 @@ impl Row<'_> {
 
 /// To microseconds, as Python's `round(x, 6)` does.
 pub fn round6(seconds: f64) -> f64 {
-    if seconds.abs() < 9e9 { (seconds * 1e6).round() / 1e6 } else { seconds }
+    micros(seconds).map_or(seconds, |micros| micros as f64 / 1e6)
+}
+
+/// Whole microseconds: the nearest to the exact value of the double, of two equally near ones the even one. `None` where
+/// there are too many for a double to tell apart.
+pub fn micros(seconds: f64) -> Option<i64> {
+    if !(seconds.abs() < 9e9) {
+        return None;
+    }
+    // Whole seconds and the fraction apart: an epoch in microseconds leaves a double two bits of fraction, and what lies
+    // near the middle would be rounded twice.
+    let (whole, fraction) = (seconds.trunc(), seconds.fract());
+    let product = fraction * 1e6;
+    let mut nearest = product.round_ties_even();
+    if (product - nearest).abs() == 0.5 {
+        // In the middle, or taken there by the multiplication: what that lost decides.
+        let lost = fraction.mul_add(1e6, -product);
+        if lost != 0.0 {
+            nearest = product + 0.5f64.copysign(lost);
+        }
+    }
+    Some(whole as i64 * 1_000_000 + nearest as i64)
 }
 
 /// What `float()` makes of a time stamp; only finite ones can be placed.
@@ -222,4 +243,32 @@ pub fn source(torch: &Torch, sample: Value) -> Option<Value> {
                 .map(|(_, v)| v)
                 .next()
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn microseconds_are_those_of_pythons_round() {
+        for (seconds, rounded) in [
+            // Just below the middle: multiplied as a whole it would stand in the middle.
+            (1_756_000_000.874_621_4, 1_756_000_000.874_621),
+            // Exactly in the middle: the even one.
+            (0.007_812_5, 0.007_812),
+            (0.023_437_5, 0.023_438),
+            (-0.007_812_5, -0.007_812),
+            (1_756_000_000.007_812_5, 1_756_000_000.007_812),
+            // As doubles these lie beside the middle, too close for the product to show on which side.
+            (0.000_000_5, 0.0),
+            (0.000_001_5, 0.000_002),
+            (2.000_000_5, 2.000_001),
+            (-1.5, -1.5),
+            (0.999_999_9, 1.0),
+            (1e300, 1e300),
+        ] {
+            assert_eq!(round6(seconds), rounded, "{seconds}");
+        }
+        assert!(round6(f64::NAN).is_nan());
+    }
 }

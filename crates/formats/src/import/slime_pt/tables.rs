@@ -19,9 +19,6 @@ use crate::import::{ImportError, ImportOptions, Imported};
 pub const MAX_ATTRIBUTE_BYTES: usize = 4 << 20;
 /// Messages or metadata of one sample.
 pub const MAX_CONVERSATION_BYTES: usize = 64 << 20;
-/// All text of a dump's rows, as a multiple of the file: one long text may be referred to a million times.
-const MAX_TABLE_GROWTH: u64 = 32;
-const MAX_TABLE_BASE: u64 = 256 << 20;
 /// A batch is handed on at this size.
 const BATCH_BYTES: usize = 128 << 20;
 /// Samples a worker turns into rows at a time.
@@ -70,7 +67,7 @@ pub fn write(
     sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
 ) -> Result<Imported, ImportError> {
     let run = options.run.clone().unwrap_or_else(|| dump.default_run());
-    let limit = MAX_TABLE_BASE.saturating_add(dump.torch.file_len().saturating_mul(MAX_TABLE_GROWTH));
+    let limit = dump.torch.output_limit();
     let mut total = Chunk::default();
     parallel::ordered(
         dump.samples.len().div_ceil(CHUNK),
@@ -122,7 +119,7 @@ pub fn write(
 }
 
 fn too_large(limit: u64) -> ImportError {
-    ImportError::Limit { what: "the text of the dump's rows".into(), name: "MAX_TABLE_GROWTH", limit }
+    ImportError::Limit { what: "the text of the dump's rows".into(), name: "MAX_GROWTH", limit }
 }
 
 fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
@@ -182,7 +179,7 @@ impl<'a> Maker<'a> {
         }
         self.made.text_bytes += self.pending as u64;
         self.pending = 0;
-        if self.made.text_bytes > self.limit { Err(too_large(self.limit)) } else { Ok(()) }
+        Ok(())
     }
 
     fn finish(&mut self) -> Result<Chunk, ImportError> {
@@ -192,6 +189,9 @@ impl<'a> Maker<'a> {
 
     fn added(&mut self, bytes: usize) -> Result<(), ImportError> {
         self.pending += bytes;
+        if self.made.text_bytes + self.pending as u64 > self.limit {
+            return Err(too_large(self.limit));
+        }
         if self.pending > BATCH_BYTES { self.flush() } else { Ok(()) }
     }
 

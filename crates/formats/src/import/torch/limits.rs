@@ -25,6 +25,13 @@ pub const MAX_ENTRIES: u64 = 10_000_000;
 pub const MAX_DIMENSIONS: usize = 64;
 /// Levels of lists and dicts that are shown.
 pub const MAX_DEPTH: usize = 64;
+/// What is written of a file may be this many times as large as the file, and a little more for small ones: values may be
+/// shared, and are written wherever they stand. Without that a file of a kilobyte could ask for any amount.
+pub const MAX_GROWTH: u64 = 32;
+/// The little more of one value.
+pub const VALUE_BASE: u64 = 64 << 10;
+/// The little more of all together.
+pub const OUTPUT_BASE: u64 = 32 << 20;
 
 pub(super) fn check(what: &str, name: &'static str, value: u64, limit: u64) -> Result<(), ImportError> {
     if value <= limit {

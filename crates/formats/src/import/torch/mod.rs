@@ -56,6 +56,11 @@ impl Torch {
         self.heap.source().len() as u64
     }
 
+    /// Most bytes that may be written of this file, in one form; see [`limits::MAX_GROWTH`].
+    pub fn output_limit(&self) -> u64 {
+        limits::OUTPUT_BASE.saturating_add(self.file_len().saturating_mul(limits::MAX_GROWTH))
+    }
+
     fn storage_bytes(&self, storage: Value) -> Option<&[u8]> {
         let Extra::Storage(storage) = self.heap.extra_of(storage)? else { return None };
         let key = self.heap.str(storage.key)?;

@@ -175,7 +175,10 @@ impl Heap {
             }
             Known::Bytes => match first {
                 None => Some(self.owned_text(Tag::Bytes, [])),
-                Some(given) if given.tag() == Tag::Bytes => Some(given),
+                // Below protocol 3 bytes come as text that is to be encoded.
+                Some(given) if given.tag() == Tag::Bytes || matches!(self.extra_of(given), Some(Extra::Latin1(_))) => {
+                    Some(given)
+                }
                 // Python 2's `bytearray(text, "latin-1")`.
                 Some(text) if text.tag() == Tag::Str => Some(self.extra(Extra::Latin1(text))?),
                 _ => None,

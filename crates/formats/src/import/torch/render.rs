@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use rollscope_model::attrs;
 
 use super::Torch;
-use super::limits::MAX_DEPTH;
+use super::limits::{MAX_DEPTH, MAX_GROWTH, VALUE_BASE};
 use super::tensor::{Dtype, Extra, Number};
 use super::value::{Tag, Value};
 
@@ -29,8 +29,11 @@ const MAX_TEXT: usize = 64 << 10;
 const TOO_MUCH: &str = "…(left out: too large)";
 
 impl Torch {
-    /// Appends JSON, at most about `limit` bytes. `false` where something was left out.
+    /// Appends JSON, at most about `limit` bytes, and not much more than the file can hold. `false` where something was
+    /// left out.
     pub fn write_json(&self, out: &mut Vec<u8>, value: Value, style: Style, limit: usize) -> bool {
+        let held = VALUE_BASE.saturating_add(self.file_len().saturating_mul(MAX_GROWTH));
+        let limit = limit.min(usize::try_from(held).unwrap_or(usize::MAX));
         let mut writer = Writer { torch: self, style, end: out.len().saturating_add(limit), whole: true };
         writer.value(out, value, 0);
         writer.whole
@@ -311,7 +314,8 @@ impl Writer<'_> {
                 }
             }
             self.value(out, value, depth + 1);
-            if !self.room(out, 0) {
+            // A key that does not fit ends it: the next may be as long to read.
+            if !fits || !self.room(out, 0) {
                 break;
             }
         }
