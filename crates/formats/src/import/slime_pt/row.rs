@@ -153,7 +153,7 @@ pub fn round6(seconds: f64) -> f64 {
 /// Whole microseconds: the nearest to the exact value of the double, of two equally near ones the even one. `None` where
 /// there are too many for a double to tell apart.
 pub fn micros(seconds: f64) -> Option<i64> {
-    if !(seconds.abs() < 9e9) {
+    if seconds.is_nan() || seconds.abs() >= 9e9 {
         return None;
     }
     // Whole seconds and the fraction apart: an epoch in microseconds leaves a double two bits of fraction, and what lies
