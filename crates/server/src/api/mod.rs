@@ -116,7 +116,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 13, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

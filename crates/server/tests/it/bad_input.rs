@@ -25,7 +25,8 @@ async fn bytes_that_are_no_message_are_refused_for_good() {
     let rig = rig().await;
     let good = spans("r", 1, 20).encode_to_vec();
     let url = rig.otlp("/v1/traces");
-    let broken: [(&str, Vec<u8>, &[(&str, &str)]); 6] = [
+    type Broken<'a> = (&'a str, Vec<u8>, &'a [(&'a str, &'a str)]);
+    let broken: [Broken; 6] = [
         ("truncated protobuf", good[..good.len() - 7].to_vec(), &[]),
         ("noise", (0..4096u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 11) as u8 | 0x80).collect(), &[]),
         ("not gzip", good.clone(), &[("content-encoding", "gzip")]),
@@ -99,7 +100,8 @@ fn rejected(answer: &Answer) -> i64 {
 async fn bad_spans_are_rejected_and_their_neighbours_kept() {
     let rig = rig().await;
     let year = |y: u64| (y - 1970) * 31_557_600_000_000_000;
-    let cases: [(&str, Box<dyn Fn(&mut Span)>); 6] = [
+    type Change = Box<dyn Fn(&mut Span)>;
+    let cases: [(&str, Change); 6] = [
         ("no trace id", Box::new(|s| s.trace_id.clear())),
         ("no span id", Box::new(|s| s.span_id.clear())),
         ("zero trace id", Box::new(|s| s.trace_id = vec![0; 16])),
