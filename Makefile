@@ -8,7 +8,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-e2e lint bench release ui dev wheel clean
+.PHONY: help run test test-rust test-ui test-e2e lint bench release ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
