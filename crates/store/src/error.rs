@@ -41,6 +41,14 @@ impl StoreError {
         }
     }
 
+    /// The same to somebody else: several requests may wait for one write.
+    pub(crate) fn again(&self) -> StoreError {
+        match self {
+            StoreError::Full(path) => StoreError::Full(path.clone()),
+            other => StoreError::Busy(other.to_string()),
+        }
+    }
+
     /// `Some`: the same request may succeed after this time. `None`: it will not.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {

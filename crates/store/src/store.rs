@@ -83,7 +83,7 @@ pub(crate) struct Shared {
 
 #[derive(Default)]
 struct FlushState {
-    failure: Option<String>,
+    failure: Option<StoreError>,
 }
 
 /// Behind one lock: the log, and the index of what is in the tail.
@@ -312,7 +312,7 @@ impl Store {
 
     pub fn health(&self) -> Health {
         let mut problems = Vec::new();
-        let failure = self.shared.flush_state.lock().failure.clone();
+        let failure = self.shared.flush_state.lock().failure.as_ref().map(StoreError::again);
         if let Some(failure) = &failure {
             problems.push(format!("the live tail could not be written to segments: {failure}"));
         }
@@ -435,7 +435,7 @@ impl Shared {
             Ok(()) => self.flush_state.lock().failure = None,
             Err(e) => {
                 self.counters.flush_errors.fetch_add(1, Ordering::Relaxed);
-                self.flush_state.lock().failure = Some(e.to_string());
+                self.flush_state.lock().failure = Some(e.again());
             }
         }
         self.flush_done.notify_all();
@@ -601,8 +601,8 @@ impl Shared {
                 return Ok(());
             }
             self.flush_wanted.notify_one();
-            if flush.failure.is_some() {
-                return Err(StoreError::Full(self.options.dir.clone()));
+            if let Some(failure) = &flush.failure {
+                return Err(failure.again());
             }
             self.flush_done.wait_for(&mut flush, Duration::from_millis(200));
         }
@@ -704,11 +704,7 @@ fn refuse(
 ) {
     for reply in replies {
         shared.counters.append_errors.fetch_add(1, Ordering::Relaxed);
-        let again = match error {
-            StoreError::Full(path) => StoreError::Full(path.clone()),
-            other => StoreError::Busy(other.to_string()),
-        };
-        let _ = reply.send(Err(again));
+        let _ = reply.send(Err(error.again()));
     }
 }
 

@@ -111,7 +111,7 @@ pub async fn discard(mut body: Body) {
 /// The whole body, at most `limit` bytes.
 pub async fn read(mut body: Body, limit: usize, silence: Duration, charge: &mut Charge) -> Result<Bytes, Refusal> {
     let result = read_within(&mut body, limit, silence, charge).await;
-    if matches!(result, Err(Refusal::TooLarge { .. })) {
+    if matches!(result, Err(Refusal::TooLarge { .. } | Refusal::Overload { .. })) {
         discard(body).await;
     }
     result
