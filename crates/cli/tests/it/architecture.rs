@@ -30,7 +30,8 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("demo", &["model"]),
         ("store", &["model"]),
         ("query", &["model", "store"]),
-        ("server", &["model", "formats", "store", "query"]),
+        ("search", &["model", "store"]),
+        ("server", &["model", "formats", "store", "query", "search"]),
         ("cli", &["model", "formats", "store", "query", "server", "demo"]),
     ]
     .into();
@@ -47,6 +48,7 @@ fn arrows_between_crates_are_the_allowed_ones() {
 fn heavy_dependencies_stay_behind_one_crate() {
     for (dependency, homes) in [
         ("datafusion", &["query"] as &[&str]),
+        ("tantivy", &["search"]),
         ("axum", &["server"]),
         ("tonic", &["server"]),
         ("parquet", &["store"]),
