@@ -6,6 +6,7 @@
 mod disk;
 mod ingest;
 mod load;
+mod metrics;
 mod peer;
 mod queries;
 mod report;
@@ -31,6 +32,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("metrics") {
+        metrics::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

@@ -40,6 +40,15 @@ pub mod reserved {
     pub const ORIGINAL_PARENT_SPAN_ID: &str = "rollscope.original_parent_span_id";
 }
 
+/// The run of series that were scraped for no run in particular: a serving engine may serve many. It is not listed.
+pub const SCRAPED_RUN: &str = "_scraped";
+
+/// Values of `metrics.source`.
+pub mod source {
+    /// Worked out by rollscope from the spans and samples of a step.
+    pub const COMPUTED: &str = "rollscope";
+}
+
 /// Values of `spans.state`.
 pub mod state {
     pub const CLOSED: &str = "closed";

@@ -14,7 +14,11 @@ use crate::progress;
 
 pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
-    let result = import_all(&store, &args).await;
+    let mut result = import_all(&store, &args).await;
+    if result.is_ok() {
+        // A dump that was read to its end is a step that is complete.
+        result = super::metrics::work_out(&store).await;
+    }
     store.close().await?;
     result
 }

@@ -4,6 +4,7 @@ mod compact;
 mod demo;
 mod export;
 mod import;
+mod metrics;
 mod serve;
 mod sql;
 
@@ -17,7 +18,9 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
+            ExportCommand::Tensorboard(args) => metrics::tensorboard(args).await,
         },
+        Command::Metrics(args) => metrics::run(args).await,
         Command::Compact(args) => compact::run(args).await,
     }
 }

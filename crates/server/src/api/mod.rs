@@ -3,7 +3,10 @@
 
 mod health;
 mod live;
+mod metrics;
+mod prometheus;
 mod runs;
+mod scrape;
 mod spans;
 mod sql;
 mod stream;
@@ -43,6 +46,10 @@ use crate::problem::Problem;
         spans::span,
         spans::trace,
         live::live,
+        metrics::metrics,
+        metrics::points,
+        metrics::sinks,
+        scrape::scrape,
         openapi,
     ),
     components(schemas(Problem))
@@ -63,6 +70,10 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/runs/{run}/metrics", get(metrics::metrics))
+        .route("/runs/{run}/metrics/points", get(metrics::points))
+        .route("/sinks", get(metrics::sinks))
+        .route("/scrape", get(scrape::scrape))
         .route("/live", get(live::live))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
@@ -71,6 +82,8 @@ pub fn router(app: &App) -> Router {
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
+        .route("/metrics/run/{run}", get(metrics::last_step))
+        .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
 }
@@ -116,7 +129,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 18, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");
