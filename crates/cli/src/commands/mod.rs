@@ -3,10 +3,13 @@
 mod compact;
 mod demo;
 mod export;
+mod export_html;
+mod files;
 mod import;
 mod metrics;
 mod serve;
 mod sql;
+mod view;
 
 use crate::args::{Cli, Command, ExportCommand};
 
@@ -14,11 +17,13 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => serve::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::View(args) => view::run(args).await,
         Command::Sql(args) => sql::run(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
             ExportCommand::Tensorboard(args) => metrics::tensorboard(args).await,
+            ExportCommand::Html(args) => export_html::run(args).await,
         },
         Command::Metrics(args) => metrics::run(args).await,
         Command::Compact(args) => compact::run(args).await,
