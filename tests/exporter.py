@@ -1,5 +1,5 @@
-"""A page of SGLang-shaped metrics for tests. With `ticks`, its samples carry times of their own and the page changes only when
-everybody who is expected has fetched it: then two scrapers hold exactly the same samples, however busy the machine is."""
+"""A page of SGLang-shaped metrics for tests. It changes when it is told to (`advance`). With `times`, samples carry times of their
+own: then two scrapers that have both seen every state of the page hold exactly the same samples."""
 
 import math
 import threading
@@ -10,12 +10,11 @@ BOUNDS = [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, math.inf]
 
 
 class Exporter:
-    def __init__(self, *agents, names="sglang:"):
-        self.agents = agents
+    def __init__(self, times=False, names="sglang:"):
+        self.own_times = times
         self.names = names
         self.lock = threading.Lock()
         self.tick = 0
-        self.fetched = set()
         self.times = []
         self.status = 200
         self.leave_out = ()
@@ -32,35 +31,24 @@ class Exporter:
         self.server.shutdown()
         self.server.server_close()
 
-    def advance(self):
-        self.tick += 1
-        self.fetched = set()
-        last = self.times[-1] if self.times else 0
-        self.times.append(max(last + 1, int(time.time() * 1000)))
+    def advance(self, restart=None):
+        """The next state; counters of an engine may begin again with it."""
+        with self.lock:
+            self.tick += 1
+            if restart is not None:
+                self.resets[restart] = self.tick
+            last = self.times[-1] if self.times else 0
+            self.times.append(max(last + 1, int(time.time() * 1000)))
 
-    def get(self, agent):
-        """The page for one scraper; the next tick comes when all have seen this one."""
+    def get(self):
         with self.lock:
             if self.status != 200:
                 return self.status, "out of order\n"
-            text = self.page if self.page is not None else self.text()
-            for known in self.agents:
-                if known in agent:
-                    self.fetched.add(known)
-            done = self.agents and self.fetched >= set(self.agents)
-            # A tick lasts at least a fifth of a second, so that times differ.
-            if done and time.time() * 1000 - self.times[-1] >= 200:
-                self.advance()
-            return 200, text
-
-    def restart(self, engine):
-        """Counters of an engine begin again."""
-        with self.lock:
-            self.resets[engine] = self.tick
+            return 200, self.page if self.page is not None else self.text()
 
     def text(self):
         n, out = self.tick, []
-        at = f" {self.times[-1]}" if self.agents else ""
+        at = f" {self.times[-1]}" if self.own_times else ""
         p = self.names
 
         def put(name, labels, value):
@@ -107,13 +95,16 @@ class Handler(BaseHTTPRequestHandler):
     exporter: Exporter
 
     def do_GET(self):
-        status, text = self.exporter.get(self.headers.get("User-Agent", ""))
+        status, text = self.exporter.get()
         body = text.encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # A scraper that lost patience.
 
     def log_message(self, *_):
         pass

@@ -71,7 +71,11 @@ fn scrape(report: &mut Report) -> anyhow::Result<()> {
             let body = &pages[n % pages.len()];
             let mut head = [0; 4096];
             let _ = std::io::Read::read(&mut stream, &mut head);
-            let _ = write!(stream, "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+            let _ = write!(
+                stream,
+                "HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+                body.len()
+            );
         }
     });
     let folder = tempfile::tempdir()?;
@@ -146,7 +150,14 @@ fn series(report: &mut Report) -> anyhow::Result<()> {
     };
     let theirs = size(&blocks)? as f64;
     let bytes = |n: f64| format!("{:.2}", n / samples);
-    report.row("bytes a sample on disk", bytes(ours), "Prometheus's blocks, index included", bytes(theirs), ours / theirs, "< 1.5");
+    report.row(
+        "bytes a sample on disk",
+        bytes(ours),
+        "Prometheus's blocks, index included",
+        bytes(theirs),
+        ours / theirs,
+        "< 1.5",
+    );
 
     let server = Server::start(&data)?;
     let prometheus = Prometheus::start(&blocks)?;
@@ -173,7 +184,10 @@ fn series(report: &mut Report) -> anyhow::Result<()> {
 }
 
 fn encode(query: &str) -> String {
-    query.bytes().map(|b| if b.is_ascii_alphanumeric() { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+    query
+        .bytes()
+        .map(|b| if b.is_ascii_alphanumeric() { (b as char).to_string() } else { format!("%{b:02X}") })
+        .collect()
 }
 
 fn ask(url: &str) -> anyhow::Result<()> {
@@ -253,12 +267,20 @@ fn prometheus_blocks(
     let mut out = std::io::BufWriter::new(std::fs::File::create(&file)?);
     for name in 0..names {
         let family = name_of(name);
-        writeln!(out, "# TYPE {} {}", family.trim_end_matches("_total"), if name % 5 < 2 { "counter" } else { "gauge" })?;
+        writeln!(
+            out,
+            "# TYPE {} {}",
+            family.trim_end_matches("_total"),
+            if name % 5 < 2 { "counter" } else { "gauge" }
+        )?;
         for engine in 0..engines {
             for tick in 0..ticks {
                 let at = start + tick * INTERVAL_S;
                 let v = value(engine, name, tick);
-                writeln!(out, "{family}{{instance=\"10.0.0.{engine}:30000\",job=\"sglang\",model_name=\"qwen\",run=\"bench\"}} {v} {at}")?;
+                writeln!(
+                    out,
+                    "{family}{{instance=\"10.0.0.{engine}:30000\",job=\"sglang\",model_name=\"qwen\",run=\"bench\"}} {v} {at}"
+                )?;
             }
         }
     }
@@ -336,7 +358,8 @@ fn step(report: &mut Report) -> anyhow::Result<()> {
     late(1, 1)?;
     let mut least = f64::INFINITY;
     for n in 0..3 {
-        let (steps, seconds) = (figure(&server, "rollscope_steps_computed_total")?, figure(&server, "rollscope_steps_seconds_total")?);
+        let (steps, seconds) =
+            (figure(&server, "rollscope_steps_computed_total")?, figure(&server, "rollscope_steps_seconds_total")?);
         late(0, 100 + n)?;
         while figure(&server, "rollscope_steps_computed_total")? <= steps {
             std::thread::sleep(Duration::from_millis(100));

@@ -27,13 +27,7 @@ fn is_computed(name: &str) -> bool {
 }
 
 /// Writes what the trainer logs; returns what is to be worked out.
-pub fn write(
-    out: &mut MetricsBuilder,
-    run_id: &str,
-    plan: &Plan,
-    base: i64,
-    dice: &mut Dice,
-) -> BTreeMap<String, f64> {
+pub fn write(out: &mut MetricsBuilder, run_id: &str, plan: &Plan, base: i64, dice: &mut Dice) -> BTreeMap<String, f64> {
     let time_ns = base + plan.end;
     let mut expected = BTreeMap::new();
     let mut put = |name: &str, value: f64| match is_computed(name) {

@@ -283,7 +283,12 @@ fn columns(table: Table) -> Vec<Column> {
             ("time_ns", Int64, false, "wall time"),
             ("name", dict(), false, "metric name"),
             ("value", Float64, false, "NaN and infinities are kept"),
-            ("source", dict(), true, "null: logged by the run; rollscope: worked out from the step's spans and samples"),
+            (
+                "source",
+                dict(),
+                true,
+                "null: logged by the run; rollscope: worked out from the step's spans and samples",
+            ),
         ],
         Table::Series => vec![
             ("run_id", dict(), false, "the run"),

@@ -49,7 +49,8 @@ pub async fn work_out(store: &Store) -> anyhow::Result<()> {
 
 pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
     let store = ReadOnlyStore::open(&args.folder.data).await?;
-    let limits = QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
+    let limits =
+        QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;
     let filter = args.run.as_ref().map_or("true".into(), |run| format!("run_id = {}", text(run)));
     let sql = format!(
@@ -68,7 +69,8 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
         for row in 0..batch.num_rows() {
             let run = run_ids.as_string::<i32>().value(row);
             if open.as_ref().is_none_or(|(name, _)| name != run) {
-                let file = sinks::event_file(&args.out, run, now_ns()).with_context(|| args.out.display().to_string())?;
+                let file =
+                    sinks::event_file(&args.out, run, now_ns()).with_context(|| args.out.display().to_string())?;
                 open = Some((run.to_string(), file));
                 runs += 1;
             }

@@ -282,7 +282,8 @@ pub fn parse_series(text: &str, limits: &Limits) -> Result<Series, String> {
     // An empty label is no label.
     series.labels.retain(|_, value| !value.is_empty());
     let quoted_name = name.is_empty();
-    if series.name.is_empty() || series.name.len() > limits.name_bytes || !(quoted_name || is_name(&series.name, true)) {
+    if series.name.is_empty() || series.name.len() > limits.name_bytes || !(quoted_name || is_name(&series.name, true))
+    {
         return Err(format!("{:?} is no name for a metric", shorten(&series.name)));
     }
     Ok(series)
@@ -378,7 +379,9 @@ mod tests {
         };
         lines(page, false, &limits, read, |b| bad.push(b.number));
         assert_eq!((good, bad), (2, vec![2, 3, 4, 5, 6]));
-        for text in ["1a", "a{b}", "a{b=c}", "a{b=\"c\" d=\"e\"}", "a{1b=\"c\"}", "a{b=\"1\",b=\"2\"}", "a b", "a{\"x\"}"] {
+        for text in
+            ["1a", "a{b}", "a{b=c}", "a{b=\"c\" d=\"e\"}", "a{1b=\"c\"}", "a{b=\"1\",b=\"2\"}", "a b", "a{\"x\"}"]
+        {
             assert!(parse_series(text, &limits).is_err(), "{text}");
         }
         let many: String = (0..70).map(|i| format!("l{i}=\"v\",")).collect();

@@ -119,11 +119,11 @@ impl Engine {
             sql_list(&rules.request_spans),
             sql_list(&rules.request_spans),
         );
-        let rollout = format!(
-            "select min(start_ns) as first, max(end_ns) as last from spans where {of} and phase in ({}) and end_ns is not null",
-            sql_list(&rules.rollout_phases)
+        let rollout = format!("phase in ({}) and end_ns is not null", sql_list(&rules.rollout_phases));
+        let extent = format!(
+            "select min(case when {rollout} then start_ns end) as first, max(case when {rollout} then end_ns end) as last, \
+                    max(coalesce(end_ns, start_ns)) as step_end from spans where {of}"
         );
-        let extent = format!("select max(coalesce(end_ns, start_ns)) as last from spans where {of}");
         let samples = format!(
             "select group_id, status, reward, start_ns, end_ns, coalesce(response_length, response_tokens) as length, \
                     response_tokens, cached_tokens, cache_total_tokens, spec_accepted, spec_drafted, spec_verifies, \
@@ -136,17 +136,16 @@ impl Engine {
         let mut out = StepFigures::default();
         requests(&self.rows(&spans).await?, &rules.perf_prefix, &mut out.metrics);
         let samples = self.rows(&samples).await?;
-        let rollout = self.rows(&rollout).await?;
         let extent = self.rows(&extent).await?;
-        let first = |batches: &[RecordBatch], name: &str| batches.first().and_then(|b| int(b, name).first().copied()?);
-        let from_samples = |name: &str, pick: fn(i64, i64) -> i64| {
-            samples.iter().flat_map(|b| int(b, name)).flatten().reduce(pick)
-        };
-        let (start, end) = match (first(&rollout, "first"), first(&rollout, "last")) {
+        let first =
+            |batches: &[RecordBatch], name: &str| batches.first().and_then(|b| int(b, name).first().copied()?);
+        let from_samples =
+            |name: &str, pick: fn(i64, i64) -> i64| samples.iter().flat_map(|b| int(b, name)).flatten().reduce(pick);
+        let (start, end) = match (first(&extent, "first"), first(&extent, "last")) {
             (Some(start), Some(end)) => (Some(start), Some(end)),
             _ => (from_samples("start_ns", i64::min), from_samples("end_ns", i64::max)),
         };
-        out.end_ns = [first(&extent, "last"), from_samples("end_ns", i64::max), end].into_iter().flatten().max();
+        out.end_ns = [first(&extent, "step_end"), from_samples("end_ns", i64::max), end].into_iter().flatten().max();
         let rollout_s = match (start, end) {
             (Some(start), Some(end)) if end > start => Some((end - start) as f64 / 1e9),
             _ => None,
@@ -187,7 +186,9 @@ fn text(batch: &RecordBatch, name: &str) -> Vec<Option<String>> {
 
 /// A JSON text that is a finite number.
 fn number(json: &str) -> Option<f64> {
-    json.starts_with(|c: char| c == '-' || c.is_ascii_digit()).then(|| json.parse().ok())?.filter(|v: &f64| v.is_finite())
+    json.starts_with(|c: char| c == '-' || c.is_ascii_digit())
+        .then(|| json.parse().ok())?
+        .filter(|v: &f64| v.is_finite())
 }
 
 /// Calls back with every wanted field of a row.
@@ -215,7 +216,8 @@ fn requests(batches: &[RecordBatch], prefix: &str, out: &mut StepMetrics) {
     let mut below: Vec<(SpanKey, usize, f64)> = Vec::new();
     for batch in batches {
         let ids = |name: &str| batch.column_by_name(name).map(|c| c.as_fixed_size_binary().clone());
-        let (Some(traces), Some(spans), Some(parents)) = (ids("trace_id"), ids("span_id"), ids("parent_span_id")) else {
+        let (Some(traces), Some(spans), Some(parents)) = (ids("trace_id"), ids("span_id"), ids("parent_span_id"))
+        else {
             continue;
         };
         let is_request = batch.column_by_name("request").map(|c| c.as_boolean().clone());

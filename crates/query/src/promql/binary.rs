@@ -195,8 +195,10 @@ fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) -> Res
                 ));
             }
             if one_to_one && std::mem::replace(&mut taken[i], true) {
-                return Err("multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)"
-                    .to_string());
+                return Err(
+                    "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)"
+                        .to_string(),
+                );
             }
             let other = one[*partner].values[i];
             let (l, r) = if swapped { (other, *v) } else { (*v, other) };

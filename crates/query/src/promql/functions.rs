@@ -11,13 +11,72 @@ use super::{ABSENT, Labels, Row, is_absent};
 
 /// Every function that is supported. Others are refused by name.
 pub const SUPPORTED: &[&str] = &[
-    "abs", "absent", "absent_over_time", "acos", "acosh", "asin", "asinh", "atan", "atanh", "avg_over_time", "ceil",
-    "changes", "clamp", "clamp_max", "clamp_min", "cos", "cosh", "count_over_time", "day_of_month", "day_of_week",
-    "day_of_year", "days_in_month", "deg", "delta", "deriv", "exp", "floor", "histogram_quantile", "hour", "idelta",
-    "increase", "irate", "label_join", "label_replace", "last_over_time", "ln", "log10", "log2", "mad_over_time",
-    "max_over_time", "min_over_time", "minute", "month", "pi", "predict_linear", "present_over_time",
-    "quantile_over_time", "rad", "rate", "resets", "round", "scalar", "sgn", "sin", "sinh", "sort", "sort_desc",
-    "sqrt", "stddev_over_time", "stdvar_over_time", "sum_over_time", "tan", "tanh", "time", "timestamp", "vector",
+    "abs",
+    "absent",
+    "absent_over_time",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "avg_over_time",
+    "ceil",
+    "changes",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "cos",
+    "cosh",
+    "count_over_time",
+    "day_of_month",
+    "day_of_week",
+    "day_of_year",
+    "days_in_month",
+    "deg",
+    "delta",
+    "deriv",
+    "exp",
+    "floor",
+    "histogram_quantile",
+    "hour",
+    "idelta",
+    "increase",
+    "irate",
+    "label_join",
+    "label_replace",
+    "last_over_time",
+    "ln",
+    "log10",
+    "log2",
+    "mad_over_time",
+    "max_over_time",
+    "min_over_time",
+    "minute",
+    "month",
+    "pi",
+    "predict_linear",
+    "present_over_time",
+    "quantile_over_time",
+    "rad",
+    "rate",
+    "resets",
+    "round",
+    "scalar",
+    "sgn",
+    "sin",
+    "sinh",
+    "sort",
+    "sort_desc",
+    "sqrt",
+    "stddev_over_time",
+    "stdvar_over_time",
+    "sum_over_time",
+    "tan",
+    "tanh",
+    "time",
+    "timestamp",
+    "vector",
     "year",
 ];
 
@@ -214,15 +273,11 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
         }
         "quantile_over_time" => {
             let phi = scalar(arg(0)?, cx)?;
-            Value::Vector(windows(arg(1)?, cx, false, |w, i| {
-                Some(window::quantile(phi[i], &mut w.values.to_vec()))
-            })?)
+            Value::Vector(windows(arg(1)?, cx, false, |w, i| Some(window::quantile(phi[i], &mut w.values.to_vec())))?)
         }
         "predict_linear" => {
             let ahead = scalar(arg(1)?, cx)?;
-            Value::Vector(windows(arg(0)?, cx, false, |w, i| {
-                window::predict_linear(w, ahead[i], cx.steps.at(i))
-            })?)
+            Value::Vector(windows(arg(0)?, cx, false, |w, i| window::predict_linear(w, ahead[i], cx.steps.at(i)))?)
         }
         "histogram_quantile" => Value::Vector(histogram_quantile(scalar(arg(0)?, cx)?, vector(arg(1)?, cx)?)?),
         "label_replace" => label_replace(&args, cx)?,

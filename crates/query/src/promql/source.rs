@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::cast::AsArray;
-use arrow::array::{Array, DictionaryArray, RecordBatch, StringArray};
+use arrow::array::{DictionaryArray, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
 use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
 use datafusion::execution::SessionState;
@@ -101,7 +101,8 @@ fn text(value: &str) -> Expr {
 fn filter(wanted: &Wanted) -> Vec<Expr> {
     let ns = |ms: i64| lit(ms.saturating_mul(NS_PER_MS));
     // A sample's time is cut to milliseconds, so that all of a millisecond counts.
-    let mut filters = vec![col("time_ns").gt_eq(ns(wanted.from + 1)), col("time_ns").lt(ns(wanted.to.saturating_add(1)))];
+    let mut filters =
+        vec![col("time_ns").gt_eq(ns(wanted.from + 1)), col("time_ns").lt(ns(wanted.to.saturating_add(1)))];
     for m in &wanted.matchers {
         if matches!(m.op, MatchOp::Equal) && !m.value.is_empty() {
             match m.name.as_str() {
@@ -359,7 +360,9 @@ pub async fn list(
                     found.push((labels, texts[4].to_string()));
                 }
                 if found.len() > limit {
-                    return Err(DataFusionError::Plan(format!("more than {limit} series match; narrow it with a label")));
+                    return Err(DataFusionError::Plan(format!(
+                        "more than {limit} series match; narrow it with a label"
+                    )));
                 }
                 known.insert(texts, ());
             }

@@ -53,7 +53,8 @@ fn close(a: f64, b: f64) -> bool {
 
 #[test]
 fn selectors_look_back_and_stop_at_stale_markers() {
-    let series = || vec![stored_for_tests(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
+    let series =
+        || vec![stored_for_tests(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
     assert_eq!(instant("a", series(), 1500), [("a{}".into(), 1.0)]);
     assert_eq!(instant("a", series(), 3500), []);
     assert_eq!(instant("a", series(), 9000 + 299_999), [("a{}".into(), 4.0)]);
@@ -74,7 +75,8 @@ fn rates_extrapolate_and_survive_resets() {
     assert!(close(*rate, 0.5), "{rate}");
     assert!(close(instant("increase(c[1m])", series(), 500_500)[0].1, 30.0));
     assert!(close(instant("irate(c[1m])", series(), 500_500)[0].1, 0.5));
-    let reset = vec![stored_for_tests(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
+    let reset =
+        vec![stored_for_tests(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
     // 10, then 5 from zero, then 10: 25 in 30 s, over a window of 30 s that has samples from its edge on.
     let increase = instant("increase(c[31s])", reset, 30_000)[0].1;
     assert!(close(increase, 25.0 * 31.0 / 30.0), "{increase}");
@@ -83,20 +85,22 @@ fn rates_extrapolate_and_survive_resets() {
 
 #[test]
 fn aggregations_group() {
-    let gauge = |id: &str, zone: &str, v: f64| stored_for_tests(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
+    let gauge =
+        |id: &str, zone: &str, v: f64| stored_for_tests(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
     let all = || vec![gauge("1", "a", 1.0), gauge("2", "a", 2.0), gauge("3", "b", 30.0)];
     assert_eq!(instant("sum(g)", all(), 10), [("{}".into(), 33.0)]);
-    assert_eq!(
-        instant("sum by (zone) (g)", all(), 10),
-        [("{zone=\"a\"}".into(), 3.0), ("{zone=\"b\"}".into(), 30.0)]
-    );
+    assert_eq!(instant("sum by (zone) (g)", all(), 10), [("{zone=\"a\"}".into(), 3.0), ("{zone=\"b\"}".into(), 30.0)]);
     assert_eq!(instant("max without (id) (g)", all(), 10).len(), 2);
     assert_eq!(instant("topk(1, g)", all(), 10)[0].1, 30.0);
     assert_eq!(instant("bottomk(1, g)", all(), 10)[0].1, 1.0);
     assert_eq!(instant("quantile(0.5, g)", all(), 10)[0].1, 2.0);
     assert_eq!(instant("count(g > 1)", all(), 10)[0].1, 2.0);
     assert_eq!(instant("count_values(\"v\", g > bool 1)", all(), 10).len(), 2);
-    assert!(close(instant("stddev(g)", all(), 10)[0].1, (542.0f64 / 3.0).sqrt() * 1.0), "{:?}", instant("stddev(g)", all(), 10));
+    assert!(
+        close(instant("stddev(g)", all(), 10)[0].1, (542.0f64 / 3.0).sqrt() * 1.0),
+        "{:?}",
+        instant("stddev(g)", all(), 10)
+    );
 }
 
 #[test]

@@ -302,7 +302,9 @@ pub async fn last_step(State(app): State<App>, Path(run): Path<String>) -> Resul
     }
     let Some(step) = step else { return Err(Problem::not_found(format!("run `{run}` has no metrics with a step"))) };
     let run = quote(&run);
-    let mut out = format!("# HELP rollscope_step the step these metrics are of\n# TYPE rollscope_step gauge\nrollscope_step{{run=\"{run}\"}} {step}\n");
+    let mut out = format!(
+        "# HELP rollscope_step the step these metrics are of\n# TYPE rollscope_step gauge\nrollscope_step{{run=\"{run}\"}} {step}\n"
+    );
     for (family, members) in families {
         let _ = writeln!(out, "# HELP {family} {}", quote(&members[0].0));
         let _ = writeln!(out, "# TYPE {family} gauge");

@@ -103,9 +103,13 @@ impl Form {
 
     /// A time in milliseconds.
     fn time(&self, name: &str) -> Result<Option<i64>, Failed> {
-        self.get(name).map(|text| time(text).ok_or_else(|| Failed::bad(format!(
-            "invalid parameter \"{name}\": cannot parse {text:?} to a valid timestamp"
-        )))).transpose()
+        self.get(name)
+            .map(|text| {
+                time(text).ok_or_else(|| {
+                    Failed::bad(format!("invalid parameter \"{name}\": cannot parse {text:?} to a valid timestamp"))
+                })
+            })
+            .transpose()
     }
 
     fn query(&self) -> Result<PromQuery, Failed> {
@@ -355,9 +359,8 @@ async fn metadata(State(app): State<App>, request: Request) -> Result<Response, 
     let limit = form.get("limit").and_then(|l| l.parse::<usize>().ok()).filter(|l| *l > 0).unwrap_or(usize::MAX);
     let all = kinds(&found(&app, &Form(Vec::new())).await?);
     let kept = all.into_iter().filter(|(name, _)| wanted.as_ref().is_none_or(|w| w == name)).take(limit);
-    let data: serde_json::Map<String, serde_json::Value> = kept
-        .map(|(name, kind)| (name, serde_json::json!([{ "type": kind, "help": "", "unit": "" }])))
-        .collect();
+    let data: serde_json::Map<String, serde_json::Value> =
+        kept.map(|(name, kind)| (name, serde_json::json!([{ "type": kind, "help": "", "unit": "" }]))).collect();
     Ok(success(&serde_json::Value::Object(data).to_string()))
 }
 
@@ -389,7 +392,10 @@ mod tests {
 
     #[test]
     fn numbers_as_go_writes_them() {
-        assert_eq!([1.0, 0.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(number), ["1", "0.1", "NaN", "+Inf", "-Inf"]);
+        assert_eq!(
+            [1.0, 0.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(number),
+            ["1", "0.1", "NaN", "+Inf", "-Inf"]
+        );
         let mut out = String::new();
         write_point(&mut out, (1_700_000_000_050, 1e21));
         assert_eq!(out, "[1700000000.050,\"1000000000000000000000\"]");

@@ -110,7 +110,9 @@ impl ScrapeTarget {
     pub fn parse(text: &str) -> Result<Self, String> {
         let (url, interval) = match text.rsplit_once('@') {
             // `user@host` is no interval.
-            Some((url, interval)) if interval.starts_with(|c: char| c.is_ascii_digit()) && !interval.contains(['/', '.', ':']) => {
+            Some((url, interval))
+                if interval.starts_with(|c: char| c.is_ascii_digit()) && !interval.contains(['/', '.', ':']) =>
+            {
                 (url, Some(interval))
             }
             _ => (text, None),
@@ -182,7 +184,8 @@ mod tests {
         assert_eq!(ScrapeTarget::parse("http://h:1/metrics").unwrap().interval_s, 0.0);
         assert_eq!(ScrapeTarget::parse("http://h/m@1m30s").unwrap().interval_s, 90.0);
         assert_eq!(ScrapeTarget::parse("http://u@host:9/metrics").unwrap().instance(), "host:9");
-        for bad in ["router:30000", "ftp://x/y", "http:///metrics", "http://h/m@0s", "http://h/m@5x", "http://h/m@1ms"] {
+        for bad in ["router:30000", "ftp://x/y", "http:///metrics", "http://h/m@0s", "http://h/m@5x", "http://h/m@1ms"]
+        {
             assert!(ScrapeTarget::parse(bad).is_err(), "{bad}");
         }
     }

@@ -271,7 +271,10 @@ impl Discovery {
                     serde_yaml_ng::from_str::<Vec<Group>>(&text).map_err(|e| format!("{}: {e}", path.display()))
                 });
                 match groups.and_then(|groups| {
-                    groups.iter().map(|g| expand(&self.like, &self.scheme, &self.path, g)).collect::<Result<Vec<_>, _>>()
+                    groups
+                        .iter()
+                        .map(|g| expand(&self.like, &self.scheme, &self.path, g))
+                        .collect::<Result<Vec<_>, _>>()
                 }) {
                     Ok(targets) => found.extend(targets.into_iter().flatten()),
                     Err(e) => failed(e),
@@ -309,7 +312,10 @@ mod tests {
             std::fs::write(dir.join("t2.json"), "no list").unwrap();
             let mut failed = Vec::new();
             let found = jobs.discovered[0].targets(|e| failed.push(e));
-            assert_eq!((found[0].url.as_str(), found[0].instance().as_str()), ("http://h3:1/engine_metrics?a=b%20c", "three"));
+            assert_eq!(
+                (found[0].url.as_str(), found[0].instance().as_str()),
+                ("http://h3:1/engine_metrics?a=b%20c", "three")
+            );
             assert_eq!((found.len(), failed.len()), (1, 1));
         });
     }

@@ -100,7 +100,11 @@ impl Scraping {
             discovered.extend(jobs.discovered);
         }
         if targets.len() > config.limits.max_targets {
-            return Err(format!("there are {} targets, more than max_targets = {}", targets.len(), config.limits.max_targets));
+            return Err(format!(
+                "there are {} targets, more than max_targets = {}",
+                targets.len(),
+                config.limits.max_targets
+            ));
         }
         let runner = Runner {
             config: config.clone(),
@@ -161,7 +165,10 @@ impl Runner {
             }
             let over = wanted.len().saturating_sub(self.config.limits.max_targets);
             if over > 0 {
-                problems.push(format!("{over} scrape targets are left out: max_targets = {}", self.config.limits.max_targets));
+                problems.push(format!(
+                    "{over} scrape targets are left out: max_targets = {}",
+                    self.config.limits.max_targets
+                ));
                 wanted.truncate(self.config.limits.max_targets);
             }
             let before = std::mem::replace(&mut *self.scraping.problems.lock(), problems.clone());
@@ -380,6 +387,7 @@ fn fetch(target: &ScrapeTarget, limit: u64, timeout: Duration) -> Result<(String
         ureq::Error::BodyExceedsLimit(_) => format!("the page is larger than max_page_bytes = {limit}"),
         other => other.to_string(),
     })?;
-    let text = String::from_utf8(body).map_err(|e| format!("the page is no UTF-8, at byte {}", e.utf8_error().valid_up_to()))?;
+    let text = String::from_utf8(body)
+        .map_err(|e| format!("the page is no UTF-8, at byte {}", e.utf8_error().valid_up_to()))?;
     Ok((text, open_metrics))
 }

@@ -82,7 +82,13 @@ impl Pages {
     }
 
     /// Rows of a page that came, and of the figures that every scrape has.
-    pub fn read(&mut self, text: &str, open_metrics: bool, at_ms: i64, took_s: f64) -> Result<(RecordBatch, Outcome), String> {
+    pub fn read(
+        &mut self,
+        text: &str,
+        open_metrics: bool,
+        at_ms: i64,
+        took_s: f64,
+    ) -> Result<(RecordBatch, Outcome), String> {
         self.page += 1;
         let mut out = Outcome::default();
         let mut builder = SeriesBuilder::default();
@@ -120,7 +126,8 @@ impl Pages {
                             let kind = kinds.of(&series.name);
                             let labels = with_target(series.labels, target_labels, honor_labels);
                             let labels = serde_json::to_string(&labels).expect("text maps to text");
-                            let new = Known { name: series.name, labels, kind, page: 0, last_ms: i64::MIN, own_times: false };
+                            let new =
+                                Known { name: series.name, labels, kind, page: 0, last_ms: i64::MIN, own_times: false };
                             known.insert(line.series.to_string(), new);
                             out.added += 1;
                         }
@@ -149,7 +156,10 @@ impl Pages {
                 }
                 if time_ms <= series.last_ms || time_ms > at_ms.saturating_add(MAX_AHEAD_MS) || time_ms < 0 {
                     out.out_of_order += 1;
-                    reason(&mut reasons, format!("line {}: the time of {} goes back or lies ahead", line.number, series.name));
+                    reason(
+                        &mut reasons,
+                        format!("line {}: the time of {} goes back or lies ahead", line.number, series.name),
+                    );
                     return;
                 }
                 series.last_ms = time_ms;
