@@ -9,6 +9,7 @@ mod sql;
 mod stream;
 mod tables;
 mod timeline;
+mod trace_level;
 
 use axum::Router;
 use axum::extract::Request;
@@ -43,6 +44,8 @@ use crate::problem::Problem;
         spans::span,
         spans::trace,
         live::live,
+        trace_level::get_level,
+        trace_level::set_level,
         openapi,
     ),
     components(schemas(Problem))
@@ -64,6 +67,7 @@ pub fn router(app: &App) -> Router {
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces/{trace}", get(spans::trace))
         .route("/live", get(live::live))
+        .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
@@ -116,7 +120,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 15, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");
