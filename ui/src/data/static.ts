@@ -12,9 +12,10 @@
 // | `rs-manifest` | JSON, UTF-8: the Manifest below. Always there; everything else is named by it. |
 // | `rs-runs` | Arrow IPC stream with the columns of `GET /api/v1/runs` (ns as Int64) |
 // | `rs-steps-R` | JSON, the answer of `GET /runs/R/steps` (R: position of the run in the manifest) |
-// | `rs-timeline-R-S` | Arrow IPC stream of one step, columns as `GET /runs/R/timeline` (S: position in `windows`) |
+// | `rs-timeline-R-S` | Arrow IPC stream of one step, one batch: what `formats::export::timeline::pack` makes, which is also what `GET /runs/R/timeline` answers (S: position in `windows`) |
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
-// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of the timeline block, `chunk_rows` (4096) to a chunk. |
+// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of `Packed::order` (the timeline block without the rows that `pack` made up), `chunk_rows` (4096) to a chunk. |
+// | `rs-links-R-S` | optional; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
@@ -22,7 +23,7 @@ import { readStream, rowAt, rows, type ArrowStream } from './arrow';
 import { SourceError, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type StepInfo, type TableInfo, type Window } from './types';
 
 export interface Manifest {
-  version: 1;
+  version: 2;
   /** Program and version that wrote it. */
   generator: string;
   /** Block ids without `rs-`. */
@@ -30,7 +31,7 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number }[];
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string }[];
   }[];
   /** Answers of the API that this file can give: path under /api/v1 to the id of a block with the bytes of the answer. */
   answers?: Record<string, string>;
@@ -45,10 +46,18 @@ const fromPage: Blocks = (id) => document.getElementById(`rs-${id}`)?.textConten
 
 export const hasStaticData = (): boolean => document.getElementById('rs-manifest') !== null;
 
-async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
+/** The browser's own decoder where there is one: a step of a million items is 40 MB of text. */
+function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  const decode = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
+  if (decode) return decode.call(Uint8Array, base64);
   const raw = atob(base64.trim());
   const packed = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
+  return packed;
+}
+
+async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
+  const packed = bytesOf(base64);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -92,7 +101,7 @@ export class StaticSource implements DataSource {
   }
   manifest(): Promise<Manifest> {
     this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
-      if (m.version !== 1) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
+      if (m.version !== 2) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
       return m;
     });
     return this.manifestPromise;

@@ -74,7 +74,7 @@ export async function load(bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: 
 export async function relayout(items: Items, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
   if (items.n < INLINE) return work({ kind: 'layout', items, mode });
   const none = new Uint8Array(0);
-  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none };
+  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none, parentIds: null };
   const answer = await run({ kind: 'layout', items: lean, mode }, [], signal);
   if (!answer.ok) throw new Error(answer.error);
   return { ...answer, items };

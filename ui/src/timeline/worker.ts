@@ -3,6 +3,7 @@
 import { readStream } from '../data/arrow';
 import { phaseBins, type PhaseBins } from './counts';
 import { buildItems, buffersOf, type Items } from './items';
+import { isPacked, packedItems } from './packed';
 import { buildLayout, type Layout, type RowMode } from './layout';
 
 /** Bins of the minimap and of the strip when the view is not narrower. */
@@ -17,7 +18,7 @@ export function work(ask: Ask): { items: Items; layout: Layout; bins: PhaseBins;
   const t = [performance.now()];
   const stream = ask.kind === 'load' ? readStream(ask.bytes) : null;
   t.push(performance.now());
-  const items = ask.kind === 'load' ? buildItems(stream!, ask.live) : ask.items;
+  const items = ask.kind === 'load' ? (isPacked(stream!) ? packedItems(stream!) : buildItems(stream!, ask.live)) : ask.items;
   t.push(performance.now());
   const layout = buildLayout(items, ask.mode);
   t.push(performance.now());
@@ -32,7 +33,7 @@ if (typeof document === 'undefined' && typeof self !== 'undefined' && 'postMessa
     try {
       const { items, layout, bins, ms } = work(m.data);
       const loaded = m.data.kind === 'load';
-      post({ ok: true, items: loaded ? items : null, layout, bins, ms }, [...(loaded ? buffersOf(items) : []), ...buffersOf(layout), ...buffersOf(bins)]);
+      post({ ok: true, items: loaded ? items : null, layout, bins, ms }, loaded ? buffersOf(items, layout, bins) : buffersOf(layout, bins));
     } catch (e) {
       post({ ok: false, error: (e as Error).message });
     }

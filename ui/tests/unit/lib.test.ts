@@ -75,7 +75,7 @@ describe('a file with the data inside', () => {
   const step = makeStep({ seed: 4, samples: 6, perSample: 20 });
   const pack = (b: Uint8Array | string): string => gzipSync(b).toString('base64').replace(/(.{76})/g, '$1\n');
   const manifest: Manifest = {
-    version: 1, generator: 'test', runs: 'runs',
+    version: 2, generator: 'test', runs: 'runs',
     per_run: [{ run_id: 'r', steps: 'steps-0', windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], chunk_rows: 4096 }] }],
   };
   const blocks: Record<string, string> = {

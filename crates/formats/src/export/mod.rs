@@ -2,3 +2,4 @@
 
 pub mod otlp;
 pub mod slime_cache;
+pub mod timeline;
