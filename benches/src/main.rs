@@ -4,6 +4,7 @@
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
 mod disk;
+mod dumps;
 mod ingest;
 mod load;
 mod peer;
@@ -28,6 +29,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("disk") {
         disk::run(&mut report)?;
+    }
+    if chosen("dumps") {
+        dumps::run(&mut report)?;
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;

@@ -17,6 +17,8 @@ pub enum Command {
     Serve(ServeArgs),
     /// The same with a generated run that keeps going, so that every view has something to show.
     Demo(DemoArgs),
+    /// Open rollout dumps and OTLP files: prints what is in them, writes a page that opens from disk, and serves it.
+    View(ViewArgs),
     /// Ask the store in SQL, read-only.
     Sql(SqlArgs),
     /// Put files of any known format into a store.
@@ -144,8 +146,42 @@ pub struct SqlArgs {
 }
 
 #[derive(Args)]
+pub struct ViewArgs {
+    /// Dumps (rollout_0.pt), OTLP files, folders of them, or patterns such as 'dumps/rollout_*.pt'.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Only write the files.
+    #[arg(long)]
+    pub no_serve: bool,
+    /// Make the files anew even if they are up to date.
+    #[arg(long)]
+    pub rebuild: bool,
+    /// Write into this folder instead of beside the dump.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Port of the page [default: 7200, or a free one].
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+    /// Open the page in the browser.
+    #[arg(long, conflicts_with = "no_serve")]
+    pub open: bool,
+    /// The cache beside a dump: as slime's own viewer writes and reads it, or none.
+    #[arg(long, value_enum, default_value_t = CacheFormat::Slime)]
+    pub cache_format: CacheFormat,
+    /// Name of the run [default: the folder of the dumps].
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum CacheFormat {
+    Slime,
+    None,
+}
+
+#[derive(Args)]
 pub struct ImportArgs {
-    /// Files, plain or compressed with gzip or zstd.
+    /// Files, plain or compressed with gzip or zstd; folders of dumps; patterns such as 'dumps/rollout_*.pt'.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     #[command(flatten)]
@@ -165,6 +201,8 @@ pub struct ExportArgs {
 pub enum ExportCommand {
     /// Spans as OTLP JSON lines.
     Otlp(ExportOtlpArgs),
+    /// A run as one HTML file that opens from disk, without a server.
+    Html(ExportHtmlArgs),
 }
 
 #[derive(Args)]
@@ -179,6 +217,21 @@ pub struct ExportOtlpArgs {
     #[arg(long, value_name = "N", requires = "run")]
     pub step: Option<i64>,
     /// Where to write [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ExportHtmlArgs {
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: the only one].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// The step; may be given several times [default: all, the newest first, as many as make a file of reasonable size].
+    #[arg(long, value_name = "N")]
+    pub step: Vec<i64>,
+    /// Where to write [default: RUN.html].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

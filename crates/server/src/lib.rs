@@ -13,7 +13,7 @@ pub mod encode;
 mod ingest;
 mod listen;
 mod metrics;
-mod page;
+pub mod page;
 mod params;
 pub mod problem;
 mod query;

@@ -66,7 +66,7 @@ pub fn write(
     options: &ImportOptions,
     sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
 ) -> Result<Imported, ImportError> {
-    let run = options.run.clone().unwrap_or_else(|| dump.default_run());
+    let run = options.run.clone().unwrap_or_else(|| super::default_run(&dump.path));
     let limit = dump.torch.output_limit();
     let mut total = Chunk::default();
     parallel::ordered(
