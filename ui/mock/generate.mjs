@@ -280,7 +280,7 @@ export function staticPage(template, steps, pack) {
     last_ns: BigInt64Array.of(base + 5_000_000_000n), spans: BigInt64Array.of(BigInt(steps[0].spans.n)), samples: BigInt64Array.of(BigInt(steps[0].rows.length)), steps: BigInt64Array.of(BigInt(steps.length)), bytes: BigInt64Array.of(0n),
   }));
   blocks.set('steps-0', Buffer.from(JSON.stringify({ steps: steps.map((s, k) => ({ step: k, start_ns: String(base), end_ns: String(base + BigInt(Math.round(s.wall * 1e6))), spans: s.spans.n, samples: s.rows.length, open: 0, reward_mean: 0.5, phases: { rollout: s.wall / 1000 } })) })));
-  blocks.set('manifest', Buffer.from(JSON.stringify({ version: 2, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })));
+  blocks.set('manifest', Buffer.from(JSON.stringify({ version: 1, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })));
   const html = [...blocks].map(([id, bytes]) => `<script type="application/octet-stream" id="rs-${id}">${pack(bytes)}</script>`).join('\n');
   return template.replace('<!--ROLLSCOPE_DATA-->', () => html);
 }

@@ -20,10 +20,10 @@
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
-import { SourceError, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type StepInfo, type TableInfo, type Window } from './types';
+import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
 
 export interface Manifest {
-  version: 2;
+  version: 1;
   /** Program and version that wrote it. */
   generator: string;
   /** Block ids without `rs-`. */
@@ -101,7 +101,7 @@ export class StaticSource implements DataSource {
   }
   manifest(): Promise<Manifest> {
     this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
-      if (m.version !== 2) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
+      if (m.version !== 1) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
       return m;
     });
     return this.manifestPromise;
@@ -131,8 +131,12 @@ export class StaticSource implements DataSource {
     if (!entry) throw new SourceError('Not in this file', `This file has no run ${run}.`);
     return (await this.json<{ steps: StepInfo[] }>(entry.steps)).steps;
   }
-  async timeline(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
-    return this.bytes((await this.place(run, window)).timeline);
+  async timeline(run: string, window: Window): Promise<TimelineAnswer> {
+    return { bytes: await this.bytes((await this.place(run, window)).timeline), version: null, delta: false };
+  }
+  async links(run: string, window: Window): Promise<ArrowStream> {
+    const { links } = await this.place(run, window);
+    return links === undefined ? { fields: [], batches: [] } : readStream(await this.bytes(links));
   }
   async samples(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
     return this.bytes((await this.place(run, window)).samples);
@@ -162,16 +166,38 @@ export class StaticSource implements DataSource {
       scope: parseAttrs(row.scope ?? null),
     };
   }
+  /** Looks through every block of attributes. */
+  async withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
+    const found: number[] = [];
+    const number = Number(test.value);
+    const text = test.value.toLowerCase();
+    for (const id of (await this.place(run, window)).attrs) {
+      if (signal?.aborted) break;
+      for (const row of rows(readStream(await this.bytes(id)))) {
+        const v = { ...parseAttrs(row.start_attrs), ...parseAttrs(row.end_attrs) }[test.key];
+        if (v === undefined || v === null) continue;
+        const said = typeof v === 'string' ? v : JSON.stringify(v);
+        const ok =
+          test.op === 'is' || (test.op === '~' ? said.toLowerCase().includes(text) : test.op === '=' ? said === test.value : test.op === '!=' ? said !== test.value
+          : test.op === '<' ? Number(v) < number : test.op === '<=' ? Number(v) <= number : test.op === '>' ? Number(v) > number : Number(v) >= number);
+        if (ok) for (let k = 0; k < 16; k += 2) found.push(parseInt(String(row.span_id).slice(k, k + 2), 16));
+      }
+    }
+    return Uint8Array.from(found);
+  }
+  setTags(): Promise<void> {
+    return Promise.reject(no('Changing tags'));
+  }
   removeRun(): Promise<void> {
     return Promise.reject(no('Deleting'));
   }
   tables(): Promise<TableInfo[]> {
     return Promise.resolve([]);
   }
-  sql(): Promise<ArrowStream> {
+  sql(): Promise<SqlAnswer> {
     return Promise.reject(no('SQL'));
   }
-  csv(): Promise<Blob> {
+  exported(): Promise<Blob> {
     return Promise.reject(no('SQL'));
   }
   live(): () => void {

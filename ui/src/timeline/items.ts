@@ -59,6 +59,8 @@ export interface Items {
   lane: Uint8Array | null;
   /** 8 bytes a span, while the step runs: for joining what comes later. */
   parentIds: Uint8Array | null;
+  /** In a static page: the row of the item among the blocks of attributes, -1: made up. Null: the same row. */
+  source: Int32Array | null;
 }
 
 /** Texts numbered in the order they are met. */
@@ -104,7 +106,7 @@ function codes(v: Vector | undefined, n: number, texts: Interner, out: Int32Arra
   }
 }
 
-const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
+export const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 
 /** A power of two with room for `n` keys at a load of at most a half. */
 function slotsFor(n: number): number {
@@ -313,7 +315,7 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
   closeOpen(start, end, flags, parent, trace, sample, samples.texts.length, extent, live);
   return {
     n, baseNs: base, start, end, extent, parent, depth, flags, phase, name, names: names.texts, sample, samples: samples.texts, sampleGroup,
-    groups: groups.texts, worker, workers: workers.texts, attempt, trace, traceIds, spanIds, ...tally(flags, phase, attempt), lane: null,
+    groups: groups.texts, worker, workers: workers.texts, attempt, trace, traceIds, spanIds, ...tally(flags, phase, attempt), lane: null, source: null,
     parentIds: fixedBytes(column('parent_span_id'), lengths, 8, n, true).bytes,
   };
 }
@@ -335,7 +337,7 @@ export function tally(flags: Uint8Array, phase: Uint8Array, attempt: Uint8Array)
  * Finds each item's parent by (trace, span id). Spans mostly come in the order they started, so the parent is the span
  * before or one of its ancestors; what is not found that way is looked up in a table over all ids.
  */
-function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array | null, trace: Int32Array, flags: Uint8Array): Int32Array {
+export function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array | null, trace: Int32Array, flags: Uint8Array): Int32Array {
   const n = trace.length;
   const parent = new Int32Array(n).fill(-1);
   const missed: number[] = [];
@@ -388,7 +390,7 @@ function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array |
 }
 
 /** Depth of every item; cuts cycles; hands sample and group down to descendants that do not name their own. */
-function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: number): Uint8Array {
+export function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: number): Uint8Array {
   const depth = new Uint8Array(n);
   const seen = new Uint8Array(n); // 0 new, 1 on the path, 2 done
   const path: number[] = [];
@@ -421,7 +423,7 @@ function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: numb
 }
 
 /** An open span is drawn until the earliest of: end of its row, start of its next sibling, end of its nearest closed ancestor. */
-function closeOpen(
+export function closeOpen(
   start: Float64Array, end: Float64Array, flags: Uint8Array, parent: Int32Array, trace: Int32Array, sample: Int32Array, sampleCount: number, extent: number, live: boolean,
 ): void {
   const n = start.length;

@@ -3,7 +3,7 @@ import makeWorker from '#worker';
 import { type Items } from './items';
 import { type Layout, type RowMode } from './layout';
 import { type PhaseBins } from './counts';
-import { work, type Answer, type Ask } from './worker';
+import { UNJOINABLE, work, type Answer, type Ask } from './worker';
 
 export interface Loaded {
   items: Items;
@@ -68,6 +68,22 @@ export async function load(bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: 
   const ask: Ask = { kind: 'load', bytes, live, mode };
   const answer: Answer = bytes.byteLength < INLINE * 90 ? { ok: true, ...work(ask) } : await run(ask, [bytes.buffer], signal);
   if (!answer.ok) throw new Error(answer.error);
+  return { ...answer, items: answer.items! };
+}
+
+/** Joins what is new to what there is. Null: it cannot be joined. */
+export async function merge(items: Items, bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: RowMode, signal: AbortSignal): Promise<Loaded | null> {
+  const ask: Ask = { kind: 'merge', items, bytes, live, mode };
+  let answer: Answer;
+  try {
+    answer = items.n < INLINE ? { ok: true, ...work(ask) } : await run(ask, [bytes.buffer], signal);
+  } catch (e) {
+    answer = { ok: false, error: (e as Error).message };
+  }
+  if (!answer.ok) {
+    if (answer.error === UNJOINABLE) return null;
+    throw new Error(answer.error);
+  }
   return { ...answer, items: answer.items! };
 }
 

@@ -82,6 +82,7 @@ export function packedItems(stream: ArrowStream): Items {
     n, baseNs, start, end, extent, parent, depth: as('depth', Uint8Array), flags, phase, name, names, sample, samples, sampleGroup, groups,
     worker: codesOf(column('worker'), n), workers: textsOf(column('worker')), attempt, trace, traceIds, spanIds: as('span_id', Uint8Array), states, phaseCounts,
     attempts: [...attempts.keys()].filter((a) => attempts[a] === 1), lane: as('lane', Uint8Array), parentIds: hasParents ? as('parent_span_id', Uint8Array) : null,
+    source: stream.fields.some((f) => f.name === 'source') ? as('source', Int32Array) : null,
   };
 }
 
@@ -91,6 +92,6 @@ function empty(baseNs: bigint): Items {
   const f64 = new Float64Array(0);
   return {
     n: 0, baseNs, start: f64, end: f64, extent: 0, parent: i32, depth: u8, flags: u8, phase: u8, name: i32, names: [], sample: i32, samples: [], sampleGroup: i32, groups: [],
-    worker: i32, workers: [], attempt: u8, trace: i32, traceIds: u8, spanIds: u8, states: [0, 0, 0, 0], phaseCounts: new Uint32Array(PHASES.length), attempts: [], lane: null, parentIds: null,
+    worker: i32, workers: [], attempt: u8, trace: i32, traceIds: u8, spanIds: u8, states: [0, 0, 0, 0], phaseCounts: new Uint32Array(PHASES.length), attempts: [], lane: null, parentIds: null, source: null,
   };
 }

@@ -75,7 +75,7 @@ describe('a file with the data inside', () => {
   const step = makeStep({ seed: 4, samples: 6, perSample: 20 });
   const pack = (b: Uint8Array | string): string => gzipSync(b).toString('base64').replace(/(.{76})/g, '$1\n');
   const manifest: Manifest = {
-    version: 2, generator: 'test', runs: 'runs',
+    version: 1, generator: 'test', runs: 'runs',
     per_run: [{ run_id: 'r', steps: 'steps-0', windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], chunk_rows: 4096 }] }],
   };
   const blocks: Record<string, string> = {
@@ -84,7 +84,7 @@ describe('a file with the data inside', () => {
   };
   const source = new StaticSource((id) => blocks[id] ?? null);
   it('gives the same timeline as the server', async () => {
-    const items = buildItems(readStream(await source.timeline('r', { step: 0 })), false);
+    const items = buildItems(readStream((await source.timeline('r', { step: 0 })).bytes), false);
     expect(items.n).toBe(step.spans.n);
     expect(items.samples).toHaveLength(6);
     expect(readStream(await source.samples('r', { step: 0 })).batches[0].length).toBe(6);

@@ -13,6 +13,7 @@
 //! | `trace` | dictionary of 16 bytes | |
 //! | `span_id` | 8 bytes | zero for rows that we made up ([`flag::VIRTUAL`]) |
 //! | `parent_span_id` | 8 bytes | only with [`Options::live`]: lets the page join what comes later |
+//! | `source` | Int32 | only with [`Options::source`]: the row among those given, -1: we made it up |
 //!
 //! Order: by sample (spans without one: by worker), lane, start.
 
@@ -66,17 +67,17 @@ pub const COLUMNS: [&str; 15] = [
 pub struct Options {
     /// The step still runs: open spans reach to the newest time, and `parent_span_id` is sent too.
     pub live: bool,
+    /// Send `source`: for a static page, which keeps the rest of each span in the order it came.
+    pub source: bool,
 }
 
-pub struct Packed {
-    pub batch: RecordBatch,
-    /// The given rows (counted over all batches) in the order of the answer, without those we made up. The `n`-th row of
-    /// the answer that is not [`flag::VIRTUAL`] is `order[n]`.
-    pub order: Vec<u32>,
+/// Whether attributes of this batch tell of prefill and decode, so that `end_attrs` is worth keeping for [`pack`].
+pub fn has_pd(batch: &RecordBatch) -> bool {
+    read::has_pd(batch)
 }
 
 /// Packs spans of a step or a window. Spans must be there once.
-pub fn pack(batches: &[RecordBatch], options: Options) -> Result<Packed, ArrowError> {
+pub fn pack(batches: &[RecordBatch], options: Options) -> Result<RecordBatch, ArrowError> {
     let mut items = read::read(batches)?;
     let parent_ids = tree::find_parents(&mut items);
     tree::walk(&mut items);
@@ -84,5 +85,5 @@ pub fn pack(batches: &[RecordBatch], options: Options) -> Result<Packed, ArrowEr
     pd::place(&mut items, &parent_ids);
     tree::close_open(&mut items, options.live);
     let placed = lanes::place(&items);
-    write::write(&items, &placed, options.live.then_some(parent_ids))
+    write::write(&items, &placed, &parent_ids, options)
 }

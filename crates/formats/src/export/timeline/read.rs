@@ -234,6 +234,11 @@ fn workers(texts: &mut Texts, words: &Texts, [service, thread, host]: &[Vec<i32>
     out
 }
 
+pub fn has_pd(batch: &RecordBatch) -> bool {
+    let keys = batch.column_by_name("end_attrs").and_then(|c| c.as_map_opt()).map(|m| m.keys());
+    keys.and_then(|k| k.as_string_opt::<i32>()).is_some_and(|k| k.iter().flatten().any(|key| pd::KEYS.contains(&key)))
+}
+
 /// Finds `pd_*` durations among end attributes.
 fn read_pd(attrs: &MapArray, at: u32, out: &mut Vec<(u32, pd::Times)>) {
     let (Some(keys), Some(values)) = (attrs.keys().as_string_opt::<i32>(), attrs.values().as_string_opt::<i32>())

@@ -12,12 +12,12 @@ use arrow::error::ArrowError;
 
 use super::lanes::Placed;
 use super::read::{Items, NONE, Texts};
-use super::{Packed, flag};
+use super::Options;
 
 /// More different phases than this are hostile; the rest count as none.
 const MAX_PHASES: i32 = u16::MAX as i32;
 
-pub fn write(items: &Items, placed: &Placed, parent_ids: Option<Vec<u64>>) -> Result<Packed, ArrowError> {
+pub fn write(items: &Items, placed: &Placed, parent_ids: &[u64], options: Options) -> Result<RecordBatch, ArrowError> {
     let order = &placed.order;
     let mut place = vec![0i32; items.len()];
     order.iter().enumerate().for_each(|(at, i)| place[*i as usize] = at as i32);
@@ -57,8 +57,12 @@ pub fn write(items: &Items, placed: &Placed, parent_ids: Option<Vec<u64>>) -> Re
         ("trace", dictionary::<Int32Type>(keys(&items.trace, order), Arc::new(traces))?),
         ("span_id", ids(&items.span)?),
     ];
-    if let Some(parent_ids) = parent_ids {
-        columns.push(("parent_span_id", ids(&parent_ids)?));
+    if options.live {
+        columns.push(("parent_span_id", ids(parent_ids)?));
+    }
+    if options.source {
+        let given = order.iter().map(|i| if (*i as usize) < items.given { *i as i32 } else { NONE });
+        columns.push(("source", Arc::new(Int32Array::from_iter_values(given))));
     }
     let fields: Vec<Field> =
         columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
@@ -67,9 +71,7 @@ pub fn write(items: &Items, placed: &Placed, parent_ids: Option<Vec<u64>>) -> Re
         ("extent_ms".to_string(), (items.extent as f64 / 1e6).to_string()),
     ];
     let schema = Arc::new(Schema::new(fields).with_metadata(metadata.into()));
-    let batch = RecordBatch::try_new(schema, columns.into_iter().map(|(_, array)| array).collect())?;
-    let order = order.iter().copied().filter(|i| items.flags[*i as usize] & flag::VIRTUAL == 0).collect();
-    Ok(Packed { batch, order })
+    RecordBatch::try_new(schema, columns.into_iter().map(|(_, array)| array).collect())
 }
 
 fn nulls(codes: &[i32], order: &[u32]) -> Option<NullBuffer> {
