@@ -6,9 +6,9 @@ SHELL := bash
 BIN := target/debug/rollscope
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -type f -print 2>/dev/null)
+UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-e2e lint bench release ui dev clean
+.PHONY: help run test test-rust test-ui test-page test-e2e lint bench release ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,13 +37,21 @@ $(VENV)/.ready: tests/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-test: lint test-rust test-ui test-e2e ## every test
+test: lint test-rust test-ui test-page test-e2e ## every test
 
 test-rust: ui/dist/index.html
 	cargo test --locked --workspace
 
 test-ui: ui/node_modules/.package-lock.json
 	cd ui && npm run check && npm test
+
+# The page of the real binary, and the page alone against a mock, in Debian's Chromium.
+test-page: $(BIN) chromium
+	cd ui && npm run test:page
+
+.PHONY: chromium
+chromium:
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 test-e2e: $(BIN) $(VENV)/.ready
 	$(PYTHON) -m pytest -q tests

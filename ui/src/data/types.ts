@@ -26,8 +26,10 @@ export interface StepInfo {
   samples: number;
   open: number;
   reward_mean: number | null;
-  /** Seconds by phase. */
+  /** Seconds during which at least one span of the phase was running. */
   phases: Record<string, number>;
+  /** Seconds split over the phases: every moment counts once. What is missing to the wall time, nobody claims. */
+  exclusive?: Record<string, number>;
 }
 
 export type Attrs = Record<string, unknown>;

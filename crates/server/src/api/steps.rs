@@ -1,5 +1,5 @@
-//! Steps of a run. Adding up a whole run takes a while, and pages ask often while it grows, so what was read is kept: steps
-//! below the lowest one in the live tail do not change as long as the segments are the same.
+//! Steps of a run. Adding up a whole run takes a while, and pages ask often while it grows, so what was read is kept, and
+//! only the steps from the lowest one on that got rows since are read again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,6 +8,7 @@ use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Int32Type, Int64Type};
 use axum::extract::{Path, State};
 use axum::response::Response;
+use futures::StreamExt;
 use parking_lot::Mutex;
 use rollscope_model::Table;
 use rollscope_store::{Snapshot, SnapshotSource};
@@ -19,7 +20,7 @@ use super::to_json;
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
-use crate::query::{collect, float_column, int_column, sql_text, text_column};
+use crate::query::{collect, float_column, int_column, sql_text};
 
 /// Runs whose steps are kept; past this all are forgotten.
 const MAX_RUNS: usize = 256;
@@ -30,16 +31,19 @@ pub struct StepsCache(Mutex<HashMap<String, Known>>);
 struct Known {
     /// Which segments there were.
     segments: u64,
-    /// The lowest step that was in the tail.
-    tail: i64,
+    /// The store's version at that time.
+    version: u64,
     steps: BTreeMap<i64, StepInfo>,
 }
 
 impl StepsCache {
     /// What is known, and the step from which on it must be read again (`i64::MAX`: nothing).
-    fn known(&self, run: &str, segments: u64, tail: i64) -> (BTreeMap<i64, StepInfo>, i64) {
+    fn known(&self, run: &str, segments: u64, snapshot: &Snapshot) -> (BTreeMap<i64, StepInfo>, i64) {
         match self.0.lock().get(run) {
-            Some(known) if known.segments == segments => (known.steps.clone(), known.tail.min(tail)),
+            Some(known) if known.segments == segments => match lowest_since(snapshot, run, known.version) {
+                Some(from) => (known.steps.clone(), from),
+                None => (BTreeMap::new(), i64::MIN),
+            },
             _ => (BTreeMap::new(), i64::MIN),
         }
     }
@@ -62,15 +66,13 @@ fn segments_of(snapshot: &Snapshot, run: &str) -> u64 {
     hash.finish()
 }
 
-/// The lowest step of the run in the tail; `i64::MAX` if there is none.
-fn lowest_in_tail(snapshot: &Snapshot, run: &str) -> i64 {
+/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, nothing where it cannot be told.
+fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
-        for batch in snapshot.tables.get(&table).into_iter().flat_map(|rows| &rows.tail) {
-            let (Some(runs), Some(steps)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else {
-                continue;
-            };
-            let (runs, steps) = (runs.as_dictionary::<Int32Type>(), steps.as_primitive::<Int64Type>());
+        for batch in snapshot.tail_since(table, version)? {
+            let (runs, steps) = (batch.column_by_name("run_id")?, batch.column_by_name("step")?);
+            let (runs, steps) = (runs.as_dictionary_opt::<Int32Type>()?, steps.as_primitive_opt::<Int64Type>()?);
             let Some(key) = runs.values().as_string::<i32>().iter().position(|name| name == Some(run)) else { continue };
             for row in 0..batch.num_rows() {
                 if steps.is_valid(row) && runs.is_valid(row) && runs.keys().value(row) == key as i32 {
@@ -79,7 +81,7 @@ fn lowest_in_tail(snapshot: &Snapshot, run: &str) -> i64 {
             }
         }
     }
-    lowest
+    Some(lowest)
 }
 
 #[derive(Serialize, ToSchema)]
@@ -103,6 +105,8 @@ pub struct StepInfo {
     reward_mean: Option<f64>,
     /// Seconds during which at least one span of the phase was running.
     phases: BTreeMap<String, f64>,
+    /// Seconds split over the phases: every moment counts once, for the widest phase that runs then.
+    exclusive: BTreeMap<String, f64>,
 }
 
 /// The steps of a run, each with its time by phase.
@@ -112,13 +116,17 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
     params.done()?;
     let snapshot = app.store.snapshot();
     let segments = segments_of(&snapshot, &run);
-    let tail = lowest_in_tail(&snapshot, &run);
-    let (mut steps, from) = app.steps.known(&run, segments, tail);
+    let (mut steps, from) = app.steps.known(&run, segments, &snapshot);
     if from < i64::MAX {
         steps.retain(|step, _| *step < from);
-        steps.extend(read(&app, &run, from).await?);
-        app.steps.keep(&run, Known { segments, tail, steps: steps.clone() });
+        // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
+        let fresh = match read(&app, &run, from).await {
+            Err(_) => read(&app, &run, from).await?,
+            Ok(fresh) => fresh,
+        };
+        steps.extend(fresh);
     }
+    app.steps.keep(&run, Known { segments, version: snapshot.version, steps: steps.clone() });
     let steps = steps.into_iter().map(|(step, info)| StepInfo { step, ..info }).collect();
     to_json(&StepsAnswer { steps })
 }
@@ -137,16 +145,12 @@ async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>
                 avg(case when split = 'train' then reward end) as reward_mean \
          from samples where run_id = {run} and step is not null{from} group by step"
     );
-    // The length of a union of intervals: each adds what reaches beyond the latest end before it.
     let phases = format!(
-        "select step, phase, sum(greatest(end_ns - greatest(start_ns, coalesce(before, start_ns)), 0)) / 1e9 as seconds \
-         from (select step, phase, start_ns, end_ns, max(end_ns) over (partition by step, phase \
-                      order by start_ns, end_ns rows between unbounded preceding and 1 preceding) as before \
-               from spans where run_id = {run} and step is not null{from} and phase is not null and end_ns is not null) \
-         group by step, phase"
+        "select step, phase, start_ns, end_ns from spans \
+         where run_id = {run} and step is not null{from} and phase is not null and end_ns is not null"
     );
     let (spans, samples, phases) =
-        tokio::try_join!(collect(&app.engine, &spans), collect(&app.engine, &samples), collect(&app.engine, &phases))?;
+        tokio::try_join!(collect(&app.engine, &spans), collect(&app.engine, &samples), intervals(app, &phases))?;
 
     let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
     for batch in &spans {
@@ -176,14 +180,113 @@ async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>
             info.reward_mean = reward[i].filter(|r| r.is_finite());
         }
     }
-    for batch in &phases {
-        let (step, phase) = (int_column(batch, "step")?, text_column(batch, "phase")?);
-        let seconds = float_column(batch, "seconds")?;
-        for i in 0..batch.num_rows() {
-            if let (Some(phase), Some(seconds)) = (&phase[i], seconds[i]) {
-                steps.entry(step[i].unwrap_or_default()).or_default().phases.insert(phase.clone(), seconds);
+    for (step, mut by_phase) in phases {
+        let info = steps.entry(step).or_default();
+        by_phase.values_mut().for_each(union);
+        let seconds = |ns: i64| ns as f64 / 1e9;
+        info.phases = by_phase.iter().map(|(p, list)| (p.clone(), seconds(length(list)))).collect();
+        info.exclusive = split(&by_phase).into_iter().map(|(p, ns)| (p, seconds(ns))).collect();
+    }
+    Ok(steps)
+}
+
+type Intervals = Vec<(i64, i64)>;
+
+/// Most spans with a phase that are read at once; a run of more is told without the split.
+const MAX_INTERVALS: usize = 20_000_000;
+
+/// Times of the spans by step and phase.
+async fn intervals(app: &App, sql: &str) -> Result<BTreeMap<i64, BTreeMap<String, Intervals>>, Problem> {
+    let mut running = app.engine.sql_rows(sql, MAX_INTERVALS).await?;
+    let mut out: BTreeMap<i64, BTreeMap<String, Intervals>> = BTreeMap::new();
+    while let Some(batch) = running.stream.next().await {
+        let batch = batch?;
+        let int = |name| batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
+        let phase = batch.column_by_name("phase").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+        let (Some(step), Some(phase), Some(start), Some(end)) = (int("step"), phase, int("start_ns"), int("end_ns"))
+        else {
+            return Err(Problem::internal("spans lack a column of the steps"));
+        };
+        let names = phase.values().as_string::<i32>();
+        // Spans come in runs of one step and phase, and the look-up is the cost.
+        let mut row = 0;
+        while row < batch.num_rows() {
+            let (s, key) = (step.value(row), phase.keys().value(row));
+            let list = out.entry(s).or_default().entry(names.value(key as usize).to_string()).or_default();
+            while row < batch.num_rows() && step.value(row) == s && phase.keys().value(row) == key {
+                list.push((start.value(row), end.value(row).max(start.value(row))));
+                row += 1;
             }
         }
     }
-    Ok(steps)
+    Ok(out)
+}
+
+/// Sorted, overlaps joined.
+fn union(list: &mut Intervals) {
+    list.sort_unstable();
+    let mut out: Intervals = Vec::new();
+    for (start, end) in list.drain(..) {
+        match out.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => out.push((start, end)),
+        }
+    }
+    *list = out;
+}
+
+fn length(list: &Intervals) -> i64 {
+    list.iter().map(|(start, end)| end - start).sum()
+}
+
+/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
+/// keeps its own name either way.
+const WIDEST_FIRST: [&str; 9] =
+    ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
+
+/// Every moment goes to one phase.
+fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
+    let rank = |phase: &str| WIDEST_FIRST.iter().position(|p| *p == phase).unwrap_or(WIDEST_FIRST.len());
+    let mut phases: Vec<&String> = by_phase.keys().collect();
+    phases.sort_by_key(|p| (rank(p), p.as_str()));
+    let mut taken: Intervals = Vec::new();
+    let mut out = BTreeMap::new();
+    for phase in phases {
+        let before = length(&taken);
+        taken.extend_from_slice(&by_phase[phase]);
+        union(&mut taken);
+        let own = length(&taken) - before;
+        if own > 0 {
+            out.insert(phase.clone(), own);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_moment_counts_once() {
+        let by_phase = BTreeMap::from([
+            ("generate".to_string(), vec![(0, 8), (9, 12)]),
+            ("reward".to_string(), vec![(7, 13)]),
+            ("rollout".to_string(), vec![(0, 10)]),
+            ("train".to_string(), vec![(12, 20)]),
+        ]);
+        let split = split(&by_phase);
+        assert_eq!(split["rollout"], 10);
+        assert_eq!(split["generate"], 2);
+        assert_eq!(split["reward"], 1);
+        assert_eq!(split["train"], 7);
+        assert_eq!(split.values().sum::<i64>(), 20);
+    }
+
+    #[test]
+    fn unions_join_what_overlaps_or_touches() {
+        let mut list = vec![(5, 6), (0, 2), (1, 3), (3, 4)];
+        union(&mut list);
+        assert_eq!(list, [(0, 4), (5, 6)]);
+    }
 }
