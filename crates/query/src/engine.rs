@@ -109,8 +109,13 @@ impl Engine {
 
     /// Plans one read-only statement and starts it. Waits its turn if `max_concurrent` queries run already.
     pub async fn sql(&self, sql: &str) -> Result<Running, QueryError> {
+        self.sql_rows(sql, self.inner.limits.max_rows).await
+    }
+
+    /// The same with another limit on the rows of the answer, for callers that keep them short.
+    pub async fn sql_rows(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let inner = &*self.inner;
-        let limits = inner.limits.clone();
+        let limits = QueryLimits { max_rows, ..inner.limits.clone() };
         let deadline = Instant::now() + limits.timeout;
         let registration = inner.register(sql);
         let progress = registration.progress.clone();

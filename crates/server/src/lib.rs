@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     counters: Arc<Counters>,
     limits: Limits,
     stop: CancellationToken,
+    watched: api::Watched,
+    steps: api::StepsCache,
 }
 
 impl Deref for App {
@@ -161,6 +163,8 @@ impl Server {
             counters: counters.clone(),
             limits: config.limits.clone(),
             stop: shared.stop.clone(),
+            watched: api::Watched::default(),
+            steps: api::StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         for (listener, router) in

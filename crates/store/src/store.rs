@@ -250,7 +250,7 @@ impl Store {
             return Ok(false);
         }
         manifest.segments.retain(|s| !gone(s));
-        self.shared.commit_manifest(manifest, |_| {}).await?;
+        self.shared.commit_manifest(manifest, |state| state.settled = state.version + 1).await?;
         // Asked for by a person: gone at once, not after the grace that readers get elsewhere.
         for path in doomed {
             self.shared.root.delete(&path).await?;
@@ -495,6 +495,7 @@ impl Shared {
             for table in &mut state.tables {
                 table.sealed = Vec::new();
             }
+            state.settled = state.settled.max(state.sealed_at);
             // What was replaced while this flush ran is for the next one.
             for (table, done) in handled {
                 let replaced = &mut state.tables[table as usize].replaced;
