@@ -63,7 +63,7 @@ lint:
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
 	cargo build --locked --release --workspace --bins
 
-bench: release $(VENV)/.ready ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+bench: release chromium $(VENV)/.ready ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)
 
 clean:
