@@ -92,7 +92,7 @@ wheel: release $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the packa
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py
 
-bench: release bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)
 
 clean:

@@ -28,7 +28,7 @@ export default defineConfig(({ mode }) => {
     server: { proxy: { '/api': api } },
     test: {
       projects: [
-        { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node' } },
+        { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },
         {
           extends: true as const,
           test: { name: 'real', include: ['tests/real/**/*.test.ts'], environment: 'node', testTimeout: 180_000, hookTimeout: 180_000, fileParallelism: false },

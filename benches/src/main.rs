@@ -7,6 +7,7 @@ mod disk;
 mod dumps;
 mod ingest;
 mod load;
+mod page;
 mod peer;
 mod queries;
 mod report;
@@ -32,6 +33,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("dumps") {
         dumps::run(&mut report)?;
+    }
+    if chosen("page") {
+        page::run(&mut report)?;
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;

@@ -30,6 +30,7 @@ async function fresh(colorScheme: 'dark' | 'light' = 'dark'): Promise<void> {
   errors = [];
   page.on('pageerror', (e) => errors.push(String(e.stack)));
   page.on('console', (m) => m.type() === 'error' && errors.push(m.text()));
+  page.on('response', (r) => r.status() >= 500 && errors.push(`${r.status()} ${r.url()}`));
   page.on('dialog', (d) => {
     errors.push(`dialog: ${d.message()}`);
     void d.dismiss();
@@ -229,8 +230,8 @@ it('hostile content is text', async () => {
   const now = Date.now();
   await send(server, '<i>evil</i>', bad.map((name, k) => ({ id: 50 + k, trace: 500, parent: k ? 50 : undefined, name, start: now - 5000 + k, end: now, error: bad[1], attrs: { 'rl.step': 0, 'rl.sample.id': '<u>7</u>', [bad[1]]: bad[0], link: bad[2], long: bad[4], __proto__x: bad[3] } })));
   await open('#/');
-  await page.getByRole('link', { name: '<i>evil</i>' }).click();
-  await page.getByRole('link', { name: 'step 0', exact: true }).click();
+  await page.getByRole('link', { name: '<i>evil</i>' }).waitFor();
+  await open(`#/run/${encodeURIComponent('<i>evil</i>')}/step/0`);
   await page.getByRole('cell', { name: bad[1], exact: true }).first().waitFor();
   await open(`#/run/${encodeURIComponent('<i>evil</i>')}/timeline?step=0&x=1`);
   await drawn();

@@ -58,7 +58,11 @@ pub(super) fn ns(value: Option<i64>) -> Option<String> {
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", responses((status = 200, body = RunsAnswer)))]
 pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    let batch = app.engine.runs().await?;
+    // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
+    let batch = match app.engine.runs().await {
+        Err(_) => app.engine.runs().await?,
+        Ok(batch) => batch,
+    };
     let extents = extents(&app.store.snapshot());
     let text = |name| text_column(&batch, name);
     let int = |name| int_column(&batch, name);
