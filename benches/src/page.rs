@@ -28,7 +28,14 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         found.with_context(|| format!("the page's figures have no {path}"))
     };
     let mut row = |what: &str, ours: f64, against: f64, aim: &str| {
-        report.row(&format!("page, {size}: {what}"), format!("{ours:.1}"), "slime's page", format!("{against:.0}"), ours / against, aim);
+        report.row(
+            &format!("page, {size}: {what}"),
+            format!("{ours:.1}"),
+            "slime's page",
+            format!("{against:.0}"),
+            ours / against,
+            aim,
+        );
     };
     row("click to first full picture, ms", number("/opened_ms/0")?, 7000.0, "<= 1000 ms");
     row("the same again, ms", number("/opened_ms/2")?, 7000.0, "<= 1000 ms");

@@ -41,7 +41,9 @@ impl Snapshot {
     pub fn tail_since(&self, table: Table, version: u64) -> Option<impl Iterator<Item = &RecordBatch>> {
         let rows = self.tables.get(&table)?;
         let newer = move |(batch, v): (_, &u64)| (*v > version).then_some(batch);
-        (self.settled..=self.version).contains(&version).then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
+        (self.settled..=self.version)
+            .contains(&version)
+            .then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
     }
 }
 

@@ -30,7 +30,9 @@ fn rows(batch: &RecordBatch) -> Vec<Row> {
     let byte = |name| batch.column_by_name(name).unwrap().as_primitive::<UInt8Type>().clone();
     let text = |name: &str, row: usize| {
         let column = batch.column_by_name(name).unwrap().as_dictionary::<Int32Type>();
-        column.is_valid(row).then(|| column.values().as_string::<i32>().value(column.keys().value(row) as usize).to_string())
+        column
+            .is_valid(row)
+            .then(|| column.values().as_string::<i32>().value(column.keys().value(row) as usize).to_string())
     };
     let parent = batch.column_by_name("parent").unwrap().as_primitive::<Int32Type>();
     let span = batch.column_by_name("span_id").unwrap().as_fixed_size_binary();
@@ -73,7 +75,10 @@ fn check_order(rows: &[Row]) {
         assert!(pair[0].lane <= pair[1].lane);
         if pair[0].lane == pair[1].lane {
             assert!(pair[0].start <= pair[1].start);
-            if pair[0].flags & flag::STATE < flag::INSTANT && pair[1].flags & flag::STATE < flag::INSTANT && pair[0].lane < 31 {
+            if pair[0].flags & flag::STATE < flag::INSTANT
+                && pair[1].flags & flag::STATE < flag::INSTANT
+                && pair[0].lane < 31
+            {
                 assert!(pair[0].end <= pair[1].start + 0.0011, "{} {}", pair[0].name, pair[1].name);
             }
         }
@@ -85,9 +90,16 @@ fn prefill_and_decode_lie_inside_their_request_in_both_styles() {
     let rows = dump("small.pt");
     check_order(&rows);
     let mut seen = [0, 0];
-    for (i, row) in rows.iter().enumerate().filter(|(_, r)| r.name.starts_with("sglang_pd_") && r.name != "sglang_pd_summary") {
+    for (i, row) in
+        rows.iter().enumerate().filter(|(_, r)| r.name.starts_with("sglang_pd_") && r.name != "sglang_pd_summary")
+    {
         let parent = &rows[row.parent as usize];
-        assert!(row.start >= parent.start - 1e-6 && row.end <= parent.end + 1e-6, "{i} {} in {}", row.name, parent.name);
+        assert!(
+            row.start >= parent.start - 1e-6 && row.end <= parent.end + 1e-6,
+            "{i} {} in {}",
+            row.name,
+            parent.name
+        );
         let inside = ["_bootstrap", "_alloc_wait", "_transfer_queue"].iter().any(|s| row.name.ends_with(s));
         let segment = row.name.matches('_').count() > 2;
         if segment {
@@ -123,7 +135,8 @@ struct Spec {
 }
 
 fn specs() -> impl Strategy<Value = Vec<Spec>> {
-    let one = (any::<Option<u16>>(), 0i64..1000, prop::option::weighted(0.9, 0i64..400), prop::option::of(0u8..4), 0u8..3);
+    let one =
+        (any::<Option<u16>>(), 0i64..1000, prop::option::weighted(0.9, 0i64..400), prop::option::of(0u8..4), 0u8..3);
     prop::collection::vec(one, 0..60).prop_map(|list| {
         let n = list.len().max(1);
         let spec = |(parent, start, length, sample, trace): (Option<u16>, i64, Option<i64>, Option<u8>, u8)| Spec {

@@ -189,7 +189,8 @@ pub async fn set_tags(
     params.done()?;
     let body = app.read_api_body(body).await?;
     let bad = |what: String| Problem::new(StatusCode::BAD_REQUEST, what);
-    let TagsBody { mut tags } = serde_json::from_slice(&body).map_err(|e| bad(format!("not {{\"tags\": [text]}}: {e}")))?;
+    let TagsBody { mut tags } =
+        serde_json::from_slice(&body).map_err(|e| bad(format!("not {{\"tags\": [text]}}: {e}")))?;
     tags.iter_mut().for_each(|t| *t = t.trim().to_string());
     tags.retain(|t| !t.is_empty());
     let mut seen = HashSet::new();

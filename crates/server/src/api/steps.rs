@@ -73,7 +73,9 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
         for batch in snapshot.tail_since(table, version)? {
             let (runs, steps) = (batch.column_by_name("run_id")?, batch.column_by_name("step")?);
             let (runs, steps) = (runs.as_dictionary_opt::<Int32Type>()?, steps.as_primitive_opt::<Int64Type>()?);
-            let Some(key) = runs.values().as_string::<i32>().iter().position(|name| name == Some(run)) else { continue };
+            let Some(key) = runs.values().as_string::<i32>().iter().position(|name| name == Some(run)) else {
+                continue;
+            };
             for row in 0..batch.num_rows() {
                 if steps.is_valid(row) && runs.is_valid(row) && runs.keys().value(row) == key as i32 {
                     lowest = lowest.min(steps.value(row));

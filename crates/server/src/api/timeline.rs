@@ -78,7 +78,11 @@ fn overlaps(from: i64, to: i64) -> String {
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "Too many spans for one timeline", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn timeline(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+pub async fn timeline(
+    State(app): State<App>,
+    Path(run): Path<String>,
+    mut params: Params,
+) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     let live = params.number::<u8>("live", "0 or 1")?.unwrap_or(0) == 1;
     let since = params.number::<u64>("since", "the rollscope-version of an earlier answer")?;
@@ -235,14 +239,21 @@ fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<()
 }
 
 /// Rows of a step that came after a version, from the tail alone. None where the tail cannot tell, or nobody watches.
-fn delta(app: &App, snapshot: &Snapshot, run: &str, step: i64, since: u64) -> Result<Option<Vec<RecordBatch>>, Problem> {
+fn delta(
+    app: &App,
+    snapshot: &Snapshot,
+    run: &str,
+    step: i64,
+    since: u64,
+) -> Result<Option<Vec<RecordBatch>>, Problem> {
     let mut watched = app.watched.0.lock();
     let Some((_, traces)) = watched.iter_mut().find(|(key, _)| key.0 == run && key.1 == step) else { return Ok(None) };
     let Some(batches) = snapshot.tail_since(Table::Spans, since) else { return Ok(None) };
     let batches: Vec<&RecordBatch> = batches.collect();
     let is_own = |batch: &RecordBatch, row: usize| {
         let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-        let name = runs.and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
+        let name = runs
+            .and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
         name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
     };
     // Own rows first: their traces tell which others belong.
@@ -300,7 +311,8 @@ pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: 
         Some(Window::Time { from, to }) => overlaps(from, to),
         Some(Window::Step(step)) => {
             let own = format!("run_id = {run} and step = {step}");
-            let sql = format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
+            let sql =
+                format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
             let range = collect(&app.engine, &sql).await?;
             let bound = |name| -> Result<i64, Problem> {
                 let column = range.first().map(|b| int_column(b, name)).transpose()?;

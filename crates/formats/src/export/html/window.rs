@@ -8,9 +8,9 @@ use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use rollscope_model::Table;
 
+use super::super::timeline;
 use super::facts::Gather;
 use super::pool::Pool;
-use super::super::timeline;
 use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block};
 
 /// The columns that a timeline is packed from; all others go into the blocks of attributes.

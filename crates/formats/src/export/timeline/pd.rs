@@ -105,7 +105,8 @@ fn code_of(items: &Items, name: &str) -> i32 {
 /// Newer style. Segments that are laid flat under their side, as slime does, are moved to where they belong; those that
 /// are nested already are right as they are.
 fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u32>; 2]>) {
-    let which: HashMap<i32, usize> = names.iter().enumerate().filter(|(_, n)| **n != NONE).map(|(w, n)| (*n, w)).collect();
+    let which: HashMap<i32, usize> =
+        names.iter().enumerate().filter(|(_, n)| **n != NONE).map(|(w, n)| (*n, w)).collect();
     let of_side: HashMap<u32, u32> =
         sides.iter().flat_map(|(g, s)| s.iter().flatten().map(|side| (*side, *g))).collect();
     let mut segments: HashMap<u32, [Option<u32>; 10]> = HashMap::new();

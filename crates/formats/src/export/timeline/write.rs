@@ -3,16 +3,16 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, DictionaryArray, FixedSizeBinaryArray, Float64Array, Int32Array, PrimitiveArray, RecordBatch, StringArray,
-    UInt8Array, UInt16Array,
+    ArrayRef, DictionaryArray, FixedSizeBinaryArray, Float64Array, Int32Array, PrimitiveArray, RecordBatch,
+    StringArray, UInt8Array, UInt16Array,
 };
 use arrow::buffer::{Buffer, NullBuffer};
 use arrow::datatypes::{ArrowDictionaryKeyType, DataType, Field, Int32Type, Schema, UInt16Type};
 use arrow::error::ArrowError;
 
+use super::Options;
 use super::lanes::Placed;
 use super::read::{Items, NONE, Texts};
-use super::Options;
 
 /// More different phases than this are hostile; the rest count as none.
 const MAX_PHASES: i32 = u16::MAX as i32;
