@@ -25,7 +25,7 @@ export default defineConfig(({ mode }) => {
       // One script for the one file; for the server each view is a file of its own, read when it is first shown.
       ...(isStatic ? { rolldownOptions: { output: { codeSplitting: false } } } : {}),
     },
-    server: { proxy: { '/api': api } },
+    server: { proxy: { '/api': api, '/prometheus': api } },
     test: {
       projects: [
         { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },

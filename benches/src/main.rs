@@ -7,6 +7,7 @@ mod disk;
 mod dumps;
 mod ingest;
 mod load;
+mod metrics;
 mod page;
 mod peer;
 mod queries;
@@ -39,6 +40,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("metrics") {
+        metrics::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

@@ -237,6 +237,33 @@ impl Engine {
         describe::columns()
     }
 
+    /// Runs work of our own over one table of a snapshot, on the query threads, within the limits of a query.
+    pub(crate) async fn with_table<T, F>(
+        &self,
+        table: Table,
+        what: String,
+        work: impl FnOnce(SessionState, tables::SnapshotTable) -> F + Send + 'static,
+    ) -> Result<T, QueryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DataFusionError>> + Send + 'static,
+    {
+        let inner = &*self.inner;
+        let registration = inner.register(&what);
+        let permit = timeout_at(Instant::now() + inner.limits.timeout, inner.permits.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return Err(timed_out(&inner.limits)) };
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = registration.progress.clone();
+        self.direct(async move {
+            let _permit = permit;
+            let state = sessions.open(&snapshot, &progress)?;
+            let table = sessions.table(&snapshot, table, &progress);
+            work(state, table).await
+        })
+        .await
+    }
+
     /// Runs a plan made by hand on the query threads, within the timeout.
     async fn direct<T: Send + 'static>(
         &self,

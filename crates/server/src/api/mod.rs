@@ -3,7 +3,10 @@
 
 mod health;
 mod live;
+mod metrics;
+mod prometheus;
 mod runs;
+mod scrape;
 mod spans;
 mod sql;
 mod steps;
@@ -52,6 +55,10 @@ use crate::problem::Problem;
         live::live,
         trace_level::get_level,
         trace_level::set_level,
+        metrics::metrics,
+        metrics::points,
+        metrics::sinks,
+        scrape::scrape,
         openapi,
     ),
     components(schemas(Problem))
@@ -74,6 +81,10 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/runs/{run}/metrics", get(metrics::metrics))
+        .route("/runs/{run}/metrics/points", get(metrics::points))
+        .route("/sinks", get(metrics::sinks))
+        .route("/scrape", get(scrape::scrape))
         .route("/live", get(live::live))
         .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
         .route("/openapi.json", get(openapi))
@@ -83,6 +94,8 @@ pub fn router(app: &App) -> Router {
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
+        .route("/metrics/run/{run}", get(metrics::last_step))
+        .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
 }
@@ -128,7 +141,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert!(paths.len() >= 17, "{:?}", paths.keys());
+        assert!(paths.len() >= 21, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");
