@@ -23,5 +23,9 @@ export const VIEWS: readonly ViewSpec[] = [
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
   { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
   { key: 'timeline', title: 'Timeline', path: 'run/:run/timeline', nav: 'run', shortcut: 't', load: () => import('./Timeline.svelte') },
+  { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
+  { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },
+  { key: 'group', title: 'Group', path: 'run/:run/group/:step/:group', nav: 'never', load: () => import('../conversations/Group.svelte') },
+  { key: 'all-conversations', title: 'Conversations of all runs', path: 'conversations', nav: 'never', load: () => import('../conversations/List.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

@@ -1,6 +1,7 @@
 //! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod conversations;
 mod health;
 mod live;
 mod runs;
@@ -43,6 +44,11 @@ use crate::problem::Problem;
         spans::span,
         spans::trace,
         live::live,
+        conversations::list,
+        conversations::one,
+        conversations::stats,
+        conversations::export,
+        conversations::media_file,
         openapi,
     ),
     components(schemas(Problem))
@@ -64,6 +70,11 @@ pub fn router(app: &App) -> Router {
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces/{trace}", get(spans::trace))
         .route("/live", get(live::live))
+        .route("/conversations", get(conversations::list))
+        .route("/conversations/{*id}", get(conversations::one))
+        .route("/conversations-stats", get(conversations::stats))
+        .route("/conversations-export", get(conversations::export))
+        .route("/media/{hash}", get(conversations::media_file))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
@@ -116,7 +127,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 19, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

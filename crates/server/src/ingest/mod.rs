@@ -14,12 +14,14 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
+use rollscope_formats::conversations;
 use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
 
 use crate::config::Limits;
+use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
 use runs::Runs;
@@ -197,7 +199,16 @@ impl Ingest {
                 Signal::Traces => Table::Spans,
                 Signal::Metrics => Table::Series,
             };
+            // Model calls on spans are conversations too.
+            let talks = match signal {
+                Signal::Traces => conversations::from_spans(&decoded.batch),
+                Signal::Metrics => None,
+            };
             let appended = inner.store.append(table, decoded.batch).await?;
+            if let Some(talks) = talks {
+                let talks = lift::media(&inner.store, talks).await?;
+                inner.store.append(Table::Conversations, talks).await?;
+            }
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
         }
