@@ -7,9 +7,9 @@ BIN := target/debug/rollscope
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 PACKAGE_SOURCES := $(shell find python/src python/rollscope -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
-UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -type f -print 2>/dev/null)
+UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
+.PHONY: help run test test-rust test-ui test-page test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -38,13 +38,21 @@ $(VENV)/.ready: tests/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-test: lint lint-python test-rust test-ui test-e2e test-python ## every test
+test: lint lint-python test-rust test-ui test-page test-e2e test-python ## every test
 
 test-rust: ui/dist/index.html
 	cargo test --locked --workspace
 
 test-ui: ui/node_modules/.package-lock.json
 	cd ui && npm run check && npm test
+
+# The page of the real binary, and the page alone against a mock, in Debian's Chromium.
+test-page: $(BIN) chromium
+	cd ui && npm run test:page
+
+.PHONY: chromium
+chromium:
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
 
 test-e2e: $(BIN) $(VENV)/.ready
 	$(PYTHON) -m pytest -q tests --ignore tests/python
@@ -85,7 +93,7 @@ wheel: release $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the packa
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py
 
-bench: release bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)
 
 clean:

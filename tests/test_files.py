@@ -33,7 +33,7 @@ def test_what_was_imported_and_exported_again_is_equal(tmp_path, fixture):
     data = tmp_path / "data"
     wanted = spans_of(original.splitlines())
     told = run("import", FIXTURES / fixture, "--run", "my-run", "--data", data).stdout
-    assert f"{len(wanted)} rows, {len(wanted)} new, 0 rejected" in told
+    assert f"{len(wanted)} rows, {len(wanted)} new spans, 0 rejected" in told
     out = run("export", "otlp", "--run", "my-run", "--data", data).stdout
     got = spans_of(out.splitlines())
     assert got.keys() == wanted.keys()

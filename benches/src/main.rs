@@ -3,9 +3,13 @@
 //! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
+mod conversations;
 mod disk;
+mod dumps;
 mod ingest;
 mod load;
+mod metrics;
+mod page;
 mod peer;
 mod queries;
 mod report;
@@ -29,8 +33,20 @@ fn main() -> anyhow::Result<()> {
     if chosen("disk") {
         disk::run(&mut report)?;
     }
+    if chosen("dumps") {
+        dumps::run(&mut report)?;
+    }
+    if chosen("page") {
+        page::run(&mut report)?;
+    }
+    if chosen("conversations") {
+        conversations::run(&mut report)?;
+    }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("metrics") {
+        metrics::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

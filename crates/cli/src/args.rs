@@ -17,12 +17,20 @@ pub enum Command {
     Serve(ServeArgs),
     /// The same with a generated run that keeps going, so that every view has something to show.
     Demo(DemoArgs),
+    /// Open rollout dumps and OTLP files: prints what is in them, writes a page that opens from disk, and serves it.
+    View(ViewArgs),
     /// Ask the store in SQL, read-only.
     Sql(SqlArgs),
+    /// Find conversations, read one, or take a selection along.
+    Conversations(ConversationsArgs),
+    /// Build the search index of conversations anew. The store must not be in use.
+    Reindex(FolderArgs),
     /// Put files of any known format into a store.
     Import(ImportArgs),
     /// Write what a store holds for other tools.
     Export(ExportArgs),
+    /// Print the metrics of a run's step: what it logged, and what rollscope worked out of its spans and samples.
+    Metrics(MetricsArgs),
     /// Merge small files and compress what was written in a hurry. The store must not be in use.
     Compact(FolderArgs),
 }
@@ -72,6 +80,21 @@ pub struct ServeArgs {
     /// Delete the oldest while the store is larger than this many bytes [default: keep everything].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_RETENTION_BYTES")]
     pub retention_bytes: Option<u64>,
+    /// Scrape this page of Prometheus text or OpenMetrics, such as http://ROUTER:30000/engine_metrics@10s; repeatable.
+    #[arg(long, value_name = "URL[@INTERVAL]", env = "ROLLSCOPE_SCRAPE", value_delimiter = ',')]
+    pub scrape: Vec<String>,
+    /// Scrape what this Prometheus configuration lists (static targets and files of targets); repeatable.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
+    pub scrape_config: Vec<PathBuf>,
+    /// Keep scraped series in full this long, such as 7d; older ones are thinned [default: 7d].
+    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = duration)]
+    pub series_full_age: Option<u64>,
+    /// Write the metrics of every step as TensorBoard event files below this folder.
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_TENSORBOARD")]
+    pub tensorboard: Option<PathBuf>,
+    /// Append the metrics of every step to this file, a JSON object a line.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_METRICS_JSONL")]
+    pub metrics_jsonl: Option<PathBuf>,
     /// Configuration file (TOML); flags and environment win over it.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -143,9 +166,106 @@ pub struct SqlArgs {
     pub query: String,
 }
 
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum ConversationsFormat {
+    /// A list for people; with --id the conversation as text.
+    Table,
+    /// One JSON document, as the API answers.
+    Json,
+    /// One conversation a line, with `messages` as OpenAI writes them.
+    Jsonl,
+    /// The columns of the table; needs --out.
+    Parquet,
+}
+
+#[derive(Args)]
+pub struct ConversationsArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// What to look for, as in the search box: words, "phrases", role:tool, reward:<0.5, step:100..120, status:truncated ...
+    pub search: Vec<String>,
+    /// Show this conversation.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["search", "run", "project"])]
+    pub id: Option<String>,
+    /// Only this run, by id or name.
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// Only runs of this project.
+    #[arg(long, value_name = "PROJECT")]
+    pub project: Option<String>,
+    /// Only this step, or a range such as 100..120.
+    #[arg(long, value_name = "N")]
+    pub step: Option<String>,
+    /// What to sort by, with - before it for descending order: -reward, step, -metadata.score ...
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    pub sort: Option<String>,
+    /// Most conversations [default: 20 as a table, 50 as JSON, all as a file].
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Leave out so many.
+    #[arg(long, value_name = "N")]
+    pub offset: Option<usize>,
+    #[arg(long, value_enum, default_value_t = ConversationsFormat::Table)]
+    pub format: ConversationsFormat,
+    /// Where to write [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct MetricsArgs {
+    /// The run.
+    pub run: String,
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// The step [default: the last one that has metrics].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub step: Option<i64>,
+    /// Only names that begin with this, such as perf/.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub prefix: String,
+    /// How to print: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Args)]
+pub struct ViewArgs {
+    /// Dumps (rollout_0.pt), OTLP files, folders of them, or patterns such as 'dumps/rollout_*.pt'.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// Only write the files.
+    #[arg(long)]
+    pub no_serve: bool,
+    /// Make the files anew even if they are up to date.
+    #[arg(long)]
+    pub rebuild: bool,
+    /// Write into this folder instead of beside the dump.
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+    /// Port of the page [default: 7200, or a free one].
+    #[arg(long, value_name = "N")]
+    pub port: Option<u16>,
+    /// Open the page in the browser.
+    #[arg(long, conflicts_with = "no_serve")]
+    pub open: bool,
+    /// The cache beside a dump: as slime's own viewer writes and reads it, or none.
+    #[arg(long, value_enum, default_value_t = CacheFormat::Slime)]
+    pub cache_format: CacheFormat,
+    /// Name of the run [default: the folder of the dumps].
+    #[arg(long, value_name = "NAME")]
+    pub run: Option<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum CacheFormat {
+    Slime,
+    None,
+}
+
 #[derive(Args)]
 pub struct ImportArgs {
-    /// Files, plain or compressed with gzip or zstd.
+    /// Files, plain or compressed with gzip or zstd; folders of dumps; patterns such as 'dumps/rollout_*.pt'.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     #[command(flatten)]
@@ -165,6 +285,22 @@ pub struct ExportArgs {
 pub enum ExportCommand {
     /// Spans as OTLP JSON lines.
     Otlp(ExportOtlpArgs),
+    /// Metrics as TensorBoard event files.
+    Tensorboard(ExportTensorboardArgs),
+    /// A run as one HTML file that opens from disk, without a server.
+    Html(ExportHtmlArgs),
+}
+
+#[derive(Args)]
+pub struct ExportTensorboardArgs {
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: all].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// Folder to write to; every run gets a folder below it.
+    #[arg(short, long, value_name = "DIR")]
+    pub out: PathBuf,
 }
 
 #[derive(Args)]
@@ -179,6 +315,21 @@ pub struct ExportOtlpArgs {
     #[arg(long, value_name = "N", requires = "run")]
     pub step: Option<i64>,
     /// Where to write [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct ExportHtmlArgs {
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: the only one].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// The step; may be given several times [default: all, the newest first, as many as make a file of reasonable size].
+    #[arg(long, value_name = "N")]
+    pub step: Vec<i64>,
+    /// Where to write [default: RUN.html].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

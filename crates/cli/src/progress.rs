@@ -47,3 +47,23 @@ impl Drop for Bar {
         self.bar.finish_and_clear();
     }
 }
+
+/// Something is going on, and for how long.
+pub struct Spinner(ProgressBar);
+
+impl Spinner {
+    pub fn start(what: &str) -> Spinner {
+        let bar = ProgressBar::new_spinner().with_message(what.to_string());
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {msg} {elapsed}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(Duration::from_millis(100));
+        Spinner(bar)
+    }
+}
+
+impl Drop for Spinner {
+    fn drop(&mut self) {
+        self.0.finish_and_clear();
+    }
+}

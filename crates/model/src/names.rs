@@ -64,6 +64,15 @@ pub mod event {
     pub const LEVEL_HEADER: &str = "rollscope-trace-level";
 }
 
+/// The run of series that were scraped for no run in particular: a serving engine may serve many. It is not listed.
+pub const SCRAPED_RUN: &str = "_scraped";
+
+/// Values of `metrics.source`.
+pub mod source {
+    /// Worked out by rollscope from the spans and samples of a step.
+    pub const COMPUTED: &str = "rollscope";
+}
+
 /// Values of `spans.state`.
 pub mod state {
     pub const CLOSED: &str = "closed";

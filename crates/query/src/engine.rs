@@ -109,8 +109,13 @@ impl Engine {
 
     /// Plans one read-only statement and starts it. Waits its turn if `max_concurrent` queries run already.
     pub async fn sql(&self, sql: &str) -> Result<Running, QueryError> {
+        self.sql_rows(sql, self.inner.limits.max_rows).await
+    }
+
+    /// The same with another limit on the rows of the answer, for callers that keep them short.
+    pub async fn sql_rows(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let inner = &*self.inner;
-        let limits = inner.limits.clone();
+        let limits = QueryLimits { max_rows, ..inner.limits.clone() };
         let deadline = Instant::now() + limits.timeout;
         let registration = inner.register(sql);
         let progress = registration.progress.clone();
@@ -205,6 +210,31 @@ impl Engine {
         .await
     }
 
+    /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
+    pub async fn conversations(&self, ids: Vec<String>) -> Result<Vec<RecordBatch>, QueryError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let inner = &*self.inner;
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = Arc::new(Progress::new(0, "conversations by id"));
+        self.direct(async move {
+            let mut state = sessions.open(&snapshot, &progress)?;
+            state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
+            let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
+            let schema = DFSchema::try_from(tables::schema(Table::Conversations))?;
+            let predicate = state.create_physical_expr(filter.clone(), &schema)?;
+            let table = sessions.table(&snapshot, Table::Conversations, &progress);
+            let scan = table.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
+            let found = Arc::new(FilterExec::try_new(predicate, scan)?);
+            let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
+            let batches = collect(plan, state.task_ctx()).await?;
+            Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
+        })
+        .await
+    }
+
     /// Size and range of every table, from the manifest and the tail alone.
     pub fn table_stats(&self) -> Vec<TableStats> {
         describe::table_stats(&self.inner.source.snapshot())
@@ -230,6 +260,33 @@ impl Engine {
     /// Every column of every table with its type and meaning, virtual columns included.
     pub fn columns(&self) -> Vec<ColumnInfo> {
         describe::columns()
+    }
+
+    /// Runs work of our own over one table of a snapshot, on the query threads, within the limits of a query.
+    pub(crate) async fn with_table<T, F>(
+        &self,
+        table: Table,
+        what: String,
+        work: impl FnOnce(SessionState, tables::SnapshotTable) -> F + Send + 'static,
+    ) -> Result<T, QueryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DataFusionError>> + Send + 'static,
+    {
+        let inner = &*self.inner;
+        let registration = inner.register(&what);
+        let permit = timeout_at(Instant::now() + inner.limits.timeout, inner.permits.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return Err(timed_out(&inner.limits)) };
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = registration.progress.clone();
+        self.direct(async move {
+            let _permit = permit;
+            let state = sessions.open(&snapshot, &progress)?;
+            let table = sessions.table(&snapshot, table, &progress);
+            work(state, table).await
+        })
+        .await
     }
 
     /// Runs a plan made by hand on the query threads, within the timeout.

@@ -3,20 +3,25 @@
 //! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
+//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
+//! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
 //! every refusal of the API is a [`problem::Problem`]. All settings are in [`config`].
 
 mod api;
 mod auth;
 pub mod config;
+pub mod conversations;
 pub mod encode;
 mod ingest;
 mod listen;
 mod metrics;
-mod page;
+pub mod page;
 mod params;
 pub mod problem;
 mod query;
+pub mod scrape;
+pub mod sinks;
+pub mod steps;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -42,9 +47,13 @@ use tower_http::trace::TraceLayer;
 
 use auth::{Auth, Door};
 pub use config::{Limits, Secret, ServerConfig, TlsConfig};
+use conversations::Conversations;
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
+use scrape::Scraping;
+use sinks::Sinks;
+use steps::{StepCounters, StepWatcher};
 
 /// Why the server did not start, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -67,6 +76,8 @@ pub enum StartError {
     Tls(String),
     #[error("a token is empty: write one after --token, or leave it out")]
     EmptyToken,
+    #[error("scraping: {0}")]
+    Scrape(String),
     #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]
     Nothing,
 }
@@ -79,9 +90,19 @@ pub(crate) struct Shared {
     store: Store,
     engine: Engine,
     ingest: Ingest,
+    /// None: the search index could not be opened.
+    conversations: Option<Conversations>,
+    /// Images decoded at one time.
+    thumbnails: tokio::sync::Semaphore,
     counters: Arc<Counters>,
     limits: Limits,
+    promql: rollscope_query::promql::PromLimits,
+    scraping: Scraping,
+    sinks: Sinks,
+    steps: Arc<StepCounters>,
     stop: CancellationToken,
+    watched: api::Watched,
+    known_steps: api::StepsCache,
 }
 
 impl Deref for App {
@@ -132,6 +153,7 @@ pub struct Server {
     limits: Limits,
     stop: CancellationToken,
     abort: CancellationToken,
+    conversations: Option<Conversations>,
     /// Closed when the last task has ended.
     ended: mpsc::Receiver<Infallible>,
 }
@@ -154,13 +176,42 @@ impl Server {
         let tls = config.tls.as_ref().map(listen::tls).transpose()?;
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
+        let scraping = Scraping::start(&config.scrape, &store, &shared.stop).map_err(StartError::Scrape)?;
+        let sinks = Sinks::start(&config.sinks);
+        let steps = Arc::new(StepCounters::default());
+        if config.perf.enabled || !sinks.is_empty() {
+            let watcher = StepWatcher {
+                engine: engine.clone(),
+                store: store.clone(),
+                rules: config.perf.clone(),
+                sinks: sinks.clone(),
+                counters: steps.clone(),
+            };
+            tokio::spawn(watcher.run(shared.stop.clone()));
+        }
+        let conversations = match Conversations::start(&store, engine.clone()) {
+            Ok(conversations) => Some(conversations),
+            Err(error) => {
+                tracing::error!(%error, "conversations cannot be searched");
+                None
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let app = App(Arc::new(Shared {
+            conversations: conversations.clone(),
+            thumbnails: tokio::sync::Semaphore::new(cores),
             ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
             store,
             engine,
             counters: counters.clone(),
             limits: config.limits.clone(),
+            promql: config.promql.clone(),
+            scraping,
+            sinks,
+            steps,
             stop: shared.stop.clone(),
+            watched: api::Watched::default(),
+            known_steps: api::StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         for (listener, router) in
@@ -180,7 +231,7 @@ impl Server {
             tokio::spawn(listen::serve(listener, router, shared.clone()));
         }
         let (stop, abort) = (shared.stop.clone(), shared.abort.clone());
-        Ok(Server { addresses, limits: config.limits.clone(), stop, abort, ended })
+        Ok(Server { addresses, limits: config.limits.clone(), stop, abort, conversations, ended })
     }
 
     pub fn addresses(&self) -> Addresses {
@@ -195,6 +246,9 @@ impl Server {
             tracing::warn!("some requests did not end within shutdown_s; they are cut off");
             self.abort.cancel();
             self.ended.recv().await;
+        }
+        if let Some(conversations) = &self.conversations {
+            conversations.stop().await;
         }
     }
 }

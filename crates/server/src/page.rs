@@ -16,6 +16,16 @@ use crate::problem::Problem;
 #[folder = "$CARGO_MANIFEST_DIR/../../ui/dist"]
 struct Assets;
 
+/// The page as one file, with a place for the data.
+#[derive(RustEmbed)]
+#[folder = "$CARGO_MANIFEST_DIR/../../ui/dist-static"]
+struct Viewer;
+
+/// What `rollscope view` and `rollscope export html` fill. None in a build without the page.
+pub fn viewer() -> Option<String> {
+    Viewer::get("viewer.html").map(|file| String::from_utf8_lossy(&file.data).into_owned())
+}
+
 const PLACEHOLDER: &str = include_str!("placeholder.html");
 
 /// Scripts and connections only from here. Svelte writes `style` attributes, hence the exception for styles. `blob:` is for

@@ -31,6 +31,12 @@ use crate::manifest::Segment;
 /// A trace is looked up by reading one row group: small enough to be quick, large enough to compress.
 const ROW_GROUP_ROWS: usize = 128 << 10;
 
+/// A conversation is looked up by reading one page of its text, and its text is thousands of times larger than a span.
+/// Pages must hold several neighbours all the same: neighbours begin alike, and what repeats inside a page is stored once.
+const TEXT_ROW_GROUP_ROWS: usize = 8 << 10;
+const TEXT_PAGE_BYTES: usize = 512 << 10;
+const TEXT_BATCH_ROWS: usize = 16;
+
 /// What the segment says of itself, in the file's own metadata: enough to rebuild a lost manifest.
 const SELF_KEY: &str = "rollscope.segment";
 
@@ -45,7 +51,12 @@ pub(crate) struct NewSegment {
 pub(crate) enum Effort {
     Flush,
     Compact,
+    /// Like a compaction, of rows that were thinned.
+    Thin,
 }
+
+/// `Segment::level` of rows that were thinned.
+pub(crate) const THINNED: u8 = 2;
 
 /// Writes batches of one table as one segment a run. `name` gives each file its unique stem.
 pub(crate) fn build(
@@ -75,7 +86,11 @@ pub(crate) fn build(
             has_open: !open_rows(table, &batch).is_empty(),
             format_version: FORMAT_VERSION,
             writer: writer.into(),
-            level: matches!(effort, Effort::Compact).into(),
+            level: match effort {
+                Effort::Flush => 0,
+                Effort::Compact => 1,
+                Effort::Thin => THINNED,
+            },
             replaces: replaces.to_vec(),
             ..Segment::default()
         };
@@ -88,10 +103,17 @@ pub(crate) fn build(
     Ok(segments)
 }
 
+/// All rows as one batch, in the order of a segment.
+pub(crate) fn in_order(table: Table, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, StoreError> {
+    let all = concat_batches(&table.schema(), batches)?;
+    let rows = (0..all.num_rows() as u32).collect();
+    Ok(vec![take_record_batch(&all, &order(table, &all, rows))?])
+}
+
 fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) -> Result<Vec<u8>, StoreError> {
     let level = match effort {
         Effort::Flush => 1,
-        Effort::Compact => 6,
+        Effort::Compact | Effort::Thin => 6,
     };
     let about = serde_json::to_string(segment).expect("a segment is plain data");
     let mut props = WriterProperties::builder()
@@ -101,9 +123,19 @@ fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) 
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_key_value_metadata(Some(vec![KeyValue::new(SELF_KEY.to_string(), about)]))
         .set_created_by(format!("rollscope {}", env!("CARGO_PKG_VERSION")));
+    let mut group_rows = ROW_GROUP_ROWS;
+    if table == Table::Conversations {
+        group_rows = TEXT_ROW_GROUP_ROWS;
+        props = props
+            .set_max_row_group_row_count(Some(TEXT_ROW_GROUP_ROWS))
+            .set_data_page_size_limit(TEXT_PAGE_BYTES)
+            .set_write_batch_size(TEXT_BATCH_ROWS)
+            .set_column_dictionary_enabled(ColumnPath::from("messages"), false)
+            .set_column_statistics_enabled(ColumnPath::from("messages"), EnabledStatistics::None);
+    }
     for column in table.bloom_columns() {
         let path = ColumnPath::from(*column);
-        let distinct = distinct(batch.column_by_name(column).expect("declared"), ROW_GROUP_ROWS);
+        let distinct = distinct(batch.column_by_name(column).expect("declared"), group_rows);
         props = props
             .set_column_bloom_filter_enabled(path.clone(), true)
             .set_column_bloom_filter_fpp(path.clone(), 0.01)
@@ -123,6 +155,10 @@ fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) 
                     .set_column_dictionary_enabled(path.clone(), false)
                     .set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED)
                     .set_column_statistics_enabled(path, EnabledStatistics::Page);
+            }
+            // Sorted by name: pages of other names are skipped.
+            ("name", _) if table == Table::Series => {
+                props = props.set_column_statistics_enabled(path, EnabledStatistics::Page);
             }
             ("value", DataType::Float64) => {
                 props = props
@@ -196,6 +232,23 @@ fn times(table: Table, batch: &RecordBatch) -> &arrow::array::Int64Array {
 fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
     let times = times(table, batch).values();
     let time = |row: u32| times[row as usize];
+    if table == Table::Conversations {
+        return order_of_texts(batch, rows, times);
+    }
+    if !table.sort_columns().is_empty() {
+        let ranks: Vec<Vec<u32>> = table
+            .sort_columns()
+            .iter()
+            .map(|c| ranks(batch.column_by_name(c).expect("declared").as_dictionary::<Int32Type>()))
+            .collect();
+        let mut rows = rows;
+        // Stable: of samples with one time the later arrival stays the later.
+        rows.sort_by(|a, b| {
+            let differ = ranks.iter().map(|r| r[*a as usize].cmp(&r[*b as usize])).find(|o| o.is_ne());
+            differ.unwrap_or_else(|| time(*a).cmp(&time(*b)))
+        });
+        return rows.into();
+    }
     let Some(cluster) = table.cluster_column() else {
         let mut rows = rows;
         rows.sort_by_key(|r| time(*r));
@@ -232,6 +285,28 @@ fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
         .collect();
     keyed.sort_unstable();
     keyed.into_iter().map(|(_, _, _, r)| r).collect::<Vec<u32>>().into()
+}
+
+/// The place of every row's text in the order of texts.
+pub(crate) fn ranks(column: &arrow::array::DictionaryArray<Int32Type>) -> Vec<u32> {
+    let values = column.values().as_string::<i32>();
+    let mut texts: Vec<&str> = values.iter().map(Option::unwrap_or_default).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    let rank: Vec<u32> =
+        values.iter().map(|v| texts.binary_search(&v.unwrap_or_default()).unwrap_or(0) as u32).collect();
+    column.keys().iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
+}
+
+/// Conversations stand in the order of their text: siblings of a prompt and successive turns of one conversation begin
+/// alike, so they become neighbours, and the compressor stores their common beginning once (docs/adr/0010).
+fn order_of_texts(batch: &RecordBatch, mut rows: Vec<u32>, times: &[i64]) -> UInt32Array {
+    let texts = batch.column_by_name("messages").expect("declared").as_string::<i32>();
+    rows.sort_by(|a, b| {
+        let (a, b) = (*a as usize, *b as usize);
+        texts.value(a).cmp(texts.value(b)).then(times[a].cmp(&times[b]))
+    });
+    rows.into()
 }
 
 fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
@@ -293,6 +368,35 @@ pub(crate) fn read(table: Table, data: Bytes) -> Result<Vec<RecordBatch>, StoreE
     reader.map(|batch| upgrade(table, &batch?)).collect()
 }
 
+/// Some columns of a segment, in small batches.
+pub(crate) fn read_columns(
+    table: Table,
+    data: Bytes,
+    columns: &[&str],
+) -> Result<crate::snapshot::SegmentBatches, StoreError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(1024);
+    let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().copied());
+    let reader = builder.with_projection(mask).build()?;
+    let schema = table.schema();
+    Ok(Box::new(reader.map(move |batch| {
+        let batch = batch?;
+        // Text that is a dictionary by declaration may come back plain, and the other way round.
+        let columns = batch
+            .schema()
+            .fields()
+            .iter()
+            .zip(batch.columns())
+            .map(|(field, column)| match schema.field_with_name(field.name()) {
+                Ok(declared) if declared.data_type() != column.data_type() => {
+                    Ok((field.name().clone(), arrow::compute::cast(column, declared.data_type())?))
+                }
+                _ => Ok((field.name().clone(), column.clone())),
+            })
+            .collect::<Result<Vec<_>, StoreError>>()?;
+        Ok(RecordBatch::try_from_iter(columns)?)
+    })))
+}
+
 /// Gives a batch of any earlier version the present columns: those it lacks are null, or zero where null is not allowed.
 pub(crate) fn upgrade(table: Table, batch: &RecordBatch) -> Result<RecordBatch, StoreError> {
     let schema = table.schema();
@@ -340,6 +444,14 @@ pub(crate) fn without(
     let hashes = identity_hashes(table, &batch);
     let keep: arrow::array::BooleanArray = hashes.iter().map(|h| Some(!gone.contains(h))).collect();
     Ok(arrow::compute::filter_record_batch(&batch, &keep)?)
+}
+
+/// Any batch as a Parquet file, for people to take along.
+pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
+    let props = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?)).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(props))?;
+    writer.write(batch)?;
+    Ok(writer.into_inner()?)
 }
 
 pub(crate) fn arc(segment: Segment) -> Arc<Segment> {

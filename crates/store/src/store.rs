@@ -22,6 +22,7 @@ use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
 use crate::snapshot::{Snapshot, SnapshotSource};
 use crate::tail::{Admitted, Incoming, State, TableIndex};
+use crate::touched::{self, Step, Touched};
 use crate::wal::{self, Log};
 
 /// What became of a batch.
@@ -38,6 +39,8 @@ const QUEUE: usize = 512;
 const GROUP_BYTES: usize = 64 << 20;
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
+/// What queries under way get when a run is deleted.
+const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
 
 /// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
 #[derive(Clone)]
@@ -74,11 +77,13 @@ pub(crate) struct Shared {
     /// Unique in this store: part of the name of every segment.
     pub writer_id: String,
     names: AtomicU64,
+    /// Files to delete, and when.
     doomed: Mutex<Vec<(Instant, String)>>,
     wal_dir: PathBuf,
     closed: AtomicBool,
     lock: Mutex<Option<Lock>>,
     set_aside_now: Mutex<Vec<SetAside>>,
+    touched: Touched,
 }
 
 #[derive(Default)]
@@ -194,14 +199,23 @@ impl Store {
             closed: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
             set_aside_now: Mutex::default(),
+            touched: Touched::default(),
             options,
         });
+        for table in [Table::Spans, Table::Samples, Table::Metrics] {
+            let state = shared.state.read();
+            let rows = &state.tables[table as usize];
+            for chunk in rows.sealed.iter().chain(&rows.active) {
+                shared.touched.note(touched::steps(table, &chunk.batch));
+            }
+        }
         if !opened.set_aside.is_empty() {
             for problem in &opened.set_aside {
                 tracing::warn!(file = problem.file, why = problem.why, "damaged, set aside");
             }
             shared.record_set_aside(opened.set_aside).await;
         }
+        shared.doom_leftovers().await?;
         let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
         std::thread::Builder::new()
             .name("store-writer".into())
@@ -221,11 +235,21 @@ impl Store {
             return Ok(Appended::default());
         }
         let record = wal::encode(table, &batch)?;
+        let steps = touched::steps(table, &batch);
         let incoming = Incoming::new(table, batch);
         let (reply, answer) = oneshot::channel();
         let queue = self.shared.queue.lock().clone().ok_or(StoreError::Closed)?;
         queue.send(Request { incoming, record, reply }).await.map_err(|_| StoreError::Closed)?;
-        answer.await.map_err(|_| StoreError::Closed)?
+        let appended = answer.await.map_err(|_| StoreError::Closed)??;
+        if appended.accepted > 0 {
+            self.shared.touched.note(steps);
+        }
+        Ok(appended)
+    }
+
+    /// Steps that got new spans, samples or logged metrics since this was last called; at first, those that the log held at the start.
+    pub fn touched_steps(&self) -> Vec<Step> {
+        self.shared.touched.take()
     }
 
     /// Writes the tail into segments. Returns when that is done.
@@ -250,10 +274,10 @@ impl Store {
             return Ok(false);
         }
         manifest.segments.retain(|s| !gone(s));
-        self.shared.commit_manifest(manifest, |_| {}).await?;
-        // Asked for by a person: gone at once, not after the grace that readers get elsewhere.
+        self.shared.commit_manifest(manifest, |state| state.settled = state.version + 1).await?;
+        // Asked for by a person: no query finds it any more, and the files go as soon as queries under way are done with them.
         for path in doomed {
-            self.shared.root.delete(&path).await?;
+            self.shared.doom(path, DELETED_RUN_GRACE);
         }
         Ok(true)
     }
@@ -396,16 +420,32 @@ impl Shared {
         self.record_set_aside(vec![SetAside { file: path.into(), why, at_ns: now_ns() }]).await;
     }
 
-    /// Deletes a file that is no longer live once readers had time to finish.
-    pub fn doom(&self, path: String) {
-        self.doomed.lock().push((Instant::now(), path));
+    /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
+    pub fn doom(&self, path: String, at_most: Duration) {
+        let grace = Duration::from_secs(self.options.delete_grace_s).min(at_most);
+        self.doomed.lock().push((Instant::now() + grace, path));
+    }
+
+    /// Files that no manifest names: left by a process that ended before their time had come.
+    async fn doom_leftovers(&self) -> Result<(), StoreError> {
+        let live: HashSet<String> =
+            self.state.read().manifest.segments.iter().map(|segment| segment.path.clone()).collect();
+        for table in Table::ALL {
+            for object in self.root.list(table.name()).await? {
+                let path = object.location.to_string();
+                if !live.contains(&path) {
+                    self.doom(path, Duration::MAX);
+                }
+            }
+        }
+        Ok(())
     }
 
     pub async fn delete_doomed(&self) {
-        let grace = Duration::from_secs(self.options.delete_grace_s);
         let due: Vec<String> = {
             let mut doomed = self.doomed.lock();
-            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| at.elapsed() >= grace);
+            let now = Instant::now();
+            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| *at <= now);
             *doomed = wait;
             let due: Vec<(Instant, String)> = due;
             due.into_iter().map(|(_, path)| path).collect()
@@ -495,6 +535,7 @@ impl Shared {
             for table in &mut state.tables {
                 table.sealed = Vec::new();
             }
+            state.settled = state.settled.max(state.sealed_at);
             // What was replaced while this flush ran is for the next one.
             for (table, done) in handled {
                 let replaced = &mut state.tables[table as usize].replaced;
@@ -510,7 +551,7 @@ impl Shared {
             }
         }
         for path in gone {
-            self.doom(path);
+            self.doom(path, Duration::MAX);
         }
         for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
             let path = wal::path(&self.wal_dir, number);

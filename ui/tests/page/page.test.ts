@@ -85,7 +85,7 @@ it('an empty store says how to send the first data', async () => {
 
 it('goes from the run to the timeline of a step, and back', async () => {
   await open('#/run/grpo-search-7b');
-  await page.getByRole('link', { name: 'step 5', exact: true }).click();
+  await page.getByRole('link', { name: 'Timeline of step 5', exact: true }).click();
   await drawn();
   expect(await footer()).toContain('101 rows');
   await page.goBack();
@@ -152,8 +152,11 @@ it('shows a span with its attributes as text, its relations and its JSON', async
   await panel.getByText('At the end').waitFor();
   await panel.getByText('<img src=x onerror="window.hacked=1">').waitFor();
   expect(await panel.locator('img').count()).toBe(0);
+  await expect.poll(hash).toMatch(/span=/);
+  const root = await hash();
   await panel.getByRole('button', { name: /^child turn/ }).first().click();
   await panel.getByRole('heading', { name: 'turn' }).waitFor();
+  await expect.poll(hash).not.toBe(root);
   await expect.poll(hash).toMatch(/span=[0-9a-f]{32}\.[0-9a-f]{16}/);
   const link = await hash();
   await panel.getByRole('tab', { name: 'Raw JSON' }).click();
@@ -216,7 +219,7 @@ it('SQL: runs, shows markup as text, shows the server’s words, keeps history',
   await page.getByLabel('Result').evaluate((e) => (e.scrollTop = e.scrollHeight));
   await page.locator('tr.data td', { hasText: /^2000$/ }).waitFor();
   const download = page.waitForEvent('download');
-  await page.getByRole('button', { name: 'CSV' }).click();
+  await page.getByRole('button', { name: 'Save as CSV' }).click();
   const csv = readFileSync((await (await download).path())!, 'utf8');
   expect(csv.split('\r\n')[3]).toMatch(/^'=cmd\(\),/);
   await page.getByLabel('SQL', { exact: true }).fill('SELECT * FROM nowhere');
@@ -255,7 +258,7 @@ it('works as one file from disk', async () => {
     writeFileSync(join(dir, 'view.html'), html);
     await page.goto(`file://${join(dir, 'view.html')}`);
     await page.getByRole('link', { name: 'rollout_0.pt' }).click();
-    await page.getByRole('link', { name: 'step 0', exact: true }).click();
+    await page.getByRole('link', { name: 'Timeline of step 0', exact: true }).click();
     await drawn();
     expect(await footer()).toContain('405 rows');
     expect(await page.getByRole('link', { name: 'SQL' }).count()).toBe(0);

@@ -1,32 +1,51 @@
 //! `rollscope import`: files into a store.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Int64Type};
+use futures::StreamExt;
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
+use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_store::{Store, StoreOptions};
 
+use super::export_html::{engine, text};
+use super::files;
 use crate::args::ImportArgs;
 use crate::output::count;
 use crate::progress;
 
 pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
+    let files = files::expand(&args.files)?;
     let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
-    let result = import_all(&store, &args).await;
+    let mut runs = Runs::default();
+    let result = import_all(&store, &files, &ImportOptions { run: args.run.clone() }, &mut runs).await;
+    // What was imported before a failure is in the store: its runs should be, too.
+    let mut result = result.and(runs.write(&store).await);
+    if result.is_ok() {
+        // A dump that was read to its end is a step that is complete.
+        result = super::metrics::work_out(&store).await;
+    }
     store.close().await?;
     result
 }
 
-async fn import_all(store: &Store, args: &ImportArgs) -> anyhow::Result<()> {
-    let options = ImportOptions { run: args.run.clone() };
-    for path in &args.files {
+async fn import_all(
+    store: &Store,
+    files: &[std::path::PathBuf],
+    options: &ImportOptions,
+    runs: &mut Runs,
+) -> anyhow::Result<()> {
+    for path in files {
         let started = Instant::now();
         let (imported, new, format) =
-            import_file(store, path, &options).await.with_context(|| path.display().to_string())?;
+            file(store, path, options, runs).await.with_context(|| path.display().to_string())?;
         println!(
-            "{}: {format}, {} rows, {} new, {} rejected, {:.2} s",
+            "{}: {format}, {} rows, {} new spans, {} rejected, {:.2} s",
             path.display(),
             count(imported.rows),
             count(new),
@@ -40,11 +59,13 @@ async fn import_all(store: &Store, args: &ImportArgs) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reading and decoding on a thread of its own, appending here; a few batches may wait between them.
-async fn import_file(
+/// One file: reading and decoding on a thread of its own, appending here; a few batches may wait between them. Rows of
+/// `runs` are gathered, not written: one run may come in many files.
+pub async fn file(
     store: &Store,
     path: &Path,
     options: &ImportOptions,
+    runs: &mut Runs,
 ) -> anyhow::Result<(Imported, u64, &'static str)> {
     let source = import::open(path)?;
     let format = source.format();
@@ -58,11 +79,158 @@ async fn import_file(
     });
     let mut new = 0;
     while let Some((table, batch)) = batches.recv().await {
-        let appended = store.append(table, batch).await?;
-        // That the run is known is not news for the person who imports.
-        new += if table == Table::Runs { 0 } else { appended.accepted };
+        if table == Table::Runs {
+            runs.widen(&batch)?;
+        } else {
+            // Model calls on spans are conversations too.
+            let talks = (table == Table::Spans).then(|| rollscope_formats::conversations::from_spans(&batch)).flatten();
+            let accepted = store.append(table, batch).await?.accepted;
+            if let Some(talks) = talks {
+                store.append(Table::Conversations, talks).await?;
+            }
+            // Rows of other tables replace what was there, so whether they are new is not known here.
+            new += if table == Table::Spans { accepted } else { 0 };
+        }
     }
     let imported = reader.await.context("the reader")??;
     drop(bar);
     Ok((imported, new, format))
+}
+
+/// The runs that files told of: from the first sign of life in any of them to the last.
+#[derive(Default)]
+pub struct Runs {
+    found: BTreeMap<String, Known>,
+}
+
+#[derive(Clone, Default, PartialEq)]
+struct Known {
+    project: Option<String>,
+    name: Option<String>,
+    framework: Option<String>,
+    config: Option<String>,
+    tags: Option<String>,
+    status: Option<String>,
+    started_ns: i64,
+    ended_ns: Option<i64>,
+    updated_ns: i64,
+}
+
+impl Known {
+    /// `other` knows better what it knows at all; the times are those of both.
+    fn join(&mut self, other: Known) {
+        let newer = |old: &mut Option<String>, new: Option<String>| {
+            if new.is_some() {
+                *old = new;
+            }
+        };
+        newer(&mut self.project, other.project);
+        newer(&mut self.name, other.name);
+        newer(&mut self.framework, other.framework);
+        newer(&mut self.config, other.config);
+        newer(&mut self.tags, other.tags);
+        newer(&mut self.status, other.status);
+        self.started_ns = self.started_ns.min(other.started_ns);
+        self.ended_ns = self.ended_ns.into_iter().chain(other.ended_ns).max();
+        self.updated_ns = self.updated_ns.max(other.updated_ns);
+    }
+}
+
+fn read(batch: &RecordBatch) -> anyhow::Result<Vec<(String, Known)>> {
+    let column = |name: &str, kind: &DataType| -> anyhow::Result<_> {
+        Ok(arrow::compute::cast(batch.column(batch.schema_ref().index_of(name)?), kind)?)
+    };
+    let texts =
+        ["run_id", "project", "name", "framework", "config", "tags", "status"].map(|n| column(n, &DataType::Utf8));
+    let texts = texts.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let times = ["started_ns", "ended_ns", "updated_ns"].map(|n| column(n, &DataType::Int64));
+    let times = times.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
+    let mut rows = Vec::new();
+    for row in 0..batch.num_rows() {
+        let text = |i: usize| {
+            let column = texts[i].as_string::<i32>();
+            column.is_valid(row).then(|| column.value(row).to_string())
+        };
+        let time = |i: usize| {
+            let column = times[i].as_primitive::<Int64Type>();
+            column.is_valid(row).then(|| column.value(row))
+        };
+        let known = Known {
+            project: text(1),
+            name: text(2),
+            framework: text(3),
+            config: text(4),
+            tags: text(5),
+            status: text(6),
+            started_ns: time(0).unwrap_or_default(),
+            ended_ns: time(1),
+            updated_ns: time(2).unwrap_or_default(),
+        };
+        rows.push((text(0).unwrap_or_default(), known));
+    }
+    Ok(rows)
+}
+
+impl Runs {
+    fn widen(&mut self, batch: &RecordBatch) -> anyhow::Result<()> {
+        for (run, known) in read(batch)? {
+            match self.found.get_mut(&run) {
+                Some(before) => before.join(known),
+                None => {
+                    self.found.insert(run, known);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Any of the runs.
+    pub fn first(&self) -> Option<&str> {
+        self.found.keys().next().map(String::as_str)
+    }
+
+    /// Writes what the store does not know yet.
+    pub async fn write(&self, store: &Store) -> anyhow::Result<()> {
+        if self.found.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = self.found.keys().map(|r| text(r)).collect();
+        let mut before: BTreeMap<String, Known> = BTreeMap::new();
+        let engine = engine(store.clone())?;
+        let mut running = engine.sql(&format!("select * from runs where run_id in ({})", names.join(", "))).await?;
+        while let Some(batch) = running.stream.next().await {
+            before.extend(read(&batch?)?);
+        }
+        let mut rows = RunsBuilder::default();
+        let mut changed = 0;
+        for (run, found) in &self.found {
+            let mut whole = found.clone();
+            if let Some(before) = before.get(run) {
+                whole = before.clone();
+                whole.join(found.clone());
+                if whole == *before {
+                    continue;
+                }
+                // The newest row counts.
+                whole.updated_ns = whole.updated_ns.max(before.updated_ns.saturating_add(1));
+            }
+            rows.push(&NewRun {
+                run_id: run,
+                project: whole.project.as_deref(),
+                name: whole.name.as_deref(),
+                framework: whole.framework.as_deref(),
+                config: whole.config.as_deref(),
+                tags: whole.tags.as_deref(),
+                started_ns: whole.started_ns,
+                ended_ns: whole.ended_ns,
+                status: whole.status.as_deref(),
+                updated_ns: whole.updated_ns,
+            });
+            changed += 1;
+        }
+        if changed > 0 {
+            store.append(Table::Runs, rows.finish()?).await?;
+        }
+        Ok(())
+    }
 }

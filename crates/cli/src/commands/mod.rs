@@ -1,11 +1,16 @@
 //! One file a command.
 
 mod compact;
+mod conversations;
 mod demo;
 mod export;
+mod export_html;
+mod files;
 mod import;
+mod metrics;
 mod serve;
 mod sql;
+mod view;
 
 use crate::args::{Cli, Command, ExportCommand};
 
@@ -13,11 +18,17 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => serve::run(args).await,
         Command::Demo(args) => demo::run(args).await,
+        Command::View(args) => view::run(args).await,
         Command::Sql(args) => sql::run(args).await,
+        Command::Conversations(args) => conversations::run(args).await,
+        Command::Reindex(args) => conversations::reindex(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
+            ExportCommand::Tensorboard(args) => metrics::tensorboard(args).await,
+            ExportCommand::Html(args) => export_html::run(args).await,
         },
+        Command::Metrics(args) => metrics::run(args).await,
         Command::Compact(args) => compact::run(args).await,
     }
 }

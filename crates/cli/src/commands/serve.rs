@@ -36,6 +36,13 @@ pub fn start_logs(config: &Config) {
     }
 }
 
+/// For commands that talk to a person: only what went wrong.
+pub fn start_quiet_logs() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}
+
 pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
     let store = Store::open(config.store.clone()).await?;
     for problem in store.health().problems {
@@ -49,6 +56,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
             return Err(match e {
                 StartError::NoToken { .. }
                 | StartError::Address { .. }
+                | StartError::Scrape(_)
                 | StartError::EmptyToken
                 | StartError::Nothing => Usage(e.to_string()).into(),
                 other => other.into(),

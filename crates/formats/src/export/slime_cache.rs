@@ -81,6 +81,7 @@ pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write)
             buffer
         },
         |buffer: Vec<u8>| {
+            dump.went_through(CHUNK);
             written += buffer.len() as u64;
             if written > limit {
                 return Err(ImportError::Limit { what: "the cache".into(), name: "MAX_GROWTH", limit });
@@ -433,20 +434,11 @@ fn time(out: &mut Vec<u8>, seconds: f64) {
     out.extend_from_slice(&digits[..=last]);
 }
 
-/// Writes beside the target and renames, so that a reader never sees half a file.
+/// The cache as a file; a reader never sees half of it.
 pub fn write_file(dump: &Dump, target: &std::path::Path, generated_at: f64) -> Result<(), ImportError> {
-    let mut partial = target.as_os_str().to_os_string();
-    partial.push(format!(".{}.partial", std::process::id()));
-    let partial = std::path::PathBuf::from(partial);
-    let result = (|| {
-        let mut file = io::BufWriter::with_capacity(1 << 20, std::fs::File::create(&partial)?);
+    super::atomically(target, |file| {
+        let mut file = io::BufWriter::with_capacity(1 << 20, file);
         write(dump, &dump.path().to_string_lossy(), generated_at, &mut file)?;
-        file.into_inner().map_err(|e| ImportError::Io(e.into_error()))?;
-        std::fs::rename(&partial, target)?;
-        Ok(())
-    })();
-    if result.is_err() {
-        let _ = std::fs::remove_file(&partial);
-    }
-    result
+        Ok(file.flush()?)
+    })
 }

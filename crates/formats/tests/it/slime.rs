@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
 use rollscope_formats::export::slime_cache;
-use rollscope_formats::import::slime_pt::{Dump, SlimeDump};
+use rollscope_formats::import::slime_pt::{Dump, SlimeDump, default_run};
 use rollscope_formats::import::{IMPORTERS, ImportOptions, Importer};
 use rollscope_formats::testing::torch_writer::{Shape, write_dump};
 use rollscope_model::Table;
@@ -231,7 +231,7 @@ fn a_dump_is_recognised_and_its_name_tells_step_and_split() {
     assert!(!SlimeDump.detects(b"{\"resourceSpans\":[]}", path));
     let bare = Dump::from_bytes(std::fs::read(fixture("bare_list.pt")).unwrap(), path).unwrap();
     assert_eq!((bare.step(), bare.split()), (Some(17), "eval"));
-    assert_eq!(bare.default_run(), "dumps");
+    assert_eq!(default_run(bare.path()), "dumps");
     let mut rows = BTreeMap::new();
     let read =
         SlimeDump.read(&fixture("small.pt"), &mut std::io::empty(), &ImportOptions::default(), &mut |t, batch| {

@@ -1,21 +1,29 @@
 //! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod conversations;
 mod health;
 mod live;
+mod metrics;
+mod prometheus;
 mod runs;
+mod scrape;
 mod spans;
 mod sql;
+mod steps;
 mod stream;
 mod tables;
 mod timeline;
 mod trace_level;
 
+pub(crate) use steps::StepsCache;
+pub(crate) use timeline::Watched;
+
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use utoipa::OpenApi;
 
 use crate::App;
@@ -38,14 +46,25 @@ use crate::problem::Problem;
         tables::tables,
         runs::runs,
         runs::delete_run,
-        runs::steps,
+        steps::steps,
         timeline::timeline,
+        runs::set_tags,
         timeline::samples,
+        timeline::links,
         spans::span,
         spans::trace,
         live::live,
         trace_level::get_level,
         trace_level::set_level,
+        metrics::metrics,
+        metrics::points,
+        metrics::sinks,
+        scrape::scrape,
+        conversations::list,
+        conversations::one,
+        conversations::stats,
+        conversations::export,
+        conversations::media_file,
         openapi,
     ),
     components(schemas(Problem))
@@ -61,13 +80,24 @@ pub fn router(app: &App) -> Router {
         .route("/tables", get(tables::tables))
         .route("/runs", get(runs::runs))
         .route("/runs/{run}", delete(runs::delete_run))
-        .route("/runs/{run}/steps", get(runs::steps))
+        .route("/runs/{run}/steps", get(steps::steps))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
+        .route("/runs/{run}/links", get(timeline::links))
+        .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/runs/{run}/metrics", get(metrics::metrics))
+        .route("/runs/{run}/metrics/points", get(metrics::points))
+        .route("/sinks", get(metrics::sinks))
+        .route("/scrape", get(scrape::scrape))
         .route("/live", get(live::live))
         .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
+        .route("/conversations", get(conversations::list))
+        .route("/conversations/{*id}", get(conversations::one))
+        .route("/conversations-stats", get(conversations::stats))
+        .route("/conversations-export", get(conversations::export))
+        .route("/media/{hash}", get(conversations::media_file))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
@@ -75,6 +105,8 @@ pub fn router(app: &App) -> Router {
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
+        .route("/metrics/run/{run}", get(metrics::last_step))
+        .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
 }
@@ -120,7 +152,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 15, "{:?}", paths.keys());
+        assert!(paths.len() >= 26, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

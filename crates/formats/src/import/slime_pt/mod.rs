@@ -6,8 +6,10 @@
 //! [`rebuild`], sample by sample, on every core.
 
 use std::collections::HashSet;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
@@ -26,6 +28,8 @@ use row::{Reader, RowStats};
 pub const MAX_EVENTS: u64 = 200_000_000;
 /// Samples of one dump.
 pub const MAX_SAMPLES: u64 = 50_000_000;
+/// A dump that was compressed as a whole is unpacked into memory, up to this size.
+pub const MAX_UNPACKED_BYTES: u64 = 4 << 30;
 /// Samples a worker counts at a time.
 const CHUNK: usize = 64;
 
@@ -41,6 +45,8 @@ pub struct Dump {
     /// When the file was written.
     written_ns: i64,
     stats: OnceLock<Vec<Option<RowStats>>>,
+    /// Samples gone through, in all passes together.
+    done: Arc<AtomicU64>,
 }
 
 /// What a person wants to know first.
@@ -118,8 +124,8 @@ impl Dump {
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let step = heap.field(root, "rollout_id").and_then(|id| heap.int(id)).or_else(|| digits(&stem));
         let split = if stem.contains("eval_") { "eval" } else { "train" };
-        let stats = OnceLock::new();
-        Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, torch })
+        let (stats, done) = (OnceLock::new(), Arc::default());
+        Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, done, torch })
     }
 
     pub fn torch(&self) -> &Torch {
@@ -128,6 +134,15 @@ impl Dump {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Counts samples as passes go through them: one for the summary, one for the cache, one for the rows.
+    pub fn progress(&self) -> Arc<AtomicU64> {
+        self.done.clone()
+    }
+
+    pub(crate) fn went_through(&self, samples: usize) {
+        self.done.fetch_add(samples as u64, Ordering::Relaxed);
     }
 
     /// The samples as they stand in the file.
@@ -155,6 +170,7 @@ impl Dump {
                     samples.map(|(at, s)| reader.row(*s, at).map(|r| r.stats())).collect::<Vec<_>>()
                 },
                 |part| {
+                    self.went_through(part.len());
                     all.extend(part);
                     Ok(())
                 },
@@ -186,14 +202,6 @@ impl Dump {
         summary
     }
 
-    /// The run a dump belongs to when nobody says: the folder of dumps it lies in.
-    pub fn default_run(&self) -> String {
-        let folder = std::path::absolute(&self.path)
-            .ok()
-            .and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
-        folder.unwrap_or_else(|| self.path.file_stem().map_or("slime".into(), |s| s.to_string_lossy().into_owned()))
-    }
-
     /// Rows of our tables, batch by batch. Equal dumps give rows of equal identity.
     pub fn batches(
         &self,
@@ -221,6 +229,13 @@ impl Dump {
             fields,
         })
     }
+}
+
+/// The run a dump belongs to when nobody says: the folder of dumps it lies in.
+pub fn default_run(path: &Path) -> String {
+    let folder =
+        std::path::absolute(path).ok().and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
+    folder.unwrap_or_else(|| path.file_stem().map_or("slime".into(), |s| s.to_string_lossy().into_owned()))
 }
 
 fn limit(what: &str, name: &'static str, value: u64, limit: u64) -> Result<(), ImportError> {
@@ -279,10 +294,19 @@ impl Importer for SlimeDump {
     fn read(
         &self,
         path: &Path,
-        _input: &mut dyn std::io::Read,
+        input: &mut dyn std::io::Read,
         options: &ImportOptions,
         sink: &mut Sink,
     ) -> Result<Imported, ImportError> {
-        Dump::open(path)?.batches(options, sink)
+        let mut head = [0; 64];
+        let read = std::fs::File::open(path).and_then(|mut f| std::io::Read::read(&mut f, &mut head))?;
+        if torch::detects(&head[..read]) {
+            return Dump::open(path)?.batches(options, sink);
+        }
+        // Compressed as a whole: unpacked into memory.
+        let mut bytes = Vec::new();
+        std::io::Read::take(input, MAX_UNPACKED_BYTES + 1).read_to_end(&mut bytes)?;
+        limit("bytes of the unpacked dump", "MAX_UNPACKED_BYTES", bytes.len() as u64, MAX_UNPACKED_BYTES)?;
+        Dump::from_bytes(bytes, path)?.batches(options, sink)
     }
 }

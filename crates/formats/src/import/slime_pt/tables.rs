@@ -66,7 +66,7 @@ pub fn write(
     options: &ImportOptions,
     sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
 ) -> Result<Imported, ImportError> {
-    let run = options.run.clone().unwrap_or_else(|| dump.default_run());
+    let run = options.run.clone().unwrap_or_else(|| super::default_run(&dump.path));
     let limit = dump.torch.output_limit();
     let mut total = Chunk::default();
     parallel::ordered(
@@ -80,6 +80,7 @@ pub fn write(
         },
         |chunk: Result<Chunk, ImportError>| {
             let chunk = chunk?;
+            dump.went_through(CHUNK);
             total.text_bytes += chunk.text_bytes;
             if total.text_bytes > limit {
                 return Err(too_large(limit));

@@ -1,0 +1,185 @@
+//! What the lists of runs and steps say, gathered while the rows pass by.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
+use arrow::compute::{cast, max, min};
+use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use arrow::error::ArrowError;
+use serde::Serialize;
+
+/// One run, as `GET /api/v1/runs` tells it.
+#[derive(Clone, Debug, Default)]
+pub struct RunFacts {
+    pub project: Option<String>,
+    pub name: Option<String>,
+    pub framework: Option<String>,
+    pub status: Option<String>,
+    pub started_ns: Option<i64>,
+    pub ended_ns: Option<i64>,
+    pub spans: u64,
+    pub samples: u64,
+    pub steps: u64,
+}
+
+/// One step, as `GET /api/v1/runs/{run}/steps` tells it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StepFacts {
+    pub step: Option<i64>,
+    #[serde(serialize_with = "text")]
+    pub start_ns: Option<i64>,
+    #[serde(serialize_with = "text")]
+    pub end_ns: Option<i64>,
+    pub spans: u64,
+    pub samples: u64,
+    pub open: u64,
+    pub reward_mean: Option<f64>,
+    pub phases: BTreeMap<String, f64>,
+}
+
+/// Nanoseconds do not fit a JavaScript number.
+fn text<S: serde::Serializer>(ns: &Option<i64>, out: S) -> Result<S::Ok, S::Error> {
+    match ns {
+        Some(ns) => out.collect_str(ns),
+        None => out.serialize_none(),
+    }
+}
+
+fn earliest(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+    a.into_iter().chain(b).min()
+}
+
+fn latest(a: Option<i64>, b: Option<i64>) -> Option<i64> {
+    a.into_iter().chain(b).max()
+}
+
+/// Gathers the facts of one step.
+#[derive(Default)]
+pub struct Gather {
+    facts: StepFacts,
+    sample_ids: HashSet<String>,
+    rewards: (f64, u64),
+    /// By phase, when spans of it ran.
+    intervals: BTreeMap<String, Vec<(i64, i64)>>,
+}
+
+fn column(batch: &RecordBatch, name: &str, kind: &DataType) -> Result<ArrayRef, ArrowError> {
+    cast(batch.column(batch.schema_ref().index_of(name)?), kind)
+}
+
+impl Gather {
+    pub fn new(step: Option<i64>) -> Gather {
+        Gather { facts: StepFacts { step, ..StepFacts::default() }, ..Gather::default() }
+    }
+
+    pub fn spans(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
+        let start = column(batch, "start_ns", &DataType::Int64)?;
+        let end = column(batch, "end_ns", &DataType::Int64)?;
+        let (start, end) = (start.as_primitive::<Int64Type>(), end.as_primitive::<Int64Type>());
+        self.facts.spans += batch.num_rows() as u64;
+        self.facts.start_ns = earliest(self.facts.start_ns, min(start));
+        self.facts.end_ns = latest(self.facts.end_ns, max(end).or(max(start)));
+        let dictionary = rollscope_model::tables::dict();
+        let state = column(batch, "state", &DataType::Utf8)?;
+        self.facts.open += state.as_string::<i32>().iter().flatten().filter(|s| *s == "open").count() as u64;
+        let phase = column(batch, "phase", &dictionary)?;
+        let phase = phase.as_dictionary::<arrow::datatypes::Int32Type>();
+        if phase.null_count() < phase.len() {
+            let names = phase.values().as_string::<i32>();
+            for row in (0..batch.num_rows()).filter(|row| phase.is_valid(*row) && end.is_valid(*row)) {
+                let name = names.value(phase.keys().value(row) as usize);
+                match self.intervals.get_mut(name) {
+                    Some(list) => list.push((start.value(row), end.value(row))),
+                    None => {
+                        self.intervals.insert(name.to_string(), vec![(start.value(row), end.value(row))]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub fn samples(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
+        let ids = column(batch, "sample_id", &DataType::Utf8)?;
+        self.sample_ids.extend(ids.as_string::<i32>().iter().flatten().map(str::to_string));
+        let split = column(batch, "split", &DataType::Utf8)?;
+        let reward = column(batch, "reward", &DataType::Float64)?;
+        let pairs = split.as_string::<i32>().iter().zip(reward.as_primitive::<Float64Type>().iter());
+        for reward in pairs.filter(|(split, _)| *split == Some("train")).filter_map(|(_, r)| r) {
+            if reward.is_finite() {
+                self.rewards.0 += reward;
+                self.rewards.1 += 1;
+            }
+        }
+        Ok(())
+    }
+
+    pub fn finish(mut self) -> StepFacts {
+        self.facts.samples = self.sample_ids.len() as u64;
+        self.facts.reward_mean = (self.rewards.1 > 0).then(|| self.rewards.0 / self.rewards.1 as f64);
+        for (phase, mut list) in self.intervals {
+            list.sort_unstable();
+            // The length of a union of intervals: each adds what reaches beyond the latest end before it.
+            let (mut total, mut reached) = (0i128, i64::MIN);
+            for (start, end) in list {
+                total += i128::from(end) - i128::from(start.max(reached).min(end));
+                reached = reached.max(end);
+            }
+            self.facts.phases.insert(phase, total as f64 / 1e9);
+        }
+        self.facts
+    }
+}
+
+impl RunFacts {
+    pub fn add(&mut self, step: &StepFacts) {
+        self.started_ns = earliest(self.started_ns, step.start_ns);
+        self.ended_ns = latest(self.ended_ns, step.end_ns);
+        self.spans += step.spans;
+        self.samples += step.samples;
+        self.steps += u64::from(step.step.is_some());
+    }
+
+    /// What the row of the table `runs` says.
+    pub fn describe(runs: &mut BTreeMap<String, RunFacts>, batch: &RecordBatch) -> Result<(), ArrowError> {
+        let text = |name| column(batch, name, &DataType::Utf8);
+        let (ids, projects, names) = (text("run_id")?, text("project")?, text("name")?);
+        let (frameworks, statuses) = (text("framework")?, text("status")?);
+        for row in 0..batch.num_rows() {
+            let value = |c: &ArrayRef| {
+                let c = c.as_string::<i32>();
+                c.is_valid(row).then(|| c.value(row).to_string())
+            };
+            let facts = runs.entry(value(&ids).unwrap_or_default()).or_default();
+            facts.project = value(&projects);
+            facts.name = value(&names);
+            facts.framework = value(&frameworks);
+            facts.status = value(&statuses);
+        }
+        Ok(())
+    }
+}
+
+/// The columns of `GET /api/v1/runs`.
+pub fn runs_batch(runs: &BTreeMap<String, RunFacts>) -> Result<RecordBatch, ArrowError> {
+    let text =
+        |get: fn(&RunFacts) -> Option<&str>| -> ArrayRef { Arc::new(runs.values().map(get).collect::<StringArray>()) };
+    let int =
+        |get: fn(&RunFacts) -> Option<i64>| -> ArrayRef { Arc::new(runs.values().map(get).collect::<Int64Array>()) };
+    let ids: ArrayRef = Arc::new(runs.keys().map(|k| Some(k.as_str())).collect::<StringArray>());
+    RecordBatch::try_from_iter_with_nullable([
+        ("run_id", ids, false),
+        ("project", text(|r| r.project.as_deref()), true),
+        ("name", text(|r| r.name.as_deref()), true),
+        ("framework", text(|r| r.framework.as_deref()), true),
+        ("status", text(|r| r.status.as_deref()), true),
+        ("started_ns", int(|r| r.started_ns), true),
+        ("ended_ns", int(|r| r.ended_ns), true),
+        ("last_ns", int(|r| r.ended_ns), true),
+        ("spans", int(|r| i64::try_from(r.spans).ok()), true),
+        ("samples", int(|r| i64::try_from(r.samples).ok()), true),
+        ("steps", int(|r| i64::try_from(r.steps).ok()), true),
+        ("bytes", int(|_| Some(0)), true),
+    ])
+}
