@@ -1,6 +1,7 @@
 //! One file a command.
 
 mod compact;
+mod conversations;
 mod demo;
 mod export;
 mod export_html;
@@ -19,6 +20,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(args).await,
         Command::View(args) => view::run(args).await,
         Command::Sql(args) => sql::run(args).await,
+        Command::Conversations(args) => conversations::run(args).await,
+        Command::Reindex(args) => conversations::reindex(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
