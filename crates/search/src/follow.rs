@@ -128,7 +128,8 @@ fn follow(
                 drop(snapshot);
                 // What comes meanwhile goes into the next commit.
                 if let Some(left) = COMMIT_EVERY.checked_sub(started.elapsed()) {
-                    let _ = handle.block_on(async { tokio::time::timeout(left, stopped.wait_for(|stop| *stop)).await.is_ok() });
+                    let _ = handle
+                        .block_on(async { tokio::time::timeout(left, stopped.wait_for(|stop| *stop)).await.is_ok() });
                 }
             }
         });
