@@ -316,9 +316,9 @@ mod tests {
     use super::*;
 
     /// Name, labels, value, time, kind.
-    type Line = (String, String, f64, Option<i64>, &'static str);
+    type Sampled = (String, String, f64, Option<i64>, &'static str);
 
-    fn read(page: &str, open_metrics: bool) -> (Vec<Line>, Vec<BadLine>) {
+    fn read(page: &str, open_metrics: bool) -> (Vec<Sampled>, Vec<BadLine>) {
         let (mut samples, mut bad) = (Vec::new(), Vec::new());
         let limits = Limits::default();
         lines(
