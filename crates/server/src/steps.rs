@@ -26,8 +26,8 @@ use crate::sinks::{Sinks, StepRow};
 
 /// A step that gets rows all the time is worked out this often.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(15);
-/// How often runs of steps that wait are asked whether they have ended.
-const ASK_RUNS_EVERY: Duration = Duration::from_secs(10);
+/// A step that waits is asked for its end when its rows pause, and otherwise this often: asking costs a query.
+const ASK_EVERY: Duration = Duration::from_secs(10);
 /// Steps that wait for their completion. The oldest are given up beyond this.
 const MAX_WAITING: usize = 10_000;
 /// Steps of which the sinks' share is remembered.
@@ -104,8 +104,7 @@ impl Sent {
 struct Waiting {
     first: Instant,
     last: Instant,
-    /// Asked for its end since its last row.
-    asked: bool,
+    asked: Option<Instant>,
 }
 
 pub struct StepWatcher {
@@ -116,11 +115,16 @@ pub struct StepWatcher {
     pub counters: Arc<StepCounters>,
 }
 
+impl Waiting {
+    fn should_ask(&self, now: Instant, settle: Duration) -> bool {
+        self.asked.is_none_or(|asked| now - asked >= ASK_EVERY || (self.last > asked && now - self.last >= settle))
+    }
+}
+
 impl StepWatcher {
     pub async fn run(self, stop: CancellationToken) {
         let mut waiting: BTreeMap<(String, i64), Waiting> = BTreeMap::new();
         let mut latest: HashMap<String, i64> = HashMap::new();
-        let mut asked_runs = Instant::now();
         let mut sent = Sent::default();
         let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0));
         loop {
@@ -138,16 +142,11 @@ impl StepWatcher {
                 }
                 let highest = latest.get_mut(&run).expect("it was put there");
                 *highest = (*highest).max(step);
-                let entry = waiting.entry((run, step)).or_insert(Waiting { first: now, last: now, asked: false });
+                let entry = waiting.entry((run, step)).or_insert(Waiting { first: now, last: now, asked: None });
                 entry.last = now;
-                entry.asked = false;
             }
             while waiting.len() > MAX_WAITING {
                 waiting.pop_first();
-            }
-            let ask_runs = now - asked_runs > ASK_RUNS_EVERY;
-            if ask_runs {
-                asked_runs = now;
             }
             let due: Vec<(String, i64)> = waiting
                 .iter()
@@ -161,13 +160,16 @@ impl StepWatcher {
                 let (run, step) = &key;
                 let entry = waiting.get_mut(&key).expect("it is there");
                 let mut complete = latest.get(run).is_some_and(|l| step < l);
-                if !complete && (!entry.asked || ask_runs) {
-                    entry.asked = true;
+                if !complete && entry.should_ask(now, settle) {
+                    entry.asked = Some(now);
                     complete = self.has_ended(run, *step).await;
                 }
                 if complete {
                     waiting.remove(&key);
+                    let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
+                    // Many steps at once, after an import say, leave half of the time to those who look at the page.
+                    tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
                 }
             }
         }

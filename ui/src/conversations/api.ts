@@ -2,7 +2,7 @@
 // and pages; a static file holds a bounded number of conversations of each run in one answer, so there the page looks
 // through them itself, with a small part of the language.
 import { app } from '../lib/app.svelte';
-import { fromStatic } from './offline';
+import { listed } from './offline';
 
 export interface ToolCall {
   id?: string;
@@ -119,21 +119,20 @@ export interface Question {
 }
 
 export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
-  if (app.source.kind === 'static') return fromStatic(q, (path) => app.source.get(path, signal));
+  if (app.source.conversations) {
+    const runs = q.run ? [q.run] : (await app.source.runs()).map((r) => r.run_id);
+    return listed((await Promise.all(runs.map((run) => app.source.conversations!(run)))).flat(), q);
+  }
   const params = new URLSearchParams();
   for (const [k, v] of Object.entries(q)) if (v !== undefined && v !== null && v !== '') params.set(k, String(v));
   return (await (await app.source.get(`/conversations?${params.toString()}`, signal)).json()) as Listed;
 }
 
 export async function one(id: string, signal?: AbortSignal): Promise<Conversation> {
-  if (app.source.kind === 'static') {
-    // An id begins with its run.
-    for (const run of await app.source.runs()) {
-      const all = await fromStatic({ run: run.run_id, limit: 1_000_000 }, (path) => app.source.get(path, signal)).catch(() => null);
-      const found = all?.conversations.find((c) => c.id === id);
-      if (found) return { ...found, messages: found.messages ?? [] };
-    }
-    throw new Error('This conversation was left out of the file.');
+  if (app.source.conversations) {
+    const found = (await list({ limit: Infinity })).conversations.find((c) => c.id === id);
+    if (!found) throw new Error('This conversation was left out of the file.');
+    return { ...found, messages: found.messages ?? [] };
   }
   const found = (await (await app.source.get(`/conversations/${encodeURIComponent(id)}?timing=true`, signal)).json()) as Conversation;
   return { ...found, messages: asMessages(found.messages) };

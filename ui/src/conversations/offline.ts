@@ -1,8 +1,5 @@
-// The list of a static file: one answer a run, `/conversations?run=ID`, as the server would give it, with messages. Search
-// is by words and phrases that must all occur, `role:`-less, and `status:`, `step:`, `reward:`; sorting by what a row has.
+// The list of a static file, out of all conversations of the run. Search is by words and phrases that must all occur, `role:`-less, and `status:`, `step:`, `reward:`; sorting by what a row has.
 import type { Listed, Question, Row } from './api';
-
-type Get = (path: string) => Promise<Response>;
 
 const textOf = (row: Row): string => JSON.stringify([row.messages ?? [], row.metadata ?? {}]).toLowerCase();
 
@@ -33,9 +30,8 @@ export function matches(row: Row, search: string): boolean {
   });
 }
 
-export async function fromStatic(q: Question, get: Get): Promise<Listed> {
-  const all = (await (await get(`/conversations?run=${encodeURIComponent(q.run ?? '')}`)).json()) as Listed;
-  let rows = all.conversations;
+export function listed(all: Row[], q: Question): Listed {
+  let rows = all;
   if (q.step) rows = rows.filter((r) => matches(r, `step:${q.step}`));
   if (q.group) rows = rows.filter((r) => r.group_id === q.group);
   if (q.sample) rows = rows.filter((r) => r.sample_id === q.sample);

@@ -15,10 +15,12 @@
 // | `rs-timeline-R-S` | Arrow IPC stream of one step, one batch: what `formats::export::timeline::pack` makes, which is also what `GET /runs/R/timeline` answers (S: position in `windows`) |
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
 // | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of `Packed::order` (the timeline block without the rows that `pack` made up), `chunk_rows` (4096) to a chunk. |
-// | `rs-links-R-S` | optional; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
+// | `rs-links-R-S` | where there are any; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
+// | `rs-conversations-R-S` | where there are any; Arrow IPC stream of the conversations table for that step |
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
+import type { Message, Row } from '../conversations/api';
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
 import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
 
@@ -31,10 +33,8 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string }[];
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string; conversations?: string }[];
   }[];
-  /** Answers of the API that this file can give: path under /api/v1 to the id of a block with the bytes of the answer. */
-  answers?: Record<string, string>;
   /** What was left out to keep the file small, for people. */
   notes?: string[];
 }
@@ -77,6 +77,23 @@ function parseJson(text: string): unknown {
   }
 }
 
+/** The beginning of what the first message of a role says, or the last. */
+function said(messages: Message[], role: string, last: boolean): string {
+  const found = last ? messages.findLast((m) => m.role === role) : messages.find((m) => m.role === role);
+  const content = found?.content;
+  const parts = Array.isArray(content) ? (content as { text?: unknown }[]).map((p) => p?.text) : [content];
+  return parts.filter((t) => typeof t === 'string').join(' ').slice(0, 300);
+}
+
+/** A row of the conversations table as the server's list tells it. */
+function asConversation(row: Record<string, unknown>): Row {
+  const plain = Object.fromEntries(Object.entries(row).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v]));
+  const parsed = parseJson(String(row.messages));
+  const messages = (Array.isArray(parsed) ? parsed : []).filter((m): m is Message => typeof m === 'object' && m !== null && !Array.isArray(m));
+  const metadata = typeof row.metadata === 'string' ? (parseJson(row.metadata) as Attrs) : null;
+  return { ...plain, metadata, messages, preview: said(messages, 'user', false), answer: said(messages, 'assistant', true) } as unknown as Row;
+}
+
 const no = (what: string): SourceError => new SourceError('Not in this file', `${what} needs a server: run \`rollscope serve\`, or \`rollscope view\` on the original file.`);
 
 export class StaticSource implements DataSource {
@@ -84,6 +101,7 @@ export class StaticSource implements DataSource {
   readonly can = { sql: false, remove: false, live: false };
   private manifestPromise: Promise<Manifest> | null = null;
   private readonly chunks = new Map<string, Promise<ArrowStream>>();
+  private readonly talk = new Map<string, Promise<Row[]>>();
 
   constructor(private readonly blocks: Blocks = fromPage) {}
 
@@ -113,10 +131,22 @@ export class StaticSource implements DataSource {
     return found;
   }
 
-  async get(path: string): Promise<Response> {
-    const id = (await this.manifest()).answers?.[path];
-    if (id === undefined) throw no('This');
-    return new Response(await this.bytes(id));
+  get(): Promise<Response> {
+    return Promise.reject(no('This'));
+  }
+  conversations(run: string): Promise<Row[]> {
+    let list = this.talk.get(run);
+    if (!list) {
+      list = this.readConversations(run);
+      this.talk.set(run, list);
+    }
+    return list;
+  }
+  private async readConversations(run: string): Promise<Row[]> {
+    const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
+    const blocks = (entry?.windows ?? []).flatMap((w) => w.conversations ?? []);
+    const parts = await Promise.all(blocks.map((id) => this.bytes(id)));
+    return parts.flatMap((bytes) => rows(readStream(bytes)).map(asConversation));
   }
   async health(): Promise<Health> {
     const m = await this.manifest();

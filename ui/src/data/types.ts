@@ -1,5 +1,6 @@
 // What the page knows of the data, and the one interface through which it gets it. Two implementations: server.ts (the
 // HTTP API) and static.ts (blocks inside the page). Times in JSON are nanoseconds as text: they do not fit a number.
+import type { Row } from '../conversations/api';
 import type { ArrowStream } from './arrow';
 
 export interface RunInfo {
@@ -112,9 +113,11 @@ export interface DataSource {
   readonly can: { sql: boolean; remove: boolean; live: boolean };
   /**
    * Any answer of the API by its path under /api/v1 (`/conversations?run=a`), for views that need no method of their own
-   * here; errors are SourceErrors. A static page answers from the manifest's `answers`, by the exact path.
+   * here; errors are SourceErrors. A static page has no such answers.
    */
   get(path: string, signal?: AbortSignal): Promise<Response>;
+  /** Every conversation of a run, with its messages, where the page holds them itself. */
+  conversations?(run: string): Promise<Row[]>;
   health(signal?: AbortSignal): Promise<Health>;
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
   removeRun(run: string): Promise<void>;

@@ -60,7 +60,20 @@ class App {
     systemDark.addEventListener('change', (e) => (this.systemIsDark = e.matches));
   }
 
+  /** A file with one step, such as one dump, opens at its timeline: there is nothing to choose. */
+  private async openOnlyStep(): Promise<void> {
+    if (location.hash.length > 2) return;
+    try {
+      const runs = await this.source.runs();
+      const alone = runs.length === 1 && (await this.source.steps(runs[0].run_id)).length <= 1;
+      if (alone && location.hash.length <= 2) location.replace(this.href('timeline', runs[0].run_id));
+    } catch {
+      // The list of runs says what is wrong with the file.
+    }
+  }
+
   start(): () => void {
+    if (this.source.kind === 'static') void this.openOnlyStep();
     if (!this.source.can.live) return () => undefined;
     // At most one change a second reaches the views: they read, and the reading costs.
     let waiting: Change | null = null;

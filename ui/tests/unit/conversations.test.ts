@@ -6,7 +6,7 @@ import { calls, failed, pieces, pretty, textOf } from '../../src/conversations/c
 import { inline, parse, safeHref } from '../../src/conversations/markdown';
 import { needles } from '../../src/conversations/marks';
 import { parseMath, type MathNode } from '../../src/conversations/math';
-import { fromStatic, matches } from '../../src/conversations/offline';
+import { listed, matches } from '../../src/conversations/offline';
 
 const row = (more: Partial<Row>): Row => ({
   id: 'x', run_id: 'r', step: 1, key: null, index: null, sample_id: null, group_id: null, trace_id: null, span_id: null, reward: null, status: null,
@@ -93,16 +93,12 @@ describe('siblings', () => {
   });
 });
 
-it('a static file searches, sorts and pages by itself', async () => {
+it('a static file searches, sorts and pages by itself', () => {
   const rows = [0, 1, 2].map((i) => row({ id: `c${i}`, reward: i / 2, step: i, status: i ? 'completed' : 'failed', messages: [{ role: 'user', content: `word${i} common` }] }));
-  const get = (path: string): Promise<Response> => {
-    expect(path).toBe('/conversations?run=r%2F1');
-    return Promise.resolve(new Response(JSON.stringify({ conversations: rows, total: 3, next: null, facets: {} })));
-  };
-  const ask = async (q: object): Promise<string[]> => (await fromStatic({ run: 'r/1', ...q }, get)).conversations.map((c) => c.id);
-  expect(await ask({ sort: '-reward' })).toEqual(['c2', 'c1', 'c0']);
-  expect(await ask({ search: 'common word1' })).toEqual(['c1']);
-  expect(await ask({ search: 'reward:<0.5' })).toEqual(['c0']);
-  expect(await ask({ search: 'step:1..2', sort: 'step', limit: 1 })).toEqual(['c1']);
+  const ask = (q: object): string[] => listed(rows, q).conversations.map((c) => c.id);
+  expect(ask({ sort: '-reward' })).toEqual(['c2', 'c1', 'c0']);
+  expect(ask({ search: 'common word1' })).toEqual(['c1']);
+  expect(ask({ search: 'reward:<0.5' })).toEqual(['c0']);
+  expect(ask({ search: 'step:1..2', sort: 'step', limit: 1 })).toEqual(['c1']);
   expect(matches(rows[0], 'status:failed')).toBe(true);
 });

@@ -69,6 +69,8 @@ struct WindowEntry {
     timeline: String,
     samples: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    links: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     conversations: Option<String>,
     attrs: Vec<String>,
     chunk_rows: usize,

@@ -2,8 +2,8 @@
 
 use std::io;
 
-use arrow::array::{ArrayRef, RecordBatch};
-use arrow::compute::{cast, concat_batches};
+use arrow::array::{Array, ArrayRef, AsArray, RecordBatch, UInt32Array};
+use arrow::compute::{cast, concat_batches, take};
 use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use rollscope_model::Table;
@@ -22,6 +22,7 @@ enum Part {
     Attrs,
     Timeline,
     Samples,
+    Links,
     Conversations,
 }
 
@@ -34,6 +35,7 @@ pub struct Window<'a> {
     gather: Gather,
     timeline: Vec<RecordBatch>,
     samples: Vec<RecordBatch>,
+    links: Vec<RecordBatch>,
     conversations: Vec<RecordBatch>,
     conversations_left_out: u64,
     /// Rest of the spans that wait for a full chunk, and how many they are.
@@ -53,6 +55,7 @@ impl<'a> Window<'a> {
                     step,
                     timeline: format!("timeline-{name}"),
                     samples: format!("samples-{name}"),
+                    links: None,
                     conversations: None,
                     attrs: Vec::new(),
                     chunk_rows: CHUNK_ROWS,
@@ -67,6 +70,7 @@ impl<'a> Window<'a> {
             gather: Gather::new(step),
             timeline: Vec::new(),
             samples: Vec::new(),
+            links: Vec::new(),
             conversations: Vec::new(),
             conversations_left_out: 0,
             waiting: Vec::new(),
@@ -84,6 +88,7 @@ impl<'a> Window<'a> {
         match table {
             Table::Spans => {
                 self.gather.spans(&batch)?;
+                self.links.extend(links_of(&batch)?);
                 self.timeline.push(timeline_columns(&batch)?);
                 self.rest_of(&batch)?;
             }
@@ -169,8 +174,9 @@ impl<'a> Window<'a> {
             empty if empty.is_empty() => vec![RecordBatch::new_empty(Table::Samples.schema())],
             rows => rows,
         };
+        let links = std::mem::take(&mut self.links);
         let conversations = std::mem::take(&mut self.conversations);
-        for (part, rows) in [(Part::Samples, samples), (Part::Conversations, conversations)] {
+        for (part, rows) in [(Part::Samples, samples), (Part::Links, links), (Part::Conversations, conversations)] {
             self.pack(part, rows).map_err(io::Error::other)?;
         }
         let (pages, entries) = (&mut self.pages, &mut self.entries);
@@ -203,6 +209,11 @@ fn write(pages: &mut [&mut Page], entries: &mut [WindowEntry], part: Part, packe
         let name = match part {
             Part::Timeline => entry.timeline.clone(),
             Part::Samples => entry.samples.clone(),
+            Part::Links => {
+                let name = entry.timeline.replacen("timeline", "links", 1);
+                entry.links = Some(name.clone());
+                name
+            }
             Part::Conversations => {
                 let name = entry.timeline.replacen("timeline", "conversations", 1);
                 entry.conversations = Some(name.clone());
@@ -217,6 +228,30 @@ fn write(pages: &mut [&mut Page], entries: &mut [WindowEntry], part: Part, packe
         page.block(&name, packed)?;
     }
     Ok(())
+}
+
+/// One row a link, as `GET /runs/{run}/links` tells it: trace_id, span_id, to_trace_id, to_span_id.
+fn links_of(batch: &RecordBatch) -> Result<Option<RecordBatch>, ArrowError> {
+    let Some(links) = batch.column_by_name("links").and_then(|c| c.as_list_opt::<i32>()) else { return Ok(None) };
+    let owners: UInt32Array =
+        (0..links.len()).flat_map(|row| std::iter::repeat_n(row as u32, links.value_length(row) as usize)).collect();
+    if owners.is_empty() {
+        return Ok(None);
+    }
+    let of = |name: &str| batch.schema_ref().index_of(name).and_then(|i| take(batch.column(i), &owners, None));
+    let first = links.value_offsets()[0] as usize;
+    let ends = links.values().slice(first, owners.len());
+    let to = |name: &str| {
+        let column = ends.as_struct().column_by_name(name).cloned();
+        column.ok_or_else(|| ArrowError::SchemaError(format!("links have no {name}")))
+    };
+    let columns = [
+        ("trace_id", of("trace_id")?),
+        ("span_id", of("span_id")?),
+        ("to_trace_id", to("trace_id")?),
+        ("to_span_id", to("span_id")?),
+    ];
+    Ok(Some(RecordBatch::try_from_iter_with_nullable(columns.map(|(name, column)| (name, column, true)))?))
 }
 
 fn timeline_columns(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
