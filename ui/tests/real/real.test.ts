@@ -349,8 +349,7 @@ it('a dump as one file from disk', async () => {
   try {
     run('view', join(ROOT, 'fixtures/slime/small.pt'), '--no-serve', '--out', dir);
     await page.goto(`file://${join(dir, 'small.trace_timeline_viewer.html')}`);
-    await page.locator('tbody a').first().click();
-    await page.getByRole('link', { name: /^Timeline of step/ }).first().click();
+    // One dump: it opens at its timeline.
     await drawn();
     expect(await footer()).toMatch(/^8 rows/);
     expect(await page.getByRole('link', { name: 'SQL' }).count()).toBe(0);
@@ -374,6 +373,10 @@ it('a dump as one file from disk', async () => {
     await expect.poll(footer, WAIT).toMatch(/^1 of 8 rows/);
     await page.locator('[data-filter]').fill('is:orphan');
     await expect.poll(footer, WAIT).toMatch(/^1 of 8 rows/);
+    // What was said is in the file as well.
+    await page.getByRole('link', { name: 'Conversations' }).click();
+    await page.getByText(/^8 conversations/).first().waitFor();
+    await shot('file-conversations');
   } finally {
     rmSync(dir, { recursive: true });
   }
