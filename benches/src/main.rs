@@ -3,6 +3,7 @@
 //! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
+mod answers;
 mod disk;
 mod dumps;
 mod ingest;
@@ -32,6 +33,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("dumps") {
         dumps::run(&mut report)?;
+    }
+    if chosen("answers") {
+        answers::run(&mut report)?;
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;

@@ -21,6 +21,10 @@ pub enum Command {
     View(ViewArgs),
     /// Ask the store in SQL, read-only.
     Sql(SqlArgs),
+    /// Why a step took as long as it did, and what stands out in a run.
+    Report(ReportArgs),
+    /// What changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
+    Diff(DiffArgs),
     /// Put files of any known format into a store.
     Import(ImportArgs),
     /// Write what a store holds for other tools.
@@ -143,6 +147,43 @@ pub struct SqlArgs {
     pub timeout: u64,
     /// The query; `-` reads it from standard input. Tables: runs, spans, samples, conversations, metrics, series.
     pub query: String,
+}
+
+/// How answers are printed.
+#[derive(Args)]
+pub struct AnswerArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// For programs: the whole answer as JSON.
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// For a chat or a pull request.
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Args)]
+pub struct ReportArgs {
+    /// The run.
+    pub run: String,
+    /// The step [default: the run as a whole].
+    #[arg(long, value_name = "N")]
+    pub step: Option<i64>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Args)]
+pub struct DiffArgs {
+    /// Before: RUN, RUN:STEP, or a step with --run.
+    pub before: String,
+    /// After: RUN, RUN:STEP, or a step with --run.
+    pub after: String,
+    /// The run of both steps.
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
 }
 
 #[derive(Args)]

@@ -19,6 +19,7 @@ use tokio::runtime::Runtime;
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::analysis::ask::Answers;
 use crate::describe::{self, ColumnInfo, TableStats};
 use crate::error::{ErrorKind, QueryError};
 use crate::limits::QueryLimits;
@@ -47,6 +48,7 @@ struct Inner {
     permits: Arc<Semaphore>,
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     next_id: AtomicU64,
+    answers: Answers,
     /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests.
     threads: Option<Runtime>,
 }
@@ -98,9 +100,28 @@ impl Engine {
             permits,
             running: Arc::default(),
             next_id: AtomicU64::new(1),
+            answers: Answers::default(),
             threads: Some(threads),
         };
         Ok(Engine { inner: Arc::new(inner) })
+    }
+
+    /// What of the analysis was worked out already.
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.inner.answers
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.inner.source.snapshot()
+    }
+
+    /// Works something out on the query threads.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, QueryError> {
+        let task = self.inner.spawn(async move { work() });
+        task.await.map_err(|e| task_failed(e, &Progress::new(0, "")))
     }
 
     pub fn limits(&self) -> &QueryLimits {

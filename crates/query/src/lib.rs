@@ -9,6 +9,7 @@
 //! Plans consist of DataFusion's own operators, and whatever they need at run time is in their literals, so that another
 //! process with [`functions::register`] can execute them.
 
+pub mod analysis;
 mod describe;
 mod engine;
 mod error;

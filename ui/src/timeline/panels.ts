@@ -27,4 +27,6 @@ export interface PanelSpec {
   load: () => Promise<{ default: Component<PanelProps> }>;
 }
 
-export const PANELS: readonly PanelSpec[] = [];
+export const PANELS: readonly PanelSpec[] = [
+  { key: 'path', title: 'Critical path', height: 62, open: true, load: () => import('../answers/PathPanel.svelte') },
+];

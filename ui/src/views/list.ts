@@ -23,5 +23,7 @@ export const VIEWS: readonly ViewSpec[] = [
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
   { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
   { key: 'timeline', title: 'Timeline', path: 'run/:run/timeline', nav: 'run', shortcut: 't', load: () => import('./Timeline.svelte') },
+  { key: 'findings', title: 'Findings', path: 'run/:run/findings', nav: 'run', shortcut: 'f', load: () => import('../answers/RunFindings.svelte') },
+  { key: 'diff', title: 'What changed', path: 'run/:run/diff', nav: 'never', load: () => import('../answers/Difference.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

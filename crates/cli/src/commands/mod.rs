@@ -1,5 +1,6 @@
 //! One file a command.
 
+mod answers;
 mod compact;
 mod demo;
 mod export;
@@ -18,6 +19,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Demo(args) => demo::run(args).await,
         Command::View(args) => view::run(args).await,
         Command::Sql(args) => sql::run(args).await,
+        Command::Report(args) => answers::report(args).await,
+        Command::Diff(args) => answers::diff(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,

@@ -1,6 +1,7 @@
 //! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod answers;
 mod health;
 mod live;
 mod runs;
@@ -38,6 +39,9 @@ use crate::problem::Problem;
         runs::runs,
         runs::delete_run,
         runs::steps,
+        answers::report,
+        answers::findings,
+        answers::diff,
         timeline::timeline,
         timeline::samples,
         spans::span,
@@ -59,6 +63,9 @@ pub fn router(app: &App) -> Router {
         .route("/runs", get(runs::runs))
         .route("/runs/{run}", delete(runs::delete_run))
         .route("/runs/{run}/steps", get(runs::steps))
+        .route("/runs/{run}/steps/{step}/report", get(answers::report))
+        .route("/runs/{run}/findings", get(answers::findings))
+        .route("/runs/{run}/diff", get(answers::diff))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/spans/{trace}/{span}", get(spans::span))
@@ -116,7 +123,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 17, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

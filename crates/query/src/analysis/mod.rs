@@ -1,0 +1,23 @@
+//! Answers: why was this step slow, and what changed? One file a question, its mathematics in its opening comment. All of
+//! them are pure functions over [`step::StepData`], which is read once from the columns of a step; linear, or n log n where
+//! something is sorted.
+
+pub mod ask;
+pub mod attributes;
+pub mod breakdown;
+pub mod clocks;
+pub mod critical_path;
+pub mod difference;
+pub mod findings;
+pub mod health;
+pub mod history;
+pub mod idle;
+pub mod kinds;
+pub mod phases;
+pub mod report;
+pub mod samples;
+pub mod stats;
+pub mod step;
+pub mod stragglers;
+pub mod summary;
+pub mod words;
