@@ -8,6 +8,8 @@ mod disk;
 mod dumps;
 mod ingest;
 mod load;
+mod metrics;
+mod page;
 mod peer;
 mod queries;
 mod report;
@@ -37,8 +39,14 @@ fn main() -> anyhow::Result<()> {
     if chosen("answers") {
         answers::run(&mut report)?;
     }
+    if chosen("page") {
+        page::run(&mut report)?;
+    }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("metrics") {
+        metrics::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

@@ -7,6 +7,7 @@ mod export;
 mod export_html;
 mod files;
 mod import;
+mod metrics;
 mod serve;
 mod sql;
 mod view;
@@ -24,8 +25,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
+            ExportCommand::Tensorboard(args) => metrics::tensorboard(args).await,
             ExportCommand::Html(args) => export_html::run(args).await,
         },
+        Command::Metrics(args) => metrics::run(args).await,
         Command::Compact(args) => compact::run(args).await,
     }
 }

@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 pub mod html;
 pub mod otlp;
 pub mod slime_cache;
+pub mod tensorboard;
+pub mod timeline;
 
 /// Writes beside the target and renames, so that a reader never sees half a file and a failure leaves the old one.
 pub fn atomically<T, E: From<io::Error>>(target: &Path, write: impl FnOnce(File) -> Result<T, E>) -> Result<T, E> {

@@ -8,6 +8,7 @@ use rollscope_model::Table;
 
 mod open;
 pub mod otlp;
+pub mod prometheus;
 pub mod slime_pt;
 pub mod torch;
 

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::kinds::Kind;
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Debug, Serialize)]

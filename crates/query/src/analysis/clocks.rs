@@ -14,7 +14,7 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use super::stats::median;
+use super::robust::median;
 use super::step::{NONE, StepData, flag};
 
 /// Pairs needed for an estimate.

@@ -21,7 +21,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::kinds::Kind;
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::{DETACHED, NONE, StepData, flag};
 
 /// One stretch of the path.

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::breakdown::Share;
 use super::critical_path::PathTotal;
-use super::stats::middle;
+use super::robust::middle;
 use super::words;
 
 pub const CLEAR: f64 = 3.0;

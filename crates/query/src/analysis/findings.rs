@@ -10,7 +10,8 @@
 //! single cause are its whole effect. `without_s` is the other reading: how long the step would have taken without this cause
 //! alone. Phases of the trainer cost what they took beyond their median over the other steps.
 //!
-//! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]. Clocks
+//! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]; what samples cost
+//! must also be more than the spread of the run's steps, for rollouts vary with their prompts. Clocks
 //! that disagree and data that never came cost no time, but make every other number less certain: they are reported when
 //! they are there. A step that is still running has no findings about missing data: parents come last.
 //!
@@ -25,7 +26,7 @@ use super::history::{History, Of, Usual, group_paces, pace};
 use super::kinds::Kind;
 use super::phases::BETWEEN;
 use super::samples::Part;
-use super::stats::{median, middle};
+use super::robust::{median, middle};
 use super::step::NONE;
 use super::summary::{StepSummary, UnitSummary};
 
@@ -146,7 +147,8 @@ impl<'a> Judge<'a> {
         let step = self.steps[index];
         let reference = self.usual_step(index).map_or(step.wall_s, |u| u.median_s);
         let least = MIN_COST_S.max(MIN_SHARE * reference);
-        let mut found = self.of_samples(index, least);
+        let spread = self.usual_step(index).map_or(0.0, |u| u.spread_s);
+        let mut found = self.of_samples(index, least.max(spread));
         found.extend(self.of_phases(index, least));
         found.extend(of_data(step));
         found.sort_by(|a, b| {
@@ -189,7 +191,7 @@ impl<'a> Judge<'a> {
                     let mut tokens = unit.tokens;
                     if let Some(u) = long.filter(|u| unit.tokens > u.bound) {
                         // Beyond the longest usual output, not beyond the typical one: prompts differ.
-                        let longest = u.bound / super::history::MARGIN;
+                        let longest = u.longest;
                         let seconds = unit.seconds * (1.0 - longest / unit.tokens);
                         add(Cause::Tokens, unit, seconds, unit.tokens, longest);
                         tokens = longest;

@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::samples::{Part, SampleTimes};
-use super::stats::{quantile, seconds, sorted};
+use super::robust::{quantile, seconds, sorted};
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -2,7 +2,8 @@
 //! steps are pooled and sorted once. What is usual for one step is asked of the pool *without that step*:
 //!
 //! - the **middle** is the median, what the counterfactual puts in place of an unusual value;
-//! - the **bound** is [`MARGIN`] times the value that one in a hundred exceeds. Beyond it a value is unusual.
+//! - the **bound** is the value that one in a hundred exceeds, times a margin ([`margin`]: 1.25, more where few values speak
+//!   for it), and at least twice the middle. Beyond it a value is unusual.
 //!
 //! Both are ranks, so a few wild values in other steps do not move them. Leaving a step out costs a scan over the largest
 //! hundredth. With fewer than [`ENOUGH`] values in other steps, the step is its own reference: the bound is the median
@@ -11,10 +12,17 @@
 use hashbrown::HashMap;
 
 use super::samples::Part;
-use super::stats::{median, middle};
+use super::robust::{median, middle};
 use super::summary::StepSummary;
 
-pub const MARGIN: f64 = 1.25;
+/// What one in a hundred exceeds is known the less the fewer values there are.
+pub fn margin(values: usize) -> f64 {
+    1.0 + 0.25 * (200.0 / values.max(1) as f64).sqrt().max(1.0)
+}
+
+/// An unusual value is at least so many times the middle; the pace of a group is a median, which varies less.
+const TIMES_MIDDLE: f64 = 2.0;
+const TIMES_MIDDLE_OF_GROUPS: f64 = 1.5;
 pub const ENOUGH: usize = 20;
 const ALONE: f64 = 3.0;
 /// Values needed for a step to be its own reference.
@@ -50,6 +58,8 @@ struct Pool {
 #[derive(Clone, Copy, Debug)]
 pub struct Usual {
     pub middle: f64,
+    /// What one in a hundred exceeds.
+    pub longest: f64,
     pub bound: f64,
 }
 
@@ -88,12 +98,15 @@ impl History {
             })?;
             let half = others / 2;
             let middle = pool.values.iter().filter(|(_, s)| *s != step).nth(half)?;
-            return Some(Usual { middle: middle.0, bound: MARGIN * high.0 });
+            let least = if *of == Of::GroupPace { TIMES_MIDDLE_OF_GROUPS } else { TIMES_MIDDLE };
+            let (middle, longest) = (middle.0, high.0);
+            return Some(Usual { middle, longest, bound: (margin(others) * longest).max(least * middle) });
         }
         let alone = pool.by_step.len() == 1 && own.len() >= ENOUGH_ALONE;
         let logs: Vec<f64> = own.iter().map(|v| v.max(1e-6).ln()).collect();
         let (centre, spread) = middle(&logs).filter(|_| alone)?;
-        Some(Usual { middle: centre.exp(), bound: centre.exp() * (5.0 * spread).exp().max(ALONE) })
+        let bound = centre.exp() * (5.0 * spread).exp().max(ALONE);
+        Some(Usual { middle: centre.exp(), longest: bound, bound })
     }
 }
 

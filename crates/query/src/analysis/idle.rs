@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::kinds::Kind;
 use super::phases::Phase;
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,7 +11,7 @@ use super::findings::{Finding, Judge, UsualStep};
 use super::health::{Health, health};
 use super::idle::{Idle, idle};
 use super::phases::Phase;
-use super::stats::median;
+use super::robust::median;
 use super::step::StepData;
 use super::stragglers::{Stragglers, stragglers};
 use super::summary::StepSummary;
@@ -75,8 +75,8 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
     let (summary, times) = StepSummary::new(step, data);
     let mut stragglers = stragglers(data, &times);
     let idle = idle(data, &summary.phases, stragglers.window);
-    stragglers.idle_worker_s = super::stats::seconds(idle.in_tail.0);
-    stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::stats::seconds(idle.in_tail.1) / 3600.0);
+    stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
+    stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::robust::seconds(idle.in_tail.1) / 3600.0);
     let answers = StepAnswers {
         phases: summary.phases.clone(),
         breakdown: breakdown(data),

@@ -13,7 +13,7 @@
 use hashbrown::HashMap;
 
 use super::kinds::Kind;
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 
 /// Where a sample's time went.

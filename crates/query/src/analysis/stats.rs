@@ -1,49 +1,51 @@
-//! Robust statistics. Everything here sorts a copy: n log n, and the order in which values came does not matter.
+//! Mean, median, extremes and percentiles. Exact, not sketched: all values of a step fit into memory. Percentiles are
+//! linear between the two nearest ranks, as numpy's default.
 
-/// The value at rank `q` (0 to 1) of sorted values: the nearest rank, so always a value that occurred.
-pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
-    let last = sorted.len().checked_sub(1)?;
-    Some(sorted[((q * sorted.len() as f64).ceil() as usize).saturating_sub(1).min(last)])
-}
+/// What is written of every set of values, in this order.
+pub const SUFFIXES: [&str; 8] = ["mean", "median", "max", "min", "p90", "p95", "p99", "count"];
 
-pub fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
-    let mut values: Vec<f64> = values.into_iter().filter(|v| v.is_finite()).collect();
-    values.sort_unstable_by(f64::total_cmp);
-    values
-}
-
-pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let sorted = sorted(values);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n.is_multiple_of(2) => Some((sorted[half - 1] + sorted[half]) / 2.0),
-        _ => Some(sorted[half]),
+/// The figures named by [`SUFFIXES`]. None if there is no value. Only finite numbers count; the caller sees to that.
+pub fn summary(values: &mut [f64]) -> Option<[f64; 8]> {
+    if values.is_empty() {
+        return None;
     }
+    values.sort_unstable_by(f64::total_cmp);
+    let n = values.len();
+    let mean = values.iter().sum::<f64>() / n as f64;
+    let at = |p: f64| percentile(values, p);
+    Some([mean, at(0.5), values[n - 1], values[0], at(0.90), at(0.95), at(0.99), n as f64])
 }
 
-/// Median, and the median distance from it times 1.4826, which for a normal distribution is its standard deviation.
-pub fn middle(values: &[f64]) -> Option<(f64, f64)> {
-    let centre = median(values.iter().copied())?;
-    let spread = median(values.iter().map(|v| (v - centre).abs()))?;
-    Some((centre, 1.4826 * spread))
-}
-
-pub fn seconds(ns: i64) -> f64 {
-    ns as f64 / 1e9
+/// Of sorted values.
+pub fn percentile(sorted: &[f64], p: f64) -> f64 {
+    let rank = p * (sorted.len() - 1) as f64;
+    let (low, high) = (rank.floor() as usize, rank.ceil() as usize);
+    let (a, b, t) = (sorted[low], sorted[high], rank - rank.floor());
+    // From the nearer end, as numpy does: exact at both.
+    if t >= 0.5 { b - (b - a) * (1.0 - t) } else { a + (b - a) * t }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     #[test]
-    fn ranks_and_middles() {
-        assert_eq!(quantile(&[], 0.5), None);
-        assert_eq!(quantile(&[1.0, 2.0, 3.0, 4.0], 0.5), Some(2.0));
-        assert_eq!(quantile(&[1.0, 2.0, 3.0], 1.0), Some(3.0));
-        assert_eq!(median([3.0, 1.0, 2.0, 10.0]), Some(2.5));
-        let (centre, spread) = middle(&[1.0, 2.0, 3.0, 4.0, 100.0]).unwrap();
-        assert_eq!((centre, spread), (3.0, 1.4826));
+    fn of_few_values() {
+        assert_eq!(summary(&mut []), None);
+        assert_eq!(summary(&mut [2.0]), Some([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0]));
+        let [mean, median, max, min, p90, ..] = summary(&mut [4.0, 1.0, 3.0, 2.0]).unwrap();
+        assert_eq!((mean, median, max, min), (2.5, 2.5, 4.0, 1.0));
+        assert!((p90 - 3.7).abs() < 1e-12);
+    }
+
+    proptest! {
+        #[test]
+        fn percentiles_rise_and_stay_inside(mut values in prop::collection::vec(-1e9f64..1e9, 1..200)) {
+            let [mean, median, max, min, p90, p95, p99, count] = summary(&mut values).unwrap();
+            prop_assert!(min <= median && median <= p90 && p90 <= p95 && p95 <= p99 && p99 <= max);
+            prop_assert!(min <= mean + 1e-6 && mean <= max + 1e-6);
+            prop_assert_eq!(count, values.len() as f64);
+        }
     }
 }

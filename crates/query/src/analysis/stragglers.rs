@@ -11,7 +11,7 @@
 use serde::Serialize;
 
 use super::samples::{Part, SampleTime, SampleTimes};
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::StepData;
 use super::summary::natural;
 

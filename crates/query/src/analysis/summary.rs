@@ -5,7 +5,7 @@ use super::clocks::Clock;
 use super::kinds::Kind;
 use super::phases::{Phase, phases};
 use super::samples::{Part, SampleTimes, sample_times};
-use super::stats::seconds;
+use super::robust::seconds;
 use super::step::{NONE, StepData, Texts, flag};
 
 /// One sample, times in seconds from the start of the step.

@@ -26,7 +26,7 @@ fn plant(kind: usize, step: u64, scale: f64, chance: &mut Chance) -> Plant {
         },
         1 => Plant::LongOutputs {
             step,
-            tokens: (scale * chance.between(2500.0, 8000.0)) as u32,
+            tokens: (scale * chance.between(3000.0, 8000.0)) as u32,
             samples: 1 + chance.below(4),
         },
         2 => Plant::StarvedEngine { step, engine, slots: 1 + chance.below(2) },
