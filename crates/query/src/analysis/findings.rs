@@ -11,7 +11,7 @@
 //! alone. Phases of the trainer cost what they took beyond their median over the other steps.
 //!
 //! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]; what samples cost
-//! must also be more than the spread of the run's steps, for rollouts vary with their prompts. Clocks
+//! must be [`MIN_SHARE_OF_SAMPLES`] and more than the spread of the run's steps, for rollouts vary with their prompts. Clocks
 //! that disagree and data that never came cost no time, but make every other number less certain: they are reported when
 //! they are there. A step that is still running has no findings about missing data: parents come last.
 //!
@@ -25,13 +25,17 @@ use serde::Serialize;
 use super::history::{History, Of, Usual, group_paces, pace};
 use super::kinds::Kind;
 use super::phases::BETWEEN;
-use super::samples::Part;
 use super::robust::{median, middle};
+use super::samples::Part;
 use super::step::NONE;
 use super::summary::{StepSummary, UnitSummary};
 
 pub const MIN_COST_S: f64 = 1.0;
 pub const MIN_SHARE: f64 = 0.05;
+/// Samples differ more from step to step than phases of the trainer do.
+pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
+/// Outputs of one source that tell how long its longest are.
+const MANY: usize = 200;
 /// A unit's excess below this is not looked at.
 const MIN_EXCESS_S: f64 = 0.25;
 /// Phases: beyond this many spreads, and this share, above the median of at least so many other steps.
@@ -148,7 +152,7 @@ impl<'a> Judge<'a> {
         let reference = self.usual_step(index).map_or(step.wall_s, |u| u.median_s);
         let least = MIN_COST_S.max(MIN_SHARE * reference);
         let spread = self.usual_step(index).map_or(0.0, |u| u.spread_s);
-        let mut found = self.of_samples(index, least.max(spread));
+        let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference));
         found.extend(self.of_phases(index, least));
         found.extend(of_data(step));
         found.sort_by(|a, b| {
@@ -189,7 +193,9 @@ impl<'a> Judge<'a> {
                     let sample = &step.samples[unit.sample as usize];
                     let long = unit.tokens.is_finite().then(|| usual(Of::Tokens(sample.source.clone()))).flatten();
                     let mut tokens = unit.tokens;
-                    if let Some(u) = long.filter(|u| unit.tokens > u.bound) {
+                    let of_any = usual(Of::AnyTokens).map_or(0.0, |u| u.longest);
+                    let beyond = |u: &Usual| unit.tokens > u.bound && (u.values >= MANY || unit.tokens > of_any);
+                    if let Some(u) = long.filter(beyond) {
                         // Beyond the longest usual output, not beyond the typical one: prompts differ.
                         let longest = u.longest;
                         let seconds = unit.seconds * (1.0 - longest / unit.tokens);

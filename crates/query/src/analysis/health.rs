@@ -10,8 +10,8 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use super::samples::{Part, SampleTimes};
 use super::robust::{quantile, seconds, sorted};
+use super::samples::{Part, SampleTimes};
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Debug, Default, Serialize)]

@@ -11,8 +11,8 @@
 
 use hashbrown::HashMap;
 
-use super::samples::Part;
 use super::robust::{median, middle};
+use super::samples::Part;
 use super::summary::StepSummary;
 
 /// What one in a hundred exceeds is known the less the fewer values there are.
@@ -23,6 +23,8 @@ pub fn margin(values: usize) -> f64 {
 /// An unusual value is at least so many times the middle; the pace of a group is a median, which varies less.
 const TIMES_MIDDLE: f64 = 2.0;
 const TIMES_MIDDLE_OF_GROUPS: f64 = 1.5;
+/// The pace of one request varies with what else its engine does.
+const TIMES_MIDDLE_OF_PACE: f64 = 3.0;
 pub const ENOUGH: usize = 20;
 const ALONE: f64 = 3.0;
 /// Values needed for a step to be its own reference.
@@ -39,6 +41,8 @@ pub enum Of {
     Retry,
     /// Tokens of one generation, by the source of the prompt.
     Tokens(String),
+    /// Of any source: where one source has too few to tell its longest.
+    AnyTokens,
     /// Seconds a token.
     Pace,
     /// The median of the same over a group.
@@ -60,6 +64,8 @@ pub struct Usual {
     pub middle: f64,
     /// What one in a hundred exceeds.
     pub longest: f64,
+    /// Values of other steps that this rests on.
+    pub values: usize,
     pub bound: f64,
 }
 
@@ -98,15 +104,24 @@ impl History {
             })?;
             let half = others / 2;
             let middle = pool.values.iter().filter(|(_, s)| *s != step).nth(half)?;
-            let least = if *of == Of::GroupPace { TIMES_MIDDLE_OF_GROUPS } else { TIMES_MIDDLE };
+            let least = match of {
+                Of::GroupPace => TIMES_MIDDLE_OF_GROUPS,
+                Of::Pace => TIMES_MIDDLE_OF_PACE,
+                _ => TIMES_MIDDLE,
+            };
             let (middle, longest) = (middle.0, high.0);
-            return Some(Usual { middle, longest, bound: (margin(others) * longest).max(least * middle) });
+            return Some(Usual {
+                middle,
+                longest,
+                values: others,
+                bound: (margin(others) * longest).max(least * middle),
+            });
         }
         let alone = pool.by_step.len() == 1 && own.len() >= ENOUGH_ALONE;
         let logs: Vec<f64> = own.iter().map(|v| v.max(1e-6).ln()).collect();
         let (centre, spread) = middle(&logs).filter(|_| alone)?;
         let bound = centre.exp() * (5.0 * spread).exp().max(ALONE);
-        Some(Usual { middle: centre.exp(), longest: bound, bound })
+        Some(Usual { middle: centre.exp(), longest: bound, values: 0, bound })
     }
 }
 
@@ -143,6 +158,7 @@ fn each_value(step: &StepSummary, mut each: impl FnMut(Of, f64)) {
             Part::Decode => {
                 if unit.tokens.is_finite() {
                     each(Of::Tokens(step.samples[unit.sample as usize].source.clone()), unit.tokens);
+                    each(Of::AnyTokens, unit.tokens);
                 }
                 if let Some(pace) = pace(unit.seconds, unit.tokens) {
                     each(Of::Pace, pace);

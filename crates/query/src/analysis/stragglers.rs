@@ -10,8 +10,8 @@
 
 use serde::Serialize;
 
-use super::samples::{Part, SampleTime, SampleTimes};
 use super::robust::seconds;
+use super::samples::{Part, SampleTime, SampleTimes};
 use super::step::StepData;
 use super::summary::natural;
 

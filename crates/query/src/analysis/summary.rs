@@ -4,8 +4,8 @@
 use super::clocks::Clock;
 use super::kinds::Kind;
 use super::phases::{Phase, phases};
-use super::samples::{Part, SampleTimes, sample_times};
 use super::robust::seconds;
+use super::samples::{Part, SampleTimes, sample_times};
 use super::step::{NONE, StepData, Texts, flag};
 
 /// One sample, times in seconds from the start of the step.

@@ -30,7 +30,7 @@ fn plant(kind: usize, step: u64, scale: f64, chance: &mut Chance) -> Plant {
             samples: 1 + chance.below(4),
         },
         2 => Plant::StarvedEngine { step, engine, slots: 1 + chance.below(2) },
-        3 => Plant::SlowWeightSync { step, seconds: scale * chance.between(8.0, 60.0) },
+        3 => Plant::SlowWeightSync { step, seconds: scale * chance.between(16.0, 60.0) },
         4 => Plant::KvTransferStall { step, seconds: scale * chance.between(8.0, 25.0) },
         5 => Plant::RewardTimeout { step, seconds: scale * chance.between(40.0, 120.0), samples: 1 + chance.below(4) },
         6 => Plant::StragglingGroup { step, group: chance.below(6), factor: scale * chance.between(3.0, 8.0) },
@@ -70,7 +70,8 @@ fn case(number: u64, kinds: &[usize]) -> Case {
         let step = 2 + chance.below(STEPS as usize - 3) as u64;
         let scale = 1.0 + attempt as f64 / 10.0;
         let plants: Vec<Plant> = kinds.iter().map(|k| plant(*k, step, scale, &mut chance)).collect();
-        let felt = |p: &Plant| !costs_time(p) || truth(&options, std::slice::from_ref(p)) > 8.0;
+        // A fifth of a usual step, which takes 60 to 90 s here.
+        let felt = |p: &Plant| !costs_time(p) || truth(&options, std::slice::from_ref(p)) > 15.0;
         if plants.iter().all(felt) {
             let truth = truth(&options, &plants);
             return Case { options: DemoOptions { planted: plants.clone(), ..options }, plants, truth };
