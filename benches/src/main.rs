@@ -4,6 +4,7 @@
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
 mod answers;
+mod conversations;
 mod disk;
 mod dumps;
 mod ingest;
@@ -41,6 +42,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("page") {
         page::run(&mut report)?;
+    }
+    if chosen("conversations") {
+        conversations::run(&mut report)?;
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;

@@ -2,6 +2,7 @@
 
 mod answers;
 mod compact;
+mod conversations;
 mod demo;
 mod export;
 mod export_html;
@@ -22,6 +23,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Sql(args) => sql::run(args).await,
         Command::Report(args) => answers::report(args).await,
         Command::Diff(args) => answers::diff(args).await,
+        Command::Conversations(args) => conversations::run(args).await,
+        Command::Reindex(args) => conversations::reindex(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
