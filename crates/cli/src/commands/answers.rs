@@ -111,7 +111,7 @@ fn encode(text: &str) -> String {
 async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
     let url = source.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into());
     let token = source.token.clone();
-    tokio::task::spawn_blocking(move || {
+    tokio::task::spawn_blocking(move || -> anyhow::Result<Value> {
         let agent: ureq::Agent =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build().into();
         let mut request = agent.get(format!("{}/api/v1{path}", url.trim_end_matches('/')));

@@ -16,7 +16,7 @@ use crate::problem::Problem;
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps/{step}/report", tag = "answers",
     params(("run" = String, Path), ("step" = String, Path, description = "A step, or `-` for a run without steps")),
     responses(
-        (status = 200, description = "The report, JSON", content_type = "application/json"),
+        (status = 200, description = "The report, JSON"),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn report(
@@ -36,7 +36,7 @@ pub async fn report(
 
 /// What stands out in a run, by cost, and how long each step took.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/findings", tag = "answers", params(("run" = String, Path)), responses(
-    (status = 200, description = "Findings, JSON", content_type = "application/json"),
+    (status = 200, description = "Findings, JSON"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn findings(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
@@ -53,7 +53,7 @@ pub async fn findings(State(app): State<App>, Path(run): Path<String>, params: P
         ("with" = Option<i64>, Query, description = "The step after [default: all]"),
     ),
     responses(
-        (status = 200, description = "The difference, JSON", content_type = "application/json"),
+        (status = 200, description = "The difference, JSON"),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn diff(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
