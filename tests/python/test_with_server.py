@@ -77,7 +77,13 @@ def test_get_traces(program, server):
     traces = client.get_traces("math", sort="-metadata.reward", limit=5)
     assert len(traces) == 5 and [t["metadata"]["reward"] for t in traces] == [0.75, 0.75, 0.75, 0.5, 0.5]
     assert traces[0]["messages"][1]["content"] == "answer 3"
-    wait_until(lambda: len(client.get_traces("math", search="answer 2")) == 3)
+    assert len(client.get_traces("math")) == 12 and len(client.get_traces("math", limit=7, offset=8)) == 4
+    wait_until(lambda: len(client.get_traces("math", search='"answer 2"')) == 3)
+    assert client.get_traces("another project") == []
+    with pytest.raises(Exception, match="limit"):
+        client.get_traces(limit=-1)
+    with pytest.raises(Exception, match="sort"):
+        client.get_traces(sort="nonsense")
 
 
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "python" / "examples").glob("*.py")))

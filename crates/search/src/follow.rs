@@ -109,7 +109,7 @@ fn follow(
                 let ended = handle.block_on(async {
                     tokio::select! {
                         changed = changes.changed() => changed.is_err(),
-                        _ = stopped.changed() => true,
+                        _ = stopped.wait_for(|stop| *stop) => true,
                     }
                 });
                 let started = Instant::now();
@@ -127,7 +127,8 @@ fn follow(
                 drop(snapshot);
                 // What comes meanwhile goes into the next commit.
                 if let Some(left) = COMMIT_EVERY.checked_sub(started.elapsed()) {
-                    let _ = handle.block_on(async { tokio::time::timeout(left, stopped.changed()).await });
+                    let _ = handle
+                        .block_on(async { tokio::time::timeout(left, stopped.wait_for(|stop| *stop)).await.is_ok() });
                 }
             }
         });
