@@ -14,7 +14,7 @@ const WIDTH: usize = 100;
 const BAR: usize = 24;
 
 fn list(value: &Value) -> &[Value] {
-    value.as_array().map_or(&[], Vec::as_slice)
+    value.as_array().map_or(&[][..], Vec::as_slice)
 }
 
 fn number(value: &Value) -> f64 {
@@ -51,7 +51,7 @@ impl Page {
 
     fn paragraph(&mut self, text: &str) {
         match self.style {
-            Style::Terminal => wrap(text, WIDTH, "").iter().for_each(|l| self.line(l)),
+            Style::Terminal => wrap(text, WIDTH).iter().for_each(|l| self.line(l)),
             Style::Markdown => self.line(text),
         }
     }
@@ -59,7 +59,7 @@ impl Page {
     fn item(&mut self, text: &str) {
         match self.style {
             Style::Terminal => {
-                for (n, line) in wrap(text, WIDTH - 4, "").iter().enumerate() {
+                for (n, line) in wrap(text, WIDTH - 4).iter().enumerate() {
                     self.line(&format!("{}{line}", if n == 0 { "  • " } else { "    " }));
                 }
             }
@@ -95,12 +95,12 @@ impl Page {
     }
 }
 
-fn wrap(text: &str, width: usize, indent: &str) -> Vec<String> {
+fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let last = lines.len() - 1;
         if !lines[last].is_empty() && lines[last].chars().count() + word.chars().count() + 1 > width {
-            lines.push(format!("{indent}{word}"));
+            lines.push(word.to_string());
         } else {
             if !lines[last].is_empty() {
                 lines[last].push(' ');

@@ -106,20 +106,20 @@ fn domains(data: &mut StepData) {
         }
     }
     let mut hosts_of: HashMap<u32, Vec<u32>> = HashMap::new();
-    for row in 0..data.len() {
-        let hosts = hosts_of.entry(data.sender[row]).or_default();
-        if host[row] != NONE && !hosts.contains(&host[row]) && hosts.len() < 64 {
-            hosts.push(host[row]);
+    for (sender, host) in data.sender.iter().zip(&host) {
+        let hosts = hosts_of.entry(*sender).or_default();
+        if *host != NONE && !hosts.contains(host) && hosts.len() < 64 {
+            hosts.push(*host);
         }
     }
     let mut names: HashMap<(u32, u32), u32> = HashMap::new();
-    for row in 0..data.len() {
+    for (row, host) in host.into_iter().enumerate() {
         let sender = data.sender[row];
-        if sender == NONE || hosts_of[&sender].len() < 2 || host[row] == NONE {
+        if sender == NONE || hosts_of[&sender].len() < 2 || host == NONE {
             continue;
         }
-        let name = *names.entry((sender, host[row])).or_insert_with(|| {
-            let text = format!("{}\u{1}{}", data.texts.get(sender), data.texts.get(host[row]));
+        let name = *names.entry((sender, host)).or_insert_with(|| {
+            let text = format!("{}\u{1}{}", data.texts.get(sender), data.texts.get(host));
             data.texts.intern(&text)
         });
         data.sender[row] = name;

@@ -28,7 +28,7 @@ pub async fn report(
     let step = match step.as_str() {
         "-" => None,
         text => {
-            Some(text.parse().map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?)
+            Some(text.parse::<i64>().map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?)
         }
     };
     to_json(&app.engine.step_report(&run, step).await?)
