@@ -22,6 +22,8 @@ export default defineConfig(({ mode }) => {
       assetsInlineLimit: isStatic ? 100_000_000 : 0,
       cssCodeSplit: !isStatic,
       sourcemap: false,
+      // One script for the one file; for the server each view is a file of its own, read when it is first shown.
+      ...(isStatic ? { rolldownOptions: { output: { codeSplitting: false } } } : {}),
     },
     server: { proxy: { '/api': api } },
     test: {

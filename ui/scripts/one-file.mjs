@@ -18,8 +18,10 @@ export function oneFile() {
         .replace(/<script[^>]*type="module"[^>]*><\/script>\s*/g, '')
         .replace(/<link[^>]*rel="(stylesheet|modulepreload)"[^>]*>\s*/g, '');
       const css = styles.map((s) => String(s.source)).join('\n').replaceAll('</style', '<\\/style');
+      // Views are imported when they are shown; in one file there is nothing to load ahead for them.
+      const code = scripts[0].code.replaceAll('__VITE_PRELOAD__', 'void 0');
       const head = `<style>${css}</style>\n`;
-      const tail = `${MARKER}\n<script type="module">${inScript(scripts[0].code)}</script>\n`;
+      const tail = `${MARKER}\n<script type="module">${inScript(code)}</script>\n`;
       // Functions, so that `$` in the code is not read as a pattern.
       html = html.replace('</head>', () => `${head}</head>`).replace('</body>', () => `${tail}</body>`);
       if (html.split(MARKER).length !== 2) throw new Error('one-file: the data marker must occur exactly once');

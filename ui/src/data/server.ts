@@ -45,6 +45,9 @@ export class ServerSource implements DataSource {
     });
   }
 
+  get(path: string, signal?: AbortSignal): Promise<Response> {
+    return this.call(path, { signal });
+  }
   health(signal?: AbortSignal): Promise<Health> {
     return this.json('/health', signal);
   }

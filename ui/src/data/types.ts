@@ -86,6 +86,11 @@ export interface DataSource {
   readonly kind: 'server' | 'static';
   /** What this source can do; the page leaves out what it cannot. */
   readonly can: { sql: boolean; remove: boolean; live: boolean };
+  /**
+   * Any answer of the API by its path under /api/v1 (`/conversations?run=a`), for views that need no method of their own
+   * here; errors are SourceErrors. A static page answers from the manifest's `answers`, by the exact path.
+   */
+  get(path: string, signal?: AbortSignal): Promise<Response>;
   health(signal?: AbortSignal): Promise<Health>;
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
   removeRun(run: string): Promise<void>;

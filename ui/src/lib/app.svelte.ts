@@ -1,8 +1,10 @@
 // State that the whole page shares: where we are, the theme, the data source, what is open on top.
+import type { Component } from 'svelte';
 import { ServerSource } from '../data/server';
 import { StaticSource, hasStaticData } from '../data/static';
 import type { Change, DataSource, RunInfo } from '../data/types';
-import { formatRoute, parseRoute, type Route, type View } from './route';
+import { VIEWS } from '../views/list';
+import { formatRoute, parseRoute, type Route } from './route';
 
 export type Theme = 'system' | 'dark' | 'light';
 
@@ -32,7 +34,10 @@ const systemDark = matchMedia('(prefers-color-scheme: dark)');
 
 class App {
   readonly source: DataSource = __STATIC__ || hasStaticData() ? new StaticSource() : new ServerSource();
-  route: Route = $state.raw(parseRoute(location.hash));
+  route: Route = $state.raw(parseRoute(location.hash, VIEWS));
+  /** The component of the route's view, once it is loaded. */
+  component: Component | null = $state.raw(null);
+  viewError: Error | null = $state.raw(null);
   theme: Theme = $state((stored('rs.theme') as Theme | null) ?? 'system');
   private systemIsDark = $state(systemDark.matches);
   dark = $derived(this.theme === 'system' ? this.systemIsDark : this.theme === 'dark');
@@ -49,8 +54,9 @@ class App {
     addEventListener('hashchange', () => {
       clearTimeout(this.writing);
       this.known = location.hash;
-      this.route = parseRoute(location.hash);
+      this.arrive(parseRoute(location.hash, VIEWS));
     });
+    this.arrive(this.route);
     systemDark.addEventListener('change', (e) => (this.systemIsDark = e.matches));
   }
 
@@ -65,10 +71,11 @@ class App {
     this.theme = theme;
     store('rs.theme', theme);
   }
-  href(view: View, run: string | null = null, params: Record<string, string> = {}): string {
-    return formatRoute({ view, run, params });
+  /** Address of a view: parts of its path and all else come from `params`. */
+  href(view: string, run: string | null = null, params: Record<string, string> = {}): string {
+    return formatRoute({ view, run, params }, VIEWS);
   }
-  go(view: View, run: string | null = null, params: Record<string, string> = {}): void {
+  go(view: string, run: string | null = null, params: Record<string, string> = {}): void {
     location.hash = this.href(view, run, params);
   }
   /** Changes parameters of the current view. Small moves replace the entry in the history, so that "back" goes back. */
@@ -84,13 +91,34 @@ class App {
     if (push) this.write(true);
     else this.writing = setTimeout(() => this.write(), 120);
   }
+  /** Route and component change together, so that no view ever sees the parameters of another. */
+  private arrive(route: Route): void {
+    const turn = ++this.turn;
+    const show = (component: Component): void => {
+      if (turn !== this.turn) return;
+      this.components.set(route.view, component);
+      this.viewError = null;
+      this.component = component;
+      this.route = route;
+    };
+    const known = this.components.get(route.view);
+    if (known) show(known);
+    else {
+      VIEWS.find((v) => v.key === route.view)!.load().then(
+        (m) => show(m.default),
+        () => (this.viewError = new Error('A part of the page could not be loaded. Has the server been updated or stopped? Retry loads the page anew.')),
+      );
+    }
+  }
+  private turn = 0;
+  private readonly components = new Map<string, Component>();
   private writing: ReturnType<typeof setTimeout> | undefined;
   /** The address as we know it: if it is another, somebody goes elsewhere just now. */
   private known = location.hash;
   /** Browsers limit how often the address may change, so typing and zooming write it when they pause. */
   private write(push = false): void {
     clearTimeout(this.writing);
-    const hash = formatRoute(this.route);
+    const hash = formatRoute(this.route, VIEWS);
     if (hash === location.hash || location.hash !== this.known) return;
     this.known = hash;
     if (push) history.pushState(null, '', hash);

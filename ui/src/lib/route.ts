@@ -1,13 +1,18 @@
 // The selection as a link. Everything that a person chose is in the part after #, so that every state can be sent, the
-// back button works, and it all holds from file: too. Pure: text in, text out.
-
-export type View = 'runs' | 'run' | 'timeline' | 'sql';
+// back button works, and it all holds from file: too. Pure: text in, text out. Which paths there are is in views/list.ts.
 
 export interface Route {
-  view: View;
+  view: string;
+  /** The run, where the path names one. */
   run: string | null;
-  /** Everything else, by name. */
+  /** Everything else by name: the other parts of the path, and what follows the question mark. */
   params: Record<string, string>;
+}
+
+/** A path such as `run/:run/step/:step`: parts with a colon are names, the others stand as they are. */
+export interface PathOf {
+  key: string;
+  path: string;
 }
 
 const dec = (text: string): string => {
@@ -20,11 +25,25 @@ const dec = (text: string): string => {
 /** Like encodeURIComponent, but leaves what is harmless after # readable. */
 const enc = (text: string): string => encodeURIComponent(text).replace(/%(2C|3A|2F|20|40)/g, (_, h: string) => ({ '2C': ',', '3A': ':', '2F': '/', '20': '+', '40': '@' })[h]!);
 
-export function parseRoute(hash: string): Route {
+const partsOf = (path: string): string[] => path.split('/').filter((p) => p !== '');
+
+function match(pattern: string, parts: string[]): Record<string, string> | null {
+  const want = partsOf(pattern);
+  if (want.length !== parts.length) return null;
+  const found = Object.create(null) as Record<string, string>;
+  for (let i = 0; i < want.length; i++) {
+    if (want[i].startsWith(':')) found[want[i].slice(1)] = parts[i];
+    else if (want[i] !== parts[i]) return null;
+  }
+  return found;
+}
+
+/** What the address names; the first view when it names none. */
+export function parseRoute(hash: string, views: readonly PathOf[]): Route {
   const text = hash.replace(/^#\/?/, '');
   const cut = text.indexOf('?');
-  const path = (cut < 0 ? text : text.slice(0, cut)).split('/').map(dec);
-  const params: Record<string, string> = Object.create(null) as Record<string, string>;
+  const parts = partsOf(cut < 0 ? text : text.slice(0, cut)).map(dec);
+  const params = Object.create(null) as Record<string, string>;
   if (cut >= 0) {
     for (const pair of text.slice(cut + 1).split('&')) {
       if (pair === '') continue;
@@ -33,20 +52,29 @@ export function parseRoute(hash: string): Route {
       params[key] = eq < 0 ? '' : dec(pair.slice(eq + 1).replaceAll('+', ' '));
     }
   }
-  if (path[0] === 'run' && path[1]) return { view: path[2] === 'timeline' ? 'timeline' : 'run', run: path[1], params };
-  if (path[0] === 'sql') return { view: 'sql', run: null, params };
-  return { view: 'runs', run: null, params };
+  for (const v of views) {
+    const found = match(v.path, parts);
+    if (!found) continue;
+    const { run, ...rest } = found;
+    return { view: v.key, run: run ?? null, params: Object.assign(params, rest) };
+  }
+  return { view: views[0].key, run: null, params };
 }
 
-export function formatRoute(r: Route): string {
-  let path = `#/${r.view}`;
-  // A slash inside a run's id must not look like a path.
-  if (r.run !== null && (r.view === 'run' || r.view === 'timeline')) path = `#/run/${encodeURIComponent(r.run)}${r.view === 'timeline' ? '/timeline' : ''}`;
+export function formatRoute(r: Route, views: readonly PathOf[]): string {
+  const pattern = views.find((v) => v.key === r.view)?.path ?? '';
+  const used = new Set<string>();
+  // A slash inside an id must not look like a path.
+  const path = partsOf(pattern).map((p) => {
+    if (!p.startsWith(':')) return p;
+    used.add(p.slice(1));
+    return encodeURIComponent(p === ':run' ? (r.run ?? '') : (r.params[p.slice(1)] ?? ''));
+  });
   const query = Object.entries(r.params)
-    .filter(([, v]) => v !== '')
+    .filter(([k, v]) => v !== '' && !used.has(k))
     .map(([k, v]) => `${enc(k)}=${enc(v)}`)
     .join('&');
-  return query === '' ? path : `${path}?${query}`;
+  return `#/${path.join('/')}${query === '' ? '' : `?${query}`}`;
 }
 
 /** A window of time on the timeline, in seconds since its start: `12.5,18`. */

@@ -1,14 +1,27 @@
-// Every view, in the order of the navigation. A new view is one component and one line here (and its name in route.ts).
+// Every view, in the order of the navigation. A new view is one component and one line here. `path` is the part of the
+// address after `#/`; its `:parts` arrive in `app.route.params` (and `:run` in `app.route.run`), and
+// `app.href(key, run, params)` puts them back. A component is loaded when it is first shown. It is mounted anew when the
+// view, the run or another part of its path changes; what follows the `?` changes under it.
 import type { Component } from 'svelte';
-import type { View } from '../lib/route';
-import Run from './Run.svelte';
-import Runs from './Runs.svelte';
-import Sql from './Sql.svelte';
-import Timeline from './Timeline.svelte';
 
-export const VIEWS: { key: View; title: string; needsRun: boolean; component: Component }[] = [
-  { key: 'runs', title: 'Runs', needsRun: false, component: Runs },
-  { key: 'run', title: 'Run', needsRun: true, component: Run },
-  { key: 'timeline', title: 'Timeline', needsRun: true, component: Timeline },
-  { key: 'sql', title: 'SQL', needsRun: false, component: Sql },
+export interface ViewSpec {
+  key: string;
+  title: string;
+  path: string;
+  /** Where the navigation shows it: always, when a run is chosen, or nowhere (it is reached by links). */
+  nav: 'always' | 'run' | 'never';
+  /** The data source must be able to do this; a static page cannot do everything. */
+  needs?: 'sql' | 'live';
+  /** After `g`: goes there. */
+  shortcut?: string;
+  load: () => Promise<{ default: Component }>;
+}
+
+export const VIEWS: readonly ViewSpec[] = [
+  { key: 'runs', title: 'Runs', path: '', nav: 'always', shortcut: 'r', load: () => import('./Runs.svelte') },
+  { key: 'compare', title: 'Compare', path: 'compare', nav: 'never', load: () => import('./Compare.svelte') },
+  { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
+  { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
+  { key: 'timeline', title: 'Timeline', path: 'run/:run/timeline', nav: 'run', shortcut: 't', load: () => import('./Timeline.svelte') },
+  { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

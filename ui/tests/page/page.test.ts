@@ -152,8 +152,11 @@ it('shows a span with its attributes as text, its relations and its JSON', async
   await panel.getByText('At the end').waitFor();
   await panel.getByText('<img src=x onerror="window.hacked=1">').waitFor();
   expect(await panel.locator('img').count()).toBe(0);
+  await expect.poll(hash).toMatch(/span=/);
+  const root = await hash();
   await panel.getByRole('button', { name: /^child turn/ }).first().click();
   await panel.getByRole('heading', { name: 'turn' }).waitFor();
+  await expect.poll(hash).not.toBe(root);
   await expect.poll(hash).toMatch(/span=[0-9a-f]{32}\.[0-9a-f]{16}/);
   const link = await hash();
   await panel.getByRole('tab', { name: 'Raw JSON' }).click();

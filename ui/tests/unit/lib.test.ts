@@ -8,6 +8,7 @@ import { duration, niceStep, tick } from '../../src/lib/format';
 import { fuzzy } from '../../src/lib/fuzzy';
 import { PHASES, phaseOf } from '../../src/lib/phases';
 import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/lib/route';
+import { VIEWS } from '../../src/views/list';
 import { buildItems } from '../../src/timeline/items';
 
 describe('the address', () => {
@@ -16,16 +17,17 @@ describe('the address', () => {
       { view: 'runs' as const, run: null, params: { q: 'a b&c=d#?%', sort: '-spans' } },
       { view: 'run' as const, run: 'math/ablation 3?#', params: {} },
       { view: 'timeline' as const, run: 'ü/中', params: { step: '5', w: '1.5,2', span: 'ab.cd', q: 'reward:<0.5 +x' } },
+      { view: 'step', run: 'a/b', params: { step: '-3', x: '1' } },
       { view: 'sql' as const, run: null, params: { q: "SELECT 1\nFROM x WHERE a = '100%'" } },
     ];
     for (const r of routes) {
-      const back = parseRoute(formatRoute(r));
+      const back = parseRoute(formatRoute(r, VIEWS), VIEWS);
       expect({ ...back, params: { ...back.params } }).toEqual(r);
     }
   });
   it('takes anything', () => {
-    for (const bad of ['', '#', '#/', '#/run', '#/run/', '#/nowhere/x', '#/runs?%zz&=&a', '#/run/%E0%A4%A/timeline?step=%']) expect(() => parseRoute(bad)).not.toThrow();
-    expect(parseRoute('#/runs?__proto__=1').params['__proto__']).toBe('1');
+    for (const bad of ['', '#', '#/', '#/run', '#/run/', '#/nowhere/x', '#/runs?%zz&=&a', '#/run/%E0%A4%A/timeline?step=%']) expect(() => parseRoute(bad, VIEWS)).not.toThrow();
+    expect(parseRoute('#/runs?__proto__=1', VIEWS).params['__proto__']).toBe('1');
   });
   it('windows keep what can be seen', () => {
     const [a, b] = parseWindow(formatWindow(1234.567891, 1234.567999))!;
