@@ -11,6 +11,7 @@ mod peer;
 mod queries;
 mod report;
 mod server;
+mod traces;
 
 use report::Report;
 
@@ -35,6 +36,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("traces") {
+        traces::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

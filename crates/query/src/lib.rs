@@ -18,6 +18,7 @@ mod progress;
 mod running;
 mod session;
 pub mod tables;
+pub mod traces;
 
 pub use describe::{ColumnInfo, TableStats};
 pub use engine::Engine;

@@ -4,10 +4,11 @@
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
 //! or it gets a file of the [`page`]. [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. All settings are in [`config`].
+//! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
+pub mod collect;
 pub mod config;
 pub mod encode;
 mod ingest;
@@ -67,6 +68,8 @@ pub enum StartError {
     Tls(String),
     #[error("a token is empty: write one after --token, or leave it out")]
     EmptyToken,
+    #[error("{0}")]
+    Files(String),
     #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]
     Nothing,
 }

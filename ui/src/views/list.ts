@@ -23,5 +23,7 @@ export const VIEWS: readonly ViewSpec[] = [
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
   { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
   { key: 'timeline', title: 'Timeline', path: 'run/:run/timeline', nav: 'run', shortcut: 't', load: () => import('./Timeline.svelte') },
+  { key: 'traces', title: 'Traces', path: 'traces', nav: 'always', needs: 'sql', shortcut: 'e', load: () => import('../trace/Traces.svelte') },
+  { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', load: () => import('../trace/Trace.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

@@ -2,6 +2,7 @@
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
 mod health;
+mod jaeger;
 mod live;
 mod runs;
 mod spans;
@@ -9,6 +10,7 @@ mod sql;
 mod stream;
 mod tables;
 mod timeline;
+mod traces;
 
 use axum::Router;
 use axum::extract::Request;
@@ -42,6 +44,8 @@ use crate::problem::Problem;
         timeline::samples,
         spans::span,
         spans::trace,
+        traces::find,
+        traces::view,
         live::live,
         openapi,
     ),
@@ -62,7 +66,9 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/spans/{trace}/{span}", get(spans::span))
+        .route("/traces", get(traces::find))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/traces/{trace}/view", get(traces::view))
         .route("/live", get(live::live))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
@@ -73,6 +79,7 @@ pub fn router(app: &App) -> Router {
         .route("/metrics", get(health::metrics))
         .nest("/api/v1", v1)
         .with_state(app.clone())
+        .merge(jaeger::router(app))
 }
 
 /// Only whether the server lives: for the OTLP ports.
@@ -116,7 +123,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 14, "{:?}", paths.keys());
+        assert_eq!(paths.len(), 16, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

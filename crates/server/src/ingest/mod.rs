@@ -4,6 +4,7 @@
 mod body;
 pub mod grpc;
 pub mod http;
+pub mod lines;
 mod runs;
 mod wire;
 
@@ -22,6 +23,7 @@ use rollscope_store::{Store, StoreError};
 use crate::config::Limits;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
+use lines::Lines;
 use runs::Runs;
 
 /// Larger messages are decoded off the threads that serve sockets.
@@ -110,9 +112,15 @@ pub struct Ingest {
     inner: Arc<Inner>,
 }
 
+/// Where messages go.
+enum Target {
+    Store { store: Store, runs: Runs },
+    /// Files, as they came: `rollscope collect`.
+    Lines(Lines),
+}
+
 struct Inner {
-    store: Store,
-    runs: Runs,
+    target: Target,
     counters: Arc<Counters>,
     limits: Limits,
     options: DecodeOptions,
@@ -123,11 +131,19 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
+        Self::into(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
+    }
+
+    /// Into files instead of a store.
+    pub fn to_lines(lines: Lines, counters: Arc<Counters>, limits: &Limits) -> Self {
+        Self::into(Target::Lines(lines), counters, limits)
+    }
+
+    fn into(target: Target, counters: Arc<Counters>, limits: &Limits) -> Self {
         let workers = std::thread::available_parallelism().map_or(2, usize::from);
         Ingest {
             inner: Arc::new(Inner {
-                runs: Runs::new(store.clone(), engine),
-                store,
+                target,
                 counters,
                 options: limits.decode_options(),
                 budget: Budget::new(limits.max_inflight_bytes),
@@ -148,7 +164,9 @@ impl Ingest {
 
     /// The run was deleted: if it speaks again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
-        self.inner.runs.forget(run_id);
+        if let Target::Store { runs, .. } = &self.inner.target {
+            runs.forget(run_id);
+        }
     }
 
     async fn read(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
@@ -180,6 +198,10 @@ impl Ingest {
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
         let signal = message.signal;
+        let (store, runs) = match &inner.target {
+            Target::Store { store, runs } => (store, runs),
+            Target::Lines(lines) => return self.write_line(lines, message).await,
+        };
         let (decoded, _charge) = self.decode(message).await?;
         if decoded.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
@@ -192,12 +214,12 @@ impl Ingest {
             });
         }
         if decoded.batch.num_rows() > 0 {
-            inner.runs.enter(&decoded.runs).await?;
+            runs.enter(&decoded.runs).await?;
             let table = match signal {
                 Signal::Traces => Table::Spans,
                 Signal::Metrics => Table::Series,
             };
-            let appended = inner.store.append(table, decoded.batch).await?;
+            let appended = store.append(table, decoded.batch).await?;
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
         }
@@ -206,6 +228,25 @@ impl Ingest {
             n => format!("{n} rejected: {}", decoded.reasons.join("; ")),
         };
         Ok(Outcome { rejected: decoded.rejected, message })
+    }
+
+    /// One message as one line of OTLP JSON.
+    async fn write_line(&self, lines: &Lines, message: Message) -> Result<Outcome, Refusal> {
+        let inner = &self.inner;
+        let counters = inner.counters.ingest(message.protocol);
+        if message.signal != Signal::Traces {
+            return Err(Refusal::Unsupported("this collector takes traces; switch the exporter of metrics off".into()));
+        }
+        let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
+        let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
+        let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
+        drop(_permit);
+        if line.spans > 0 {
+            lines.append(line.text, line.spans).await?;
+            add(&counters.accepted, line.spans);
+        }
+        Ok(line.outcome)
     }
 
     async fn decode(&self, message: Message) -> Result<(Decoded, Charge), Refusal> {
@@ -222,6 +263,36 @@ impl Ingest {
         let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
     }
+}
+
+/// A message, ready to be written, with the memory it was given.
+struct Line {
+    text: Vec<u8>,
+    spans: u64,
+    outcome: Outcome,
+    _charge: Charge,
+}
+
+fn line(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<Line, Refusal> {
+    let bytes = body::decompress(message.bytes, message.encoding, limit, &mut message.charge)?;
+    let (text, spans, outcome) = match message.form {
+        Form::Protobuf => {
+            let (text, spans) = rollscope_formats::export::otlp::protobuf_to_json_line(&bytes)?;
+            (text, spans, Outcome::default())
+        }
+        Form::Json => {
+            let decoded = otlp::decode_traces_json(&bytes, options)?;
+            let mut text = Vec::new();
+            rollscope_formats::export::otlp::write_json_line(&decoded.batch, &mut text)
+                .map_err(|e| Refusal::Internal(e.to_string()))?;
+            let message = match decoded.rejected {
+                0 => String::new(),
+                n => format!("{n} rejected: {}", decoded.reasons.join("; ")),
+            };
+            (text, decoded.batch.num_rows() as u64, Outcome { rejected: decoded.rejected, message })
+        }
+    };
+    Ok(Line { text, spans, outcome, _charge: message.charge })
 }
 
 fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<(Decoded, Charge), Refusal> {
