@@ -6,9 +6,10 @@ SHELL := bash
 BIN := target/debug/rollscope
 VENV := .venv
 PYTHON := $(VENV)/bin/python
-UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -type f -print 2>/dev/null)
+PACKAGE_SOURCES := $(shell find python/src python/rollscope -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
+UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-e2e lint bench release ui dev clean
+.PHONY: help run test test-rust test-ui test-page test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -37,7 +38,7 @@ $(VENV)/.ready: tests/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-test: lint test-rust test-ui test-e2e ## every test
+test: lint lint-python test-rust test-ui test-page test-e2e test-python ## every test
 
 test-rust: ui/dist/index.html
 	cargo test --locked --workspace
@@ -45,19 +46,55 @@ test-rust: ui/dist/index.html
 test-ui: ui/node_modules/.package-lock.json
 	cd ui && npm run check && npm test
 
+# The page of the real binary, and the page alone against a mock, in Debian's Chromium.
+test-page: $(BIN) chromium
+	cd ui && npm run test:page
+
+.PHONY: chromium
+chromium:
+	@command -v $${CHROMIUM:-chromium} >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; }
+
 test-e2e: $(BIN) $(VENV)/.ready
-	$(PYTHON) -m pytest -q tests
+	$(PYTHON) -m pytest -q tests --ignore tests/python
+
+$(VENV)/.python-ready: tests/python/requirements.txt $(VENV)/.ready
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
+	touch $@
+
+# The package as users have it, without the program: tests start target/debug/rollscope.
+$(VENV)/.package: $(VENV)/.python-ready $(PACKAGE_SOURCES)
+	cd python && ../$(PYTHON) -m maturin build --quiet --release --locked --out target/test-wheel
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/target/test-wheel/rollscope-*.whl
+	touch $@
+
+test-python: $(BIN) $(VENV)/.package
+	$(PYTHON) -m pytest -q tests/python
 
 lint:
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 
+# After the build of the package, and with its profile, so that nothing is compiled twice.
+lint-python: $(VENV)/.package
+	cd python && cargo fmt --check
+	cd python && cargo clippy --release --locked -- -D warnings
+
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
 	cargo build --locked --release --workspace --bins
 
-bench: release $(VENV)/.ready ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+wheel: release $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
+	mkdir -p python/rollscope.data/scripts
+	cp target/release/rollscope python/rollscope.data/scripts/rollscope
+	strip python/rollscope.data/scripts/rollscope
+	cd python && ../$(PYTHON) -m maturin build --release --locked --out ../target/wheels
+	rm -r python/rollscope.data
+
+bench-sdk: $(VENV)/.package ## what the Python package costs its caller
+	$(PYTHON) python/bench/hot_path.py
+
+bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)
 
 clean:
 	cargo clean
-	rm -rf ui/node_modules ui/dist ui/dist-static $(VENV)
+	rm -rf python/target ui/node_modules ui/dist ui/dist-static $(VENV)

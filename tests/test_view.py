@@ -133,7 +133,7 @@ def test_import_again_and_again_doubles_nothing(tmp_path):
     dumps = folder_of_dumps(tmp_path)
     data = tmp_path / "data"
     run("import", f"{dumps}/rollout_*.pt", "--run", "mine", "--data", data)
-    count = "select count(*) as n from spans union all select count(*) from samples union all select count(*) from conversations"
+    count = "select (select count(*) from spans) as spans, (select count(*) from samples) as samples, (select count(*) from conversations) as talks"
     before = sql(data, count)
     again = run("import", dumps, "--run", "mine", "--data", data).stdout
     assert again.count(" 0 new spans") == 3, again

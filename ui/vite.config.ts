@@ -25,10 +25,14 @@ export default defineConfig(({ mode }) => {
       // One script for the one file; for the server each view is a file of its own, read when it is first shown.
       ...(isStatic ? { rolldownOptions: { output: { codeSplitting: false } } } : {}),
     },
-    server: { proxy: { '/api': api } },
+    server: { proxy: { '/api': api, '/prometheus': api } },
     test: {
       projects: [
-        { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node' } },
+        { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },
+        {
+          extends: true as const,
+          test: { name: 'real', include: ['tests/real/**/*.test.ts'], environment: 'node', testTimeout: 180_000, hookTimeout: 180_000, fileParallelism: false },
+        },
         {
           extends: true as const,
           test: { name: 'page', include: ['tests/page/**/*.test.ts'], environment: 'node', testTimeout: 60_000, hookTimeout: 90_000, fileParallelism: false },

@@ -7,6 +7,8 @@ mod disk;
 mod dumps;
 mod ingest;
 mod load;
+mod metrics;
+mod page;
 mod peer;
 mod queries;
 mod report;
@@ -34,11 +36,17 @@ fn main() -> anyhow::Result<()> {
     if chosen("dumps") {
         dumps::run(&mut report)?;
     }
+    if chosen("page") {
+        page::run(&mut report)?;
+    }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
     }
     if chosen("traces") {
         traces::run(&mut report)?;
+    }
+    if chosen("metrics") {
+        metrics::run(&mut report)?;
     }
     println!("{report}");
     Ok(())

@@ -1,41 +1,47 @@
-// Screenshots of every view in both themes, from the mock server, into artifacts/. For looking at.
+// Screenshots of every view in both themes into artifacts/, for looking at:
+//
+//     node scripts/shots.mjs URL [part of a name] [WIDTHxHEIGHT] [dark|light]
+//
+// URL is a server with the demo run.
 import { mkdirSync } from 'node:fs';
 import { launch } from '../tests/page/browser.mjs';
-import { start } from '../mock/server.mjs';
 
+const [url, only = '', size = '1280x800', scheme] = process.argv.slice(2);
+const [width, height] = size.split('x').map(Number);
 mkdirSync('artifacts', { recursive: true });
-const mock = await start();
-const none = await start({ empty: true });
 const browser = await launch();
-const only = process.argv[2];
-for (const scheme of ['dark', 'light']) {
-  const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: scheme });
+for (const theme of scheme ? [scheme] : ['dark', 'light']) {
+  const context = await browser.newContext({ viewport: { width, height }, colorScheme: theme });
   const page = await context.newPage();
-  page.on('console', (m) => ['error', 'warning'].includes(m.type()) && console.log(scheme, m.type(), m.text()));
-  page.on('pageerror', (e) => console.log(scheme, 'pageerror', e.stack));
-  const shot = async (name, hash, act, base = mock.url) => {
-    if (only && !name.includes(only)) return;
-    await page.goto(`about:blank`);
-    await page.goto(`${base}/${hash}`);
-    await page.waitForTimeout(600);
+  page.on('console', (m) => ['error', 'warning'].includes(m.type()) && console.log(theme, m.type(), m.text()));
+  page.on('pageerror', (e) => console.log(theme, 'pageerror', e.stack));
+  const shot = async (name, hash, act) => {
+    if (!name.includes(only)) return;
+    await page.goto('about:blank');
+    await page.goto(`${url}/${hash}`);
+    await page.waitForTimeout(1800);
     if (act) await act();
-    await page.waitForTimeout(250);
-    await page.screenshot({ path: `artifacts/${name}-${scheme}.png` });
+    await page.waitForTimeout(500);
+    await page.screenshot({ path: `artifacts/${name}-${theme}-${width}.png` });
   };
-  await shot('empty', '#/runs', null, none.url);
-  await shot('runs', '#/runs');
-  await shot('run', '#/run/grpo-search-7b', () => page.mouse.move(500, 380));
-  await shot('timeline', '#/run/grpo-search-7b/timeline?step=5', () => page.mouse.move(700, 420));
-  await shot('timeline-512', '#/run/math%2Fablation-3/timeline?step=0');
-  await shot('timeline-details', '#/run/grpo-search-7b/timeline?step=5&x=1&w=1,3.2', async () => {
-    await page.mouse.click(800, 420);
-    await page.waitForTimeout(300);
+  const T = '#/run/demo/timeline';
+  await shot('runs', '#/');
+  await shot('run', '#/run/demo', () => page.mouse.move(500, 330));
+  await shot('step', '#/run/demo/step/3');
+  await shot('compare', '#/compare?runs=demo,demo-2');
+  await shot('timeline', `${T}?step=3`, () => page.mouse.move(700, 520));
+  await shot('tl-expanded', `${T}?step=3&x=1&q=group:3`);
+  await shot('tl-pd', `${T}?step=3&x=1&q=name:sglang_pd_prefill`);
+  await shot('tl-details', `${T}?step=3&x=1&sort=-duration&rows=sample`, async () => {
+    await page.keyboard.press('Enter');
+    await page.keyboard.press('j');
+    await page.waitForTimeout(500);
   });
-  await shot('timeline-live', '#/run/grpo-search-7b/timeline');
-  await shot('timeline-worker', '#/run/grpo-search-7b/timeline?step=2&rows=worker&x=1');
-  await shot('timeline-tool', '#/run/grpo-search-7b/timeline?step=2&rows=tool');
-  await shot('timeline-small', '#/run/sglang-smoke/timeline?color=name');
-  await shot('timeline-range', '#/run/grpo-search-7b/timeline?step=5&sort=-duration&group=0', async () => {
+  await shot('tl-live', T);
+  await shot('tl-worker', `${T}?step=3&rows=worker`);
+  await shot('tl-links', `${T}?step=3&links=1&x=1&q=sample:0`);
+  await shot('tl-menu', `${T}?step=3`, () => page.getByRole('button', { name: 'View' }).click());
+  await shot('tl-range', `${T}?step=3`, async () => {
     await page.keyboard.down('Shift');
     await page.mouse.move(500, 400);
     await page.mouse.down();
@@ -43,12 +49,17 @@ for (const scheme of ['dark', 'light']) {
     await page.mouse.up();
     await page.keyboard.up('Shift');
   });
-  await shot('sql', '#/sql', () => page.click('button.primary'));
-  await shot('palette', '#/runs', () => page.keyboard.press('Control+k'));
-  await shot('keys', '#/runs', () => page.keyboard.press('?'));
+  await shot('sql', '#/sql', async () => {
+    await page.click('button.primary');
+    await page.waitForTimeout(1500);
+  });
+  await shot('sql-plot', '#/sql?plot=1', async () => {
+    await page.click('button.primary');
+    await page.waitForTimeout(1500);
+  });
+  await shot('palette', '#/', () => page.keyboard.press('Control+k'));
+  await shot('keys', '#/', () => page.keyboard.press('?'));
   await shot('error', '#/run/nothing');
   await context.close();
 }
 await browser.close();
-await mock.stop();
-await none.stop();

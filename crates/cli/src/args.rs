@@ -29,6 +29,8 @@ pub enum Command {
     Collect(CollectArgs),
     /// Set SGLang's trace level on many servers.
     TraceLevel(TraceLevelArgs),
+    /// Print the metrics of a run's step: what it logged, and what rollscope worked out of its spans and samples.
+    Metrics(MetricsArgs),
     /// Merge small files and compress what was written in a hurry. The store must not be in use.
     Compact(FolderArgs),
 }
@@ -78,6 +80,21 @@ pub struct ServeArgs {
     /// Delete the oldest while the store is larger than this many bytes [default: keep everything].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_RETENTION_BYTES")]
     pub retention_bytes: Option<u64>,
+    /// Scrape this page of Prometheus text or OpenMetrics, such as http://ROUTER:30000/engine_metrics@10s; repeatable.
+    #[arg(long, value_name = "URL[@INTERVAL]", env = "ROLLSCOPE_SCRAPE", value_delimiter = ',')]
+    pub scrape: Vec<String>,
+    /// Scrape what this Prometheus configuration lists (static targets and files of targets); repeatable.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
+    pub scrape_config: Vec<PathBuf>,
+    /// Keep scraped series in full this long, such as 7d; older ones are thinned [default: 7d].
+    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = duration)]
+    pub series_full_age: Option<u64>,
+    /// Write the metrics of every step as TensorBoard event files below this folder.
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_TENSORBOARD")]
+    pub tensorboard: Option<PathBuf>,
+    /// Append the metrics of every step to this file, a JSON object a line.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_METRICS_JSONL")]
+    pub metrics_jsonl: Option<PathBuf>,
     /// Configuration file (TOML); flags and environment win over it.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -150,6 +167,23 @@ pub struct SqlArgs {
 }
 
 #[derive(Args)]
+pub struct MetricsArgs {
+    /// The run.
+    pub run: String,
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// The step [default: the last one that has metrics].
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    pub step: Option<i64>,
+    /// Only names that begin with this, such as perf/.
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub prefix: String,
+    /// How to print: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
+    #[arg(long, value_enum, default_value_t = Format::Table)]
+    pub format: Format,
+}
+
+#[derive(Args)]
 pub struct ViewArgs {
     /// Dumps (rollout_0.pt), OTLP files, folders of them, or patterns such as 'dumps/rollout_*.pt'.
     #[arg(required = true, value_name = "FILE")]
@@ -205,6 +239,8 @@ pub struct ExportArgs {
 pub enum ExportCommand {
     /// Spans as OTLP JSON lines.
     Otlp(ExportOtlpArgs),
+    /// Metrics as TensorBoard event files.
+    Tensorboard(ExportTensorboardArgs),
     /// A run as one HTML file that opens from disk, without a server.
     Html(ExportHtmlArgs),
     /// A run, a step or files for Perfetto (ui.perfetto.dev) or chrome://tracing.
@@ -301,6 +337,18 @@ pub struct TraceLevelArgs {
     /// Longest time for one server, in seconds.
     #[arg(long, default_value_t = 10)]
     pub timeout: u64,
+}
+
+#[derive(Args)]
+pub struct ExportTensorboardArgs {
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: all].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// Folder to write to; every run gets a folder below it.
+    #[arg(short, long, value_name = "DIR")]
+    pub out: PathBuf,
 }
 
 #[derive(Args)]

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use rollscope_query::QueryLimits;
+use rollscope_server::scrape::config::ScrapeTarget;
 use rollscope_server::{Secret, ServerConfig, TlsConfig};
 use rollscope_store::StoreOptions;
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,15 @@ impl Config {
         }
         if let Some(bytes) = args.retention_bytes {
             config.store.retention_bytes = bytes;
+        }
+        for text in &args.scrape {
+            server.scrape.targets.push(ScrapeTarget::parse(text).map_err(|e| Usage(format!("--scrape {e}")))?);
+        }
+        server.scrape.prometheus_files.extend(args.scrape_config.iter().cloned());
+        server.sinks.tensorboard = args.tensorboard.clone().or(server.sinks.tensorboard.take());
+        server.sinks.json_lines = args.metrics_jsonl.clone().or(server.sinks.json_lines.take());
+        if let Some(seconds) = args.series_full_age {
+            config.store.series_full_age_s = seconds;
         }
         config.log_json |= args.log_json;
         config.store.dir = config.data.clone();

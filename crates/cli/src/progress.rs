@@ -60,10 +60,6 @@ impl Spinner {
         bar.enable_steady_tick(Duration::from_millis(100));
         Spinner(bar)
     }
-
-    pub fn say(&self, what: &str) {
-        self.0.set_message(what.to_string());
-    }
 }
 
 impl Drop for Spinner {

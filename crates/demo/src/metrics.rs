@@ -1,5 +1,7 @@
-//! Metrics of a step: what the trainer would log, and `perf/` and `rollout/` computed plainly from the step's own
-//! requests and samples. Percentiles are exact (nearest rank).
+//! Metrics of a step: what the trainer would log, and, not stored, what rollscope should make of the step itself: `perf/`
+//! and `rollout/` computed plainly from the simulated requests and samples. Percentiles here are by nearest rank.
+
+use std::collections::BTreeMap;
 
 use rollscope_model::build::{MetricsBuilder, NewMetric};
 
@@ -15,14 +17,27 @@ fn gpus(plan: &Plan) -> f64 {
     (0..plan.fleet.engines()).map(|e| f64::from(crate::sim::tensor_parallel(e))).sum()
 }
 
-pub fn write(out: &mut MetricsBuilder, run_id: &str, plan: &Plan, base: i64, dice: &mut Dice) {
+/// What rollscope works out by itself and a trainer need not log.
+fn is_computed(name: &str) -> bool {
+    let computed = ["perf/request/", "perf/prefill/", "perf/decode/", "perf/rollout_time", "perf/non_generation_time/"];
+    let tokens = ["perf/tokens_per_gpu_per_sec", "perf/longest_sample_tokens_per_sec"];
+    computed.iter().any(|prefix| name.starts_with(prefix))
+        || tokens.contains(&name)
+        || (name.starts_with("rollout/") && !name.starts_with("rollout/staleness"))
+}
+
+/// Writes what the trainer logs; returns what is to be worked out.
+pub fn write(out: &mut MetricsBuilder, run_id: &str, plan: &Plan, base: i64, dice: &mut Dice) -> BTreeMap<String, f64> {
     let time_ns = base + plan.end;
-    let mut put = |name: &str, value: f64| {
-        out.push(&NewMetric { run_id, step: Some(plan.step as i64), time_ns, name, value });
+    let mut expected = BTreeMap::new();
+    let mut put = |name: &str, value: f64| match is_computed(name) {
+        true => drop(expected.insert(name.to_string(), value)),
+        false => out.push(&NewMetric { run_id, step: Some(plan.step as i64), time_ns, name, value, source: None }),
     };
     requests(plan, &mut put);
     samples(plan, &mut put);
     training(plan, dice, &mut put);
+    expected
 }
 
 fn stats(put: &mut impl FnMut(&str, f64), name: &str, mut values: Vec<f64>) {

@@ -108,6 +108,8 @@ pub struct StepData {
     pub start_ns: i64,
     pub end_ns: i64,
     pub batches: Vec<(Table, RecordBatch)>,
+    /// Metrics that rollscope should work out from the batches: for tests.
+    pub expected: std::collections::BTreeMap<String, f64>,
 }
 
 impl StepData {
@@ -190,11 +192,12 @@ impl Generator {
     /// The row of `runs`. The run goes on: steps after the finished ones are played live.
     pub fn header(&self, updated_ns: i64) -> Result<RecordBatch, ArrowError> {
         let o = &self.options;
+        let gpus: u32 = (0..self.engines.len()).map(|e| crate::sim::tensor_parallel(e) as u32).sum();
         let config = json!({
             "model": "Qwen2.5-7B", "algorithm": "grpo", "seed": o.seed, "rollout_batch_size": o.samples,
             "n_samples_per_prompt": o.group_size, "max_turns": o.max_turns, "lr": 1e-6, "kl_coef": 0.001,
             "max_new_tokens": crate::task::MAX_NEW_TOKENS, "tensor_parallel": 2, "train_ranks": trainer::RANKS,
-            "rollout_engines": self.engines.len(), "prefill_decode_disaggregation": true,
+            "rollout_engines": self.engines.len(), "rollout_num_gpus": gpus, "prefill_decode_disaggregation": true,
         });
         let mut runs = RunsBuilder::default();
         runs.push(&NewRun {
@@ -329,7 +332,7 @@ impl Generator {
         }
         .write(&mut series);
         let mut measured = MetricsBuilder::default();
-        metrics::write(&mut measured, &o.run_id, plan, base, &mut self.dice(plan.step, 5));
+        let expected = metrics::write(&mut measured, &o.run_id, plan, base, &mut self.dice(plan.step, 5));
 
         let mut batches = vec![(Table::Spans, sink.spans.finish()?), (Table::Samples, samples.finish()?)];
         if o.conversations {
@@ -337,7 +340,7 @@ impl Generator {
         }
         batches.push((Table::Metrics, measured.finish()?));
         batches.push((Table::Series, series.finish()?));
-        Ok(StepData { step: plan.step, start_ns: base, end_ns: base + plan.end, batches })
+        Ok(StepData { step: plan.step, start_ns: base, end_ns: base + plan.end, batches, expected })
     }
 
     fn sample_row(&self, out: &mut SamplesBuilder, plan: &Plan, base: i64, index: usize, task: &Task, w: &Written) {

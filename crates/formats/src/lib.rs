@@ -4,6 +4,7 @@
 //! systems read. Each has one explicit list: adding a format means adding a file and a line in that list.
 
 mod any_value;
+pub mod conversation;
 pub mod export;
 pub mod import;
 mod json;

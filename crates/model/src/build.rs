@@ -740,7 +740,7 @@ plain_table!(Conversations, NewConversation, ConversationsBuilder, {
 });
 
 plain_table!(Metrics, NewMetric, MetricsBuilder, {
-    run_id: dict, step: int_opt, time_ns: int, name: dict, value: float,
+    run_id: dict, step: int_opt, time_ns: int, name: dict, value: float, source: dict_opt,
 });
 
 plain_table!(Series, NewPoint, SeriesBuilder, {

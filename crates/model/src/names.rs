@@ -40,6 +40,39 @@ pub mod reserved {
     pub const ORIGINAL_PARENT_SPAN_ID: &str = "rollscope.original_parent_span_id";
 }
 
+/// What our SDK sends as OTLP log records: the event names, and the attributes that have no OTLP name. `docs/wire.md`
+/// describes them.
+pub mod event {
+    pub const RUN: &str = "rollscope.run";
+    pub const METRICS: &str = "rollscope.metrics";
+    pub const CONVERSATION: &str = "rollscope.conversation";
+    pub const MEDIA: &str = "rollscope.media";
+    pub const STATS: &str = "rollscope.stats";
+
+    pub const CONFIG: &str = "rollscope.config";
+    pub const TAGS: &str = "rollscope.tags";
+    pub const STARTED_NS: &str = "rollscope.started_ns";
+    pub const ENDED_NS: &str = "rollscope.ended_ns";
+    pub const STATUS: &str = "rollscope.status";
+    pub const ID: &str = "rollscope.id";
+    pub const KEY: &str = "rollscope.key";
+    pub const INDEX: &str = "rollscope.index";
+    pub const METADATA: &str = "rollscope.metadata";
+    pub const STAT_PREFIX: &str = "rollscope.stat.";
+
+    /// Response header in which the server tells SDKs the trace level.
+    pub const LEVEL_HEADER: &str = "rollscope-trace-level";
+}
+
+/// The run of series that were scraped for no run in particular: a serving engine may serve many. It is not listed.
+pub const SCRAPED_RUN: &str = "_scraped";
+
+/// Values of `metrics.source`.
+pub mod source {
+    /// Worked out by rollscope from the spans and samples of a step.
+    pub const COMPUTED: &str = "rollscope";
+}
+
 /// Values of `spans.state`.
 pub mod state {
     pub const CLOSED: &str = "closed";

@@ -97,6 +97,14 @@ impl Table {
         }
     }
 
+    /// Rows of a segment are sorted by these, then by time, instead of by cluster: samples of a series stand together.
+    pub fn sort_columns(self) -> &'static [&'static str] {
+        match self {
+            Table::Series => &["name", "labels", "target"],
+            _ => &[],
+        }
+    }
+
     /// Looked up by exact value: gets a bloom filter in every segment.
     pub fn bloom_columns(self) -> &'static [&'static str] {
         match self {
@@ -275,6 +283,12 @@ fn columns(table: Table) -> Vec<Column> {
             ("time_ns", Int64, false, "wall time"),
             ("name", dict(), false, "metric name"),
             ("value", Float64, false, "NaN and infinities are kept"),
+            (
+                "source",
+                dict(),
+                true,
+                "null: logged by the run; rollscope: worked out from the step's spans and samples",
+            ),
         ],
         Table::Series => vec![
             ("run_id", dict(), false, "the run"),
@@ -303,6 +317,7 @@ mod tests {
             let schema = table.schema();
             let mut named = [table.identity(), table.bloom_columns()].concat();
             named.extend(table.cluster_column());
+            named.extend(table.sort_columns());
             named.push(table.time_column());
             for column in named {
                 assert!(schema.column_with_name(column).is_some(), "{}.{column}", table.name());

@@ -187,6 +187,8 @@ pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, Ar
         }
     }
 
+    seen.remove(rollscope_model::names::SCRAPED_RUN);
+
     let schema = Table::Runs.schema();
     let rows: Vec<RecordBatch> =
         rows.iter().map(|b| RecordBatch::try_new(schema.clone(), b.columns().to_vec())).collect::<Result<_, _>>()?;

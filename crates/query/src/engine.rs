@@ -109,8 +109,13 @@ impl Engine {
 
     /// Plans one read-only statement and starts it. Waits its turn if `max_concurrent` queries run already.
     pub async fn sql(&self, sql: &str) -> Result<Running, QueryError> {
+        self.sql_rows(sql, self.inner.limits.max_rows).await
+    }
+
+    /// The same with another limit on the rows of the answer, for callers that keep them short.
+    pub async fn sql_rows(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let inner = &*self.inner;
-        let limits = inner.limits.clone();
+        let limits = QueryLimits { max_rows, ..inner.limits.clone() };
         let deadline = Instant::now() + limits.timeout;
         let registration = inner.register(sql);
         let progress = registration.progress.clone();
@@ -230,6 +235,33 @@ impl Engine {
     /// Every column of every table with its type and meaning, virtual columns included.
     pub fn columns(&self) -> Vec<ColumnInfo> {
         describe::columns()
+    }
+
+    /// Runs work of our own over one table of a snapshot, on the query threads, within the limits of a query.
+    pub(crate) async fn with_table<T, F>(
+        &self,
+        table: Table,
+        what: String,
+        work: impl FnOnce(SessionState, tables::SnapshotTable) -> F + Send + 'static,
+    ) -> Result<T, QueryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DataFusionError>> + Send + 'static,
+    {
+        let inner = &*self.inner;
+        let registration = inner.register(&what);
+        let permit = timeout_at(Instant::now() + inner.limits.timeout, inner.permits.clone().acquire_owned()).await;
+        let Ok(Ok(permit)) = permit else { return Err(timed_out(&inner.limits)) };
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = registration.progress.clone();
+        self.direct(async move {
+            let _permit = permit;
+            let state = sessions.open(&snapshot, &progress)?;
+            let table = sessions.table(&snapshot, table, &progress);
+            work(state, table).await
+        })
+        .await
     }
 
     /// Runs a plan made by hand on the query threads, within the timeout.

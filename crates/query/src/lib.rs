@@ -5,16 +5,21 @@
 //! see [`tables`]. What users call in SQL beyond DataFusion's own is in [`functions`]. [`Engine`] plans and runs
 //! queries on threads of its own, within [`QueryLimits`], and can be asked what is running and told to stop it.
 //!
+//! [`promql`] answers Prometheus's query language over the table `series`; [`analysis`] holds questions that are not
+//! one query, one file each.
+//!
 //! Everything is read-only: statements that would change anything are refused before they are planned.
 //! Plans consist of DataFusion's own operators, and whatever they need at run time is in their literals, so that another
 //! process with [`functions::register`] can execute them.
 
+pub mod analysis;
 mod describe;
 mod engine;
 mod error;
 pub mod functions;
 mod limits;
 mod progress;
+pub mod promql;
 mod running;
 mod session;
 pub mod tables;

@@ -5,7 +5,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use rollscope_formats::import::otlp;
+use rollscope_query::analysis::perf::PerfRules;
+use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
+
+use crate::scrape::config::ScrapeConfig;
+use crate::sinks::SinkConfig;
 
 /// Where the server listens, who may speak to it, and how much it takes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -24,6 +29,14 @@ pub struct ServerConfig {
     /// Certificate and key. None: plain text.
     pub tls: Option<TlsConfig>,
     pub limits: Limits,
+    /// What is scraped.
+    pub scrape: ScrapeConfig,
+    /// Where the metrics of a step go besides the store.
+    pub sinks: SinkConfig,
+    /// What counts as a request, a step, a rollout.
+    pub perf: PerfRules,
+    /// What a PromQL query may cost.
+    pub promql: PromLimits,
 }
 
 impl Default for ServerConfig {
@@ -36,6 +49,10 @@ impl Default for ServerConfig {
             insecure_no_auth: false,
             tls: None,
             limits: Limits::default(),
+            scrape: ScrapeConfig::default(),
+            sinks: SinkConfig::default(),
+            perf: PerfRules::default(),
+            promql: PromLimits::default(),
         }
     }
 }

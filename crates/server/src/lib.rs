@@ -3,7 +3,8 @@
 //! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
+//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
+//! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
 //! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
@@ -18,6 +19,9 @@ pub mod page;
 mod params;
 pub mod problem;
 mod query;
+pub mod scrape;
+pub mod sinks;
+pub mod steps;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -46,6 +50,9 @@ pub use config::{Limits, Secret, ServerConfig, TlsConfig};
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
+use scrape::Scraping;
+use sinks::Sinks;
+use steps::{StepCounters, StepWatcher};
 
 /// Why the server did not start, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +77,8 @@ pub enum StartError {
     EmptyToken,
     #[error("{0}")]
     Files(String),
+    #[error("scraping: {0}")]
+    Scrape(String),
     #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]
     Nothing,
 }
@@ -84,7 +93,13 @@ pub(crate) struct Shared {
     ingest: Ingest,
     counters: Arc<Counters>,
     limits: Limits,
+    promql: rollscope_query::promql::PromLimits,
+    scraping: Scraping,
+    sinks: Sinks,
+    steps: Arc<StepCounters>,
     stop: CancellationToken,
+    watched: api::Watched,
+    steps: api::StepsCache,
 }
 
 impl Deref for App {
@@ -157,13 +172,32 @@ impl Server {
         let tls = config.tls.as_ref().map(listen::tls).transpose()?;
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
+        let scraping = Scraping::start(&config.scrape, &store, &shared.stop).map_err(StartError::Scrape)?;
+        let sinks = Sinks::start(&config.sinks);
+        let steps = Arc::new(StepCounters::default());
+        if config.perf.enabled || !sinks.is_empty() {
+            let watcher = StepWatcher {
+                engine: engine.clone(),
+                store: store.clone(),
+                rules: config.perf.clone(),
+                sinks: sinks.clone(),
+                counters: steps.clone(),
+            };
+            tokio::spawn(watcher.run(shared.stop.clone()));
+        }
         let app = App(Arc::new(Shared {
             ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
             store,
             engine,
             counters: counters.clone(),
             limits: config.limits.clone(),
+            promql: config.promql.clone(),
+            scraping,
+            sinks,
+            steps,
             stop: shared.stop.clone(),
+            watched: api::Watched::default(),
+            steps: api::StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         for (listener, router) in

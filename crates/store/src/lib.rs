@@ -30,6 +30,8 @@ mod segment;
 mod snapshot;
 mod store;
 mod tail;
+mod thin;
+mod touched;
 mod wal;
 
 pub use error::StoreError;
@@ -39,3 +41,4 @@ pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;
 pub use snapshot::{Snapshot, SnapshotSource, TableSnapshot};
 pub use store::{Appended, Health, Store, StoreStats};
+pub use touched::Step;

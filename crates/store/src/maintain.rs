@@ -47,6 +47,7 @@ pub(crate) async fn run(weak: WeakShared) {
                 ticks += 1;
                 let tidied = async {
                     expire(&shared).await?;
+                    thin(&shared).await?;
                     compact(&shared, false).await
                 };
                 if let Err(e) = tidied.await {
@@ -108,19 +109,22 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
 /// flush compressed in a hurry.
 pub(crate) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreError> {
     let manifest = shared.state.read().manifest.clone();
-    let mut groups: BTreeMap<(String, String), Vec<Arc<Segment>>> = BTreeMap::new();
+    // What was thinned is never mixed with what was not.
+    let mut groups: BTreeMap<(String, String, bool), Vec<Arc<Segment>>> = BTreeMap::new();
     for s in &manifest.segments {
         let small = s.rows < shared.options.segment_rows / SMALL && s.memory_bytes < MERGE_BYTES / SMALL;
         if small || (full && s.level == 0) {
-            groups.entry((s.table.clone(), s.run_id.clone())).or_default().push(s.clone());
+            let thinned = s.level == segment::THINNED;
+            groups.entry((s.table.clone(), s.run_id.clone(), thinned)).or_default().push(s.clone());
         }
     }
-    for ((table, _), segments) in groups {
+    for ((table, _, thinned), segments) in groups {
+        let effort = if thinned { Effort::Thin } else { Effort::Compact };
         let table = Table::from_name(&table).expect("manifests name known tables");
         for batch in batches_of(segments, shared.options.segment_rows) {
             let worth = batch.len() >= MERGE_AT || (full && (batch.len() > 1 || batch[0].level == 0));
             if worth && !shared.is_closed() {
-                merge(shared, table, batch).await?;
+                merge(shared, table, batch, effort).await?;
             }
         }
     }
@@ -148,7 +152,26 @@ fn batches_of(mut segments: Vec<Arc<Segment>>, segment_rows: u64) -> Vec<Vec<Arc
     batches
 }
 
-async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>) -> Result<(), StoreError> {
+/// Thins series that are older than `series_full_age_s`, a segment at a time.
+async fn thin(shared: &Shared) -> Result<(), StoreError> {
+    let options = &shared.options;
+    if options.series_full_age_s == 0 || options.series_thin_s == 0 {
+        return Ok(());
+    }
+    let before = now_ns().saturating_sub((options.series_full_age_s as i64).saturating_mul(NS_PER_S));
+    let manifest = shared.state.read().manifest.clone();
+    let old = manifest.segments_of(Table::Series).filter(|s| s.max_time < before && s.level != segment::THINNED);
+    for segment in old.cloned().collect::<Vec<_>>() {
+        if shared.is_closed() {
+            return Ok(());
+        }
+        merge(shared, Table::Series, vec![segment], Effort::Thin).await?;
+    }
+    Ok(())
+}
+
+async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Effort) -> Result<(), StoreError> {
+    let bucket_ns = shared.options.series_thin_s as i64 * NS_PER_S;
     let mut parts = Vec::with_capacity(old.len());
     for s in &old {
         parts.push((s.path.clone(), shared.root.get(&s.path).await?));
@@ -160,11 +183,15 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>) -> Result<
         for (_, data) in parts {
             batches.extend(segment::read(table, data)?);
         }
+        if matches!(effort, Effort::Thin) {
+            batches = segment::in_order(table, &batches)?;
+            batches = batches.iter().map(|b| crate::thin::thin(b, bucket_ns)).collect::<Result<_, _>>()?;
+        }
         keep_one_of_each(table, batches)
     });
     let batches = read.await.map_err(|e| StoreError::Busy(e.to_string()))??;
     let paths: Vec<String> = old.iter().map(|s| s.path.clone()).collect();
-    let fresh = shared.build(table, batches, Effort::Compact, paths.clone()).await?;
+    let fresh = shared.build(table, batches, effort, paths.clone()).await?;
     let _commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     // A flush may have rewritten one of them meanwhile: then this merge is stale.

@@ -39,7 +39,7 @@ pub struct Segment {
     pub checksum: u64,
     pub format_version: u32,
     pub writer: String,
-    /// 0 when flushed, 1 when compacted.
+    /// 0 when flushed, 1 when compacted, 2 when thinned.
     pub level: u8,
     /// Segments this one was made from: how a lost manifest can be rebuilt without counting rows twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

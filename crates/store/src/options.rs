@@ -25,6 +25,10 @@ pub struct StoreOptions {
     pub retention_age_s: u64,
     /// The oldest segments are deleted while the store is larger than this. 0 keeps everything.
     pub retention_bytes: u64,
+    /// Scraped series are kept in full this long, in seconds, and thinned afterwards. 0 never thins.
+    pub series_full_age_s: u64,
+    /// Of this many seconds of a thinned series a few samples stay: the last, the smallest, the largest.
+    pub series_thin_s: u64,
     /// Files that are no longer live stay this long for readers that still use them, in seconds.
     pub delete_grace_s: u64,
     /// At start, up to this many bytes of segments are read and checked before serving; the rest afterwards.
@@ -42,6 +46,8 @@ impl Default for StoreOptions {
             duplicate_check_bytes: 256 << 20,
             retention_age_s: 0,
             retention_bytes: 0,
+            series_full_age_s: 7 * 86_400,
+            series_thin_s: 300,
             delete_grace_s: 300,
             check_at_start_bytes: 2 << 30,
         }

@@ -45,7 +45,12 @@ pub(crate) struct NewSegment {
 pub(crate) enum Effort {
     Flush,
     Compact,
+    /// Like a compaction, of rows that were thinned.
+    Thin,
 }
+
+/// `Segment::level` of rows that were thinned.
+pub(crate) const THINNED: u8 = 2;
 
 /// Writes batches of one table as one segment a run. `name` gives each file its unique stem.
 pub(crate) fn build(
@@ -75,7 +80,11 @@ pub(crate) fn build(
             has_open: !open_rows(table, &batch).is_empty(),
             format_version: FORMAT_VERSION,
             writer: writer.into(),
-            level: matches!(effort, Effort::Compact).into(),
+            level: match effort {
+                Effort::Flush => 0,
+                Effort::Compact => 1,
+                Effort::Thin => THINNED,
+            },
             replaces: replaces.to_vec(),
             ..Segment::default()
         };
@@ -88,10 +97,17 @@ pub(crate) fn build(
     Ok(segments)
 }
 
+/// All rows as one batch, in the order of a segment.
+pub(crate) fn in_order(table: Table, batches: &[RecordBatch]) -> Result<Vec<RecordBatch>, StoreError> {
+    let all = concat_batches(&table.schema(), batches)?;
+    let rows = (0..all.num_rows() as u32).collect();
+    Ok(vec![take_record_batch(&all, &order(table, &all, rows))?])
+}
+
 fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) -> Result<Vec<u8>, StoreError> {
     let level = match effort {
         Effort::Flush => 1,
-        Effort::Compact => 6,
+        Effort::Compact | Effort::Thin => 6,
     };
     let about = serde_json::to_string(segment).expect("a segment is plain data");
     let mut props = WriterProperties::builder()
@@ -123,6 +139,10 @@ fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) 
                     .set_column_dictionary_enabled(path.clone(), false)
                     .set_column_encoding(path.clone(), Encoding::DELTA_BINARY_PACKED)
                     .set_column_statistics_enabled(path, EnabledStatistics::Page);
+            }
+            // Sorted by name: pages of other names are skipped.
+            ("name", _) if table == Table::Series => {
+                props = props.set_column_statistics_enabled(path, EnabledStatistics::Page);
             }
             ("value", DataType::Float64) => {
                 props = props
@@ -196,6 +216,20 @@ fn times(table: Table, batch: &RecordBatch) -> &arrow::array::Int64Array {
 fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
     let times = times(table, batch).values();
     let time = |row: u32| times[row as usize];
+    if !table.sort_columns().is_empty() {
+        let ranks: Vec<Vec<u32>> = table
+            .sort_columns()
+            .iter()
+            .map(|c| ranks(batch.column_by_name(c).expect("declared").as_dictionary::<Int32Type>()))
+            .collect();
+        let mut rows = rows;
+        // Stable: of samples with one time the later arrival stays the later.
+        rows.sort_by(|a, b| {
+            let differ = ranks.iter().map(|r| r[*a as usize].cmp(&r[*b as usize])).find(|o| o.is_ne());
+            differ.unwrap_or_else(|| time(*a).cmp(&time(*b)))
+        });
+        return rows.into();
+    }
     let Some(cluster) = table.cluster_column() else {
         let mut rows = rows;
         rows.sort_by_key(|r| time(*r));
@@ -232,6 +266,17 @@ fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
         .collect();
     keyed.sort_unstable();
     keyed.into_iter().map(|(_, _, _, r)| r).collect::<Vec<u32>>().into()
+}
+
+/// The place of every row's text in the order of texts.
+pub(crate) fn ranks(column: &arrow::array::DictionaryArray<Int32Type>) -> Vec<u32> {
+    let values = column.values().as_string::<i32>();
+    let mut texts: Vec<&str> = values.iter().map(Option::unwrap_or_default).collect();
+    texts.sort_unstable();
+    texts.dedup();
+    let rank: Vec<u32> =
+        values.iter().map(|v| texts.binary_search(&v.unwrap_or_default()).unwrap_or(0) as u32).collect();
+    column.keys().iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
 }
 
 fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {

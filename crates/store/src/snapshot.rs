@@ -15,6 +15,8 @@ pub struct TableSnapshot {
     pub segments: Vec<Arc<Segment>>,
     /// Rows not yet in a segment. Already without duplicates and replaced rows.
     pub tail: Vec<RecordBatch>,
+    /// For each batch of `tail`, the version that its newest row came with.
+    pub tail_versions: Vec<u64>,
     /// Identities ([`crate::identity_hashes`]) of rows in `segments` that newer rows in `tail` replace: to be left out.
     pub replaced: Arc<HashSet<u128>>,
 }
@@ -25,9 +27,24 @@ pub struct Snapshot {
     pub object_store: Arc<dyn ObjectStore>,
     /// Rises with every visible change.
     pub version: u64,
+    /// Rows newer than a version `v >= settled` are all in the tail ([`Snapshot::tail_since`]); for an older `v` they may
+    /// not be.
+    pub settled: u64,
     pub tables: BTreeMap<Table, TableSnapshot>,
     /// Attribute keys and types over segments and tail, per table and attribute column.
     pub attr_types: Arc<BTreeMap<Table, AttrTypes>>,
+}
+
+impl Snapshot {
+    /// Batches of the tail with rows that came after `version` (and perhaps some that came before). None where that cannot
+    /// be told from the tail alone.
+    pub fn tail_since(&self, table: Table, version: u64) -> Option<impl Iterator<Item = &RecordBatch>> {
+        let rows = self.tables.get(&table)?;
+        let newer = move |(batch, v): (_, &u64)| (*v > version).then_some(batch);
+        (self.settled..=self.version)
+            .contains(&version)
+            .then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
+    }
 }
 
 /// The server's store, or a folder opened for reading.

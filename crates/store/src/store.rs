@@ -22,6 +22,7 @@ use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
 use crate::snapshot::{Snapshot, SnapshotSource};
 use crate::tail::{Admitted, Incoming, State, TableIndex};
+use crate::touched::{self, Step, Touched};
 use crate::wal::{self, Log};
 
 /// What became of a batch.
@@ -79,6 +80,7 @@ pub(crate) struct Shared {
     closed: AtomicBool,
     lock: Mutex<Option<Lock>>,
     set_aside_now: Mutex<Vec<SetAside>>,
+    touched: Touched,
 }
 
 #[derive(Default)]
@@ -194,8 +196,16 @@ impl Store {
             closed: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
             set_aside_now: Mutex::default(),
+            touched: Touched::default(),
             options,
         });
+        for table in [Table::Spans, Table::Samples, Table::Metrics] {
+            let state = shared.state.read();
+            let rows = &state.tables[table as usize];
+            for chunk in rows.sealed.iter().chain(&rows.active) {
+                shared.touched.note(touched::steps(table, &chunk.batch));
+            }
+        }
         if !opened.set_aside.is_empty() {
             for problem in &opened.set_aside {
                 tracing::warn!(file = problem.file, why = problem.why, "damaged, set aside");
@@ -221,11 +231,21 @@ impl Store {
             return Ok(Appended::default());
         }
         let record = wal::encode(table, &batch)?;
+        let steps = touched::steps(table, &batch);
         let incoming = Incoming::new(table, batch);
         let (reply, answer) = oneshot::channel();
         let queue = self.shared.queue.lock().clone().ok_or(StoreError::Closed)?;
         queue.send(Request { incoming, record, reply }).await.map_err(|_| StoreError::Closed)?;
-        answer.await.map_err(|_| StoreError::Closed)?
+        let appended = answer.await.map_err(|_| StoreError::Closed)??;
+        if appended.accepted > 0 {
+            self.shared.touched.note(steps);
+        }
+        Ok(appended)
+    }
+
+    /// Steps that got new spans, samples or logged metrics since this was last called; at first, those that the log held at the start.
+    pub fn touched_steps(&self) -> Vec<Step> {
+        self.shared.touched.take()
     }
 
     /// Writes the tail into segments. Returns when that is done.
@@ -250,7 +270,7 @@ impl Store {
             return Ok(false);
         }
         manifest.segments.retain(|s| !gone(s));
-        self.shared.commit_manifest(manifest, |_| {}).await?;
+        self.shared.commit_manifest(manifest, |state| state.settled = state.version + 1).await?;
         // Asked for by a person: gone at once, not after the grace that readers get elsewhere.
         for path in doomed {
             self.shared.root.delete(&path).await?;
@@ -495,6 +515,7 @@ impl Shared {
             for table in &mut state.tables {
                 table.sealed = Vec::new();
             }
+            state.settled = state.settled.max(state.sealed_at);
             // What was replaced while this flush ran is for the next one.
             for (table, done) in handled {
                 let replaced = &mut state.tables[table as usize].replaced;

@@ -30,6 +30,8 @@ pub(crate) struct Chunk {
     dead_count: usize,
     visible: OnceLock<RecordBatch>,
     pub bytes: usize,
+    /// [`State::version`] that its newest row came with.
+    version: u64,
 }
 
 impl Chunk {
@@ -264,6 +266,10 @@ pub(crate) struct State {
     pub manifest: Arc<Manifest>,
     pub tables: [TableState; 6],
     pub version: u64,
+    /// Version at which the sealed generation was closed.
+    pub sealed_at: u64,
+    /// Rows that came with this version or an earlier one may have left the tail, or may be gone.
+    pub settled: u64,
     pub attr_types: Arc<BTreeMap<Table, AttrTypes>>,
     /// When the oldest row of the active generation came.
     pub first_at: Option<std::time::Instant>,
@@ -280,10 +286,14 @@ impl State {
             .iter()
             .filter_map(|(name, types)| Some((Table::from_name(name)?, types.clone())))
             .collect();
+        // Versions of an earlier process must not be taken for ours: they start at the time, in microseconds.
+        let version = rollscope_model::time::now_ns() as u64 / 1000;
         State {
             manifest: Arc::new(manifest),
             tables: Default::default(),
-            version: 0,
+            version,
+            sealed_at: version,
+            settled: version,
             attr_types: Arc::new(attr_types),
             first_at: None,
         }
@@ -299,7 +309,9 @@ impl State {
         self.learn(table, &attr_types);
         let state = &mut self.tables[table as usize];
         let bytes = batch_bytes(&batch) + keys.len() * 16;
-        let mut chunk = Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes };
+        let version = self.version + 1;
+        let mut chunk =
+            Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes, version };
         dead.into_iter().for_each(|row| chunk.kill(row as usize));
         state.active.push(chunk);
         for (sealed, place) in kills {
@@ -310,7 +322,7 @@ impl State {
             Arc::make_mut(&mut state.replaced).extend(replaced);
         }
         self.first_at.get_or_insert_with(std::time::Instant::now);
-        self.version += 1;
+        self.version = version;
     }
 
     /// Merges small chunks. Only when everything admitted is visible: it moves rows to other places.
@@ -389,6 +401,7 @@ impl State {
             index.chunks = 0;
         }
         self.first_at = None;
+        self.sealed_at = self.version;
         if let Some(batch) = carried {
             let incoming = Incoming::new(Table::Spans, batch);
             let state = &mut self.tables[Table::Spans as usize];
@@ -408,18 +421,15 @@ impl State {
             .into_iter()
             .map(|table| {
                 let state = &self.tables[table as usize];
-                let tail = state
-                    .sealed
-                    .iter()
-                    .chain(&state.active)
-                    .filter(|c| c.live_rows() > 0)
-                    .map(Chunk::visible)
-                    .collect();
+                let live = || state.sealed.iter().chain(&state.active).filter(|c| c.live_rows() > 0);
+                let tail = live().map(Chunk::visible).collect();
+                let tail_versions = live().map(|c| c.version).collect();
                 let segments = self.manifest.segments_of(table).cloned().collect();
-                (table, TableSnapshot { segments, tail, replaced: state.replaced.clone() })
+                (table, TableSnapshot { segments, tail, tail_versions, replaced: state.replaced.clone() })
             })
             .collect();
-        Snapshot { object_store, version: self.version, tables, attr_types: self.attr_types.clone() }
+        let (version, settled) = (self.version, self.settled);
+        Snapshot { object_store, version, settled, tables, attr_types: self.attr_types.clone() }
     }
 }
 
@@ -451,7 +461,9 @@ fn coalesce(table: Table, state: &mut TableState, index: &mut TableIndex) {
         index.active.insert(*key, Place { chunk: from as u32, row: row as u32, open });
     }
     let bytes = batch_bytes(&batch) + keys.len() * 16;
-    state.active.push(Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes });
+    let version = parts.iter().map(|c| c.version).max().unwrap_or(0);
+    let visible = OnceLock::new();
+    state.active.push(Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible, bytes, version });
     index.chunks = state.active.len() as u32;
 }
 

@@ -56,6 +56,8 @@ export interface Batch {
 export interface ArrowStream {
   fields: Field[];
   batches: Batch[];
+  /** Metadata of the schema. */
+  metadata?: Record<string, string>;
 }
 
 const MAX_DEPTH = 32;
@@ -304,6 +306,7 @@ export function readStream(input: Uint8Array): ArrowStream {
   const dictionaries = new Map<bigint, Vector>();
   const dictionaryTypes = new Map<bigint, Field>();
   let fields: Field[] | null = null;
+  const metadata = Object.create(null) as Record<string, string>;
   const batches: Batch[] = [];
   let pos = 0;
   let ended = false;
@@ -333,6 +336,7 @@ export function readStream(input: Uint8Array): ArrowStream {
           if (header.i16(0) !== 0) throw new ArrowError('big-endian Arrow data');
           fields = header.tables(1).map((f) => readField(f));
           dictionaryFields(fields, dictionaryTypes);
+          for (const pair of header.tables(2)) metadata[pair.text(0)] = pair.text(1);
           break;
         case 2: {
           const id = header.i64(0);
@@ -361,7 +365,7 @@ export function readStream(input: Uint8Array): ArrowStream {
   }
   if (!fields) throw new ArrowError('this is no Arrow stream');
   if (!ended) throw new ArrowError('the stream was cut short');
-  return { fields, batches };
+  return { fields, batches, metadata };
 }
 
 export function isNull(v: Vector, i: number): boolean {

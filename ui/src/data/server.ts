@@ -1,6 +1,6 @@
 // The HTTP API as a DataSource. Errors are RFC 9457 problems; their `detail` is what the page shows.
 import { readStream, type ArrowStream } from './arrow';
-import { SourceError, type Change, type DataSource, type Health, type RunInfo, type SpanDetail, type StepInfo, type TableInfo, type Window } from './types';
+import { SourceError, type AttrTest, type Change, type DataSource, type Health, type RunInfo, type SpanDetail, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
 
 const BASE = '/api/v1';
 const part = encodeURIComponent;
@@ -65,8 +65,37 @@ export class ServerSource implements DataSource {
     for (const [k, v] of Object.entries(w)) if (v !== undefined) q.set(k, String(v));
     return q.toString();
   }
-  timeline(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    return this.bytes(`/runs/${part(run)}/timeline?${this.window(w)}`, signal);
+  async timeline(run: string, w: Window, how: { live?: boolean; since?: string | null } = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
+    const more = `${how.live ? '&live=1' : ''}${how.since ? `&since=${part(how.since)}` : ''}`;
+    const response = await this.call(`/runs/${part(run)}/timeline?${this.window(w)}${more}`, { signal, headers: { accept: 'application/vnd.apache.arrow.stream' } });
+    return {
+      bytes: new Uint8Array(await response.arrayBuffer()),
+      version: response.headers.get('rollscope-version'),
+      delta: response.headers.get('rollscope-delta') === 'true',
+    };
+  }
+  async links(run: string, w: Window, signal?: AbortSignal): Promise<ArrowStream> {
+    return readStream(await this.bytes(`/runs/${part(run)}/links?${this.window(w)}`, signal));
+  }
+  async withAttr(run: string, w: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
+    const text = (t: string): string => `'${t.replaceAll("'", "''")}'`;
+    const attr = `attr(attrs, ${text(test.key)})`;
+    const number = Number(test.value);
+    const wide = `cast(${attr} as varchar)`;
+    const compare =
+      test.op === 'is' ? `${attr} is not null`
+      : test.op === '~' ? `strpos(lower(${wide}), ${text(test.value.toLowerCase())}) > 0`
+      : test.op === '=' || test.op === '!=' ? `${wide} ${test.op === '=' ? '=' : '<>'} ${text(test.value)}`
+      : `try_cast(${attr} as double) ${test.op} ${Number.isFinite(number) ? number : 'null'}`;
+    const within = w.step !== undefined ? `step = ${w.step}` : `start_ns <= ${BigInt(w.to_ns ?? 0)} and coalesce(end_ns, start_ns) >= ${BigInt(w.from_ns ?? 0)}`;
+    const { stream } = await this.sql(`select span_id from spans where run_id = ${text(run)} and ${within} and ${compare}`, 500_000, signal);
+    const parts = stream.batches.map((b) => (b.columns[0].values as Uint8Array).subarray(0, b.length * 8));
+    const out = new Uint8Array(parts.reduce((n, p) => n + p.length, 0));
+    parts.reduce((at, p) => (out.set(p, at), at + p.length), 0);
+    return out;
+  }
+  async setTags(run: string, tags: string[]): Promise<void> {
+    await this.call(`/runs/${part(run)}/tags`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ tags }) });
   }
   samples(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
     return this.bytes(`/runs/${part(run)}/samples?${this.window(w)}`, signal);
@@ -78,12 +107,19 @@ export class ServerSource implements DataSource {
     const answer = await this.json<{ tables: TableInfo[] } | TableInfo[]>('/tables', signal);
     return Array.isArray(answer) ? answer : answer.tables;
   }
-  async sql(query: string, maxRows: number, signal?: AbortSignal): Promise<ArrowStream> {
-    const response = await this.query(query, 'arrow', maxRows, signal);
-    return readStream(new Uint8Array(await response.arrayBuffer()));
+  async sql(query: string, maxRows: number, signal?: AbortSignal): Promise<SqlAnswer> {
+    // A short answer says in its header whether it is whole. A long one says so in a trailer, which browsers do not show:
+    // so one row more is asked for than is wanted.
+    const response = await this.query(query, 'arrow', maxRows + 1, signal);
+    const said = response.headers.get('rollscope-truncated') === 'true';
+    const stream = readStream(new Uint8Array(await response.arrayBuffer()));
+    const rows = stream.batches.reduce((n, b) => n + b.length, 0);
+    const last = stream.batches.at(-1);
+    if (rows > maxRows && last) last.length -= rows - maxRows;
+    return { stream, truncated: said || rows > maxRows };
   }
-  async csv(query: string, signal?: AbortSignal): Promise<Blob> {
-    return (await this.query(query, 'csv', undefined, signal)).blob();
+  async exported(query: string, format: 'csv' | 'json' | 'arrow', signal?: AbortSignal): Promise<Blob> {
+    return (await this.query(query, format, undefined, signal)).blob();
   }
   live(changed: (c: Change) => void, state: (up: boolean) => void): () => void {
     const events = new EventSource(`${BASE}/live`);

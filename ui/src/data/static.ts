@@ -12,14 +12,15 @@
 // | `rs-manifest` | JSON, UTF-8: the Manifest below. Always there; everything else is named by it. |
 // | `rs-runs` | Arrow IPC stream with the columns of `GET /api/v1/runs` (ns as Int64) |
 // | `rs-steps-R` | JSON, the answer of `GET /runs/R/steps` (R: position of the run in the manifest) |
-// | `rs-timeline-R-S` | Arrow IPC stream of one step, columns as `GET /runs/R/timeline` (S: position in `windows`) |
+// | `rs-timeline-R-S` | Arrow IPC stream of one step, one batch: what `formats::export::timeline::pack` makes, which is also what `GET /runs/R/timeline` answers (S: position in `windows`) |
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
-// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of the timeline block, `chunk_rows` (4096) to a chunk. |
+// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of `Packed::order` (the timeline block without the rows that `pack` made up), `chunk_rows` (4096) to a chunk. |
+// | `rs-links-R-S` | optional; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
-import { SourceError, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type StepInfo, type TableInfo, type Window } from './types';
+import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
 
 export interface Manifest {
   version: 1;
@@ -30,7 +31,7 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number }[];
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string }[];
   }[];
   /** Answers of the API that this file can give: path under /api/v1 to the id of a block with the bytes of the answer. */
   answers?: Record<string, string>;
@@ -45,10 +46,18 @@ const fromPage: Blocks = (id) => document.getElementById(`rs-${id}`)?.textConten
 
 export const hasStaticData = (): boolean => document.getElementById('rs-manifest') !== null;
 
-async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
+/** The browser's own decoder where there is one: a step of a million items is 40 MB of text. */
+function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
+  const decode = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
+  if (decode) return decode.call(Uint8Array, base64);
   const raw = atob(base64.trim());
   const packed = new Uint8Array(raw.length);
   for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
+  return packed;
+}
+
+async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
+  const packed = bytesOf(base64);
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
@@ -122,8 +131,12 @@ export class StaticSource implements DataSource {
     if (!entry) throw new SourceError('Not in this file', `This file has no run ${run}.`);
     return (await this.json<{ steps: StepInfo[] }>(entry.steps)).steps;
   }
-  async timeline(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
-    return this.bytes((await this.place(run, window)).timeline);
+  async timeline(run: string, window: Window): Promise<TimelineAnswer> {
+    return { bytes: await this.bytes((await this.place(run, window)).timeline), version: null, delta: false };
+  }
+  async links(run: string, window: Window): Promise<ArrowStream> {
+    const { links } = await this.place(run, window);
+    return links === undefined ? { fields: [], batches: [] } : readStream(await this.bytes(links));
   }
   async samples(run: string, window: Window): Promise<Uint8Array<ArrayBuffer>> {
     return this.bytes((await this.place(run, window)).samples);
@@ -153,16 +166,38 @@ export class StaticSource implements DataSource {
       scope: parseAttrs(row.scope ?? null),
     };
   }
+  /** Looks through every block of attributes. */
+  async withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
+    const found: number[] = [];
+    const number = Number(test.value);
+    const text = test.value.toLowerCase();
+    for (const id of (await this.place(run, window)).attrs) {
+      if (signal?.aborted) break;
+      for (const row of rows(readStream(await this.bytes(id)))) {
+        const v = { ...parseAttrs(row.start_attrs), ...parseAttrs(row.end_attrs) }[test.key];
+        if (v === undefined || v === null) continue;
+        const said = typeof v === 'string' ? v : JSON.stringify(v);
+        const ok =
+          test.op === 'is' || (test.op === '~' ? said.toLowerCase().includes(text) : test.op === '=' ? said === test.value : test.op === '!=' ? said !== test.value
+          : test.op === '<' ? Number(v) < number : test.op === '<=' ? Number(v) <= number : test.op === '>' ? Number(v) > number : Number(v) >= number);
+        if (ok) for (let k = 0; k < 16; k += 2) found.push(parseInt(String(row.span_id).slice(k, k + 2), 16));
+      }
+    }
+    return Uint8Array.from(found);
+  }
+  setTags(): Promise<void> {
+    return Promise.reject(no('Changing tags'));
+  }
   removeRun(): Promise<void> {
     return Promise.reject(no('Deleting'));
   }
   tables(): Promise<TableInfo[]> {
     return Promise.resolve([]);
   }
-  sql(): Promise<ArrowStream> {
+  sql(): Promise<SqlAnswer> {
     return Promise.reject(no('SQL'));
   }
-  csv(): Promise<Blob> {
+  exported(): Promise<Blob> {
     return Promise.reject(no('SQL'));
   }
   live(): () => void {

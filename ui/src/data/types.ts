@@ -7,6 +7,7 @@ export interface RunInfo {
   project: string | null;
   name: string | null;
   framework: string | null;
+  tags?: string[];
   status: string | null;
   started_ns: string | null;
   ended_ns: string | null;
@@ -25,8 +26,10 @@ export interface StepInfo {
   samples: number;
   open: number;
   reward_mean: number | null;
-  /** Seconds by phase. */
+  /** Seconds during which at least one span of the phase was running. */
   phases: Record<string, number>;
+  /** Seconds split over the phases: every moment counts once. What is missing to the wall time, nobody claims. */
+  exclusive?: Record<string, number>;
 }
 
 export type Attrs = Record<string, unknown>;
@@ -68,6 +71,27 @@ export interface Change {
   runs: string[];
 }
 
+/** The caller owns the bytes. */
+export interface TimelineAnswer {
+  bytes: Uint8Array<ArrayBuffer>;
+  /** For `since`; null: this source never has news. */
+  version: string | null;
+  /** Only what is new, to be joined. */
+  delta: boolean;
+}
+
+export interface AttrTest {
+  key: string;
+  op: '=' | '!=' | '<' | '<=' | '>' | '>=' | '~' | 'is';
+  value: string;
+}
+
+/** The answer to a query, and whether rows are missing from it. */
+export interface SqlAnswer {
+  stream: ArrowStream;
+  truncated: boolean;
+}
+
 /** A step, or a window of time in nanoseconds. */
 export interface Window {
   step?: number;
@@ -95,15 +119,20 @@ export interface DataSource {
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
   removeRun(run: string): Promise<void>;
   steps(run: string, signal?: AbortSignal): Promise<StepInfo[]>;
-  /** Arrow IPC stream of spans without attributes. The caller owns the bytes. */
-  timeline(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
+  /** Arrow IPC stream of spans without attributes: packed, or with `since` what came after that version. */
+  timeline(run: string, window: Window, how?: { live?: boolean; since?: string | null }, signal?: AbortSignal): Promise<TimelineAnswer>;
+  /** Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id. */
+  links(run: string, window: Window, signal?: AbortSignal): Promise<ArrowStream>;
+  /** Ids of the spans (8 bytes each) whose attribute compares so. `is`: the attribute is there. */
+  withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array>;
+  setTags(run: string, tags: string[]): Promise<void>;
   /** Arrow IPC stream of the samples table. */
   samples(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
   span(trace: string, span: string, place?: SpanPlace, signal?: AbortSignal): Promise<SpanDetail>;
   tables(signal?: AbortSignal): Promise<TableInfo[]>;
-  sql(query: string, maxRows: number, signal?: AbortSignal): Promise<ArrowStream>;
-  /** The whole answer as CSV, made by the server. */
-  csv(query: string, signal?: AbortSignal): Promise<Blob>;
+  sql(query: string, maxRows: number, signal?: AbortSignal): Promise<SqlAnswer>;
+  /** The whole answer as a file, made by the server. */
+  exported(query: string, format: 'csv' | 'json' | 'arrow', signal?: AbortSignal): Promise<Blob>;
   /** Calls back when something changed; returns how to stop. `state` says whether the stream stands. */
   live(changed: (c: Change) => void, state: (up: boolean) => void): () => void;
 }

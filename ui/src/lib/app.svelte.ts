@@ -62,10 +62,30 @@ class App {
 
   start(): () => void {
     if (!this.source.can.live) return () => undefined;
-    return this.source.live(
-      (c) => (this.change = c),
+    // At most one change a second reaches the views: they read, and the reading costs.
+    let waiting: Change | null = null;
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    let last = -Infinity;
+    const pass = (): void => {
+      timer = undefined;
+      if (!waiting) return;
+      last = performance.now();
+      this.change = waiting;
+      waiting = null;
+    };
+    const stop = this.source.live(
+      (c) => {
+        // Any run may have changed if one of the changes says so.
+        const any = waiting !== null && (waiting.runs.length === 0 || c.runs.length === 0);
+        waiting = waiting === null ? c : { version: c.version, runs: any ? [] : [...new Set([...waiting.runs, ...c.runs])] };
+        timer ??= setTimeout(pass, Math.max(0, last + 1000 - performance.now()));
+      },
       (up) => (this.liveUp = up),
     );
+    return () => {
+      clearTimeout(timer);
+      stop();
+    };
   }
   setTheme(theme: Theme): void {
     this.theme = theme;

@@ -11,6 +11,7 @@ export class Latest<T> {
   /** @param keep leave the old value in place while the new one is on its way */
   async ask(question: (signal: AbortSignal) => Promise<T>, keep = true): Promise<void> {
     const mine = ++this.turn;
+    this.pending = null;
     this.abort?.abort();
     const abort = (this.abort = new AbortController());
     this.loading = true;
@@ -30,6 +31,18 @@ export class Latest<T> {
       if (mine === this.turn) this.loading = false;
     }
   }
+  /** For news: waits for an answer that is on its way instead of asking anew, so that a slow one is not put off for ever. */
+  async again(question: (signal: AbortSignal) => Promise<T>): Promise<void> {
+    if (this.loading) {
+      this.pending = question;
+      return;
+    }
+    await this.ask(question);
+    const next = this.pending;
+    this.pending = null;
+    if (next) await this.again(next);
+  }
+  private pending: ((signal: AbortSignal) => Promise<T>) | null = null;
   cancel(): void {
     this.turn++;
     this.abort?.abort();

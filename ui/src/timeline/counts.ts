@@ -14,8 +14,8 @@ export interface PhaseBins {
 }
 
 /**
- * Every span counts for its phase while it lasts, and takes its time from its parent: what remains is the innermost work.
- * Linear in the items. Spans that run in parallel within one row count once each.
+ * At every moment a row counts once, for the phase of its innermost span: a lane takes what the lanes below it leave. So the
+ * sum over the phases is the number of rows at work. One pass over each lane and what is covered below it.
  * @param shown which rows count; null: all
  */
 export function phaseBins(items: Items, layout: Layout, bins: number, t0: number, t1: number, shown: Uint8Array | null): PhaseBins {
@@ -24,9 +24,9 @@ export function phaseBins(items: Items, layout: Layout, bins: number, t0: number
   // Two arrays: what lies partly in a bin, and steps that hold from a bin on.
   const part = new Float64Array(P * (bins + 1));
   const step = new Float64Array(P * (bins + 1));
-  const { start, end, parent, phase, flags } = items;
-  const { order, row } = layout;
-  const add = (p: number, s: number, e: number, w: number): void => {
+  const { start, end, phase, flags } = items;
+  const { order, laneOf, itemsOf } = layout;
+  const add = (p: number, s: number, e: number): void => {
     if (e <= t0 || s >= t1) return;
     const a = s <= t0 ? 0 : (s - t0) / width;
     const b = e >= t1 ? bins : (e - t0) / width;
@@ -34,27 +34,64 @@ export function phaseBins(items: Items, layout: Layout, bins: number, t0: number
     const ib = b | 0;
     const base = p * (bins + 1);
     if (ia === ib) {
-      part[base + ia] += w * (b - a);
+      part[base + ia] += b - a;
       return;
     }
-    part[base + ia] += w * (ia + 1 - a);
-    part[base + ib] += w * (b - ib);
-    step[base + ia + 1] += w;
-    step[base + ib] -= w;
+    part[base + ia] += ia + 1 - a;
+    part[base + ib] += b - ib;
+    step[base + ia + 1] += 1;
+    step[base + ib] -= 1;
   };
-  for (let k = 0; k < order.length; k++) {
-    const i = order[k];
-    if ((flags[i] & STATE) >= INSTANT) continue;
-    const r = row[i];
+  // What is covered so far in the row, and what will be: disjoint, in order, as starts and ends.
+  let covered = new Float64Array(256);
+  let next = new Float64Array(256);
+  for (let r = 0; r < layout.rows; r++) {
     if (shown !== null && shown[r] === 0) continue;
-    const s = start[i];
-    const e = end[i];
-    add(phase[i], s, e, 1);
-    const p = parent[i];
-    if (p >= 0 && row[p] === r) {
-      const from = Math.max(s, start[p]);
-      const to = Math.min(e, end[p]);
-      if (to > from) add(phase[p], from, to, -1);
+    if (layout.rowEnd[r] <= t0 || layout.rowStart[r] >= t1) continue;
+    let have = 0;
+    for (let l = laneOf[r + 1] - 1; l >= laneOf[r]; l--) {
+      const need = have + 2 * (itemsOf[l + 1] - itemsOf[l]) + 4;
+      if (next.length < need) next = new Float64Array(need * 2);
+      let k = 0;
+      let n = 0;
+      const put = (s: number, e: number): void => {
+        if (n > 0 && s <= next[n - 1]) next[n - 1] = Math.max(next[n - 1], e);
+        else {
+          next[n++] = s;
+          next[n++] = e;
+        }
+      };
+      for (let j = itemsOf[l]; j < itemsOf[l + 1]; j++) {
+        const i = order[j];
+        if ((flags[i] & STATE) >= INSTANT || end[i] <= start[i]) continue;
+        let s = start[i];
+        const e = end[i];
+        while (k < have && covered[k + 1] <= s) {
+          put(covered[k], covered[k + 1]);
+          k += 2;
+        }
+        // Between what is covered.
+        for (let c = k; c < have && covered[c] < e; c += 2) {
+          if (covered[c] > s) add(phase[i], s, covered[c]);
+          s = Math.max(s, covered[c + 1]);
+        }
+        if (s < e) add(phase[i], s, e);
+        while (k < have && covered[k] <= start[i]) {
+          put(covered[k], covered[k + 1]);
+          k += 2;
+        }
+        put(start[i], e);
+        while (k < have && covered[k] <= e) {
+          put(covered[k], covered[k + 1]);
+          k += 2;
+        }
+      }
+      while (k < have) {
+        put(covered[k], covered[k + 1]);
+        k += 2;
+      }
+      [covered, next] = [next, covered];
+      have = n;
     }
   }
   const counts = new Float32Array(P * bins);

@@ -1,7 +1,7 @@
-// The spans of a timeline as columns: typed arrays of one length, no object per span. Built once from the Arrow answer in
-// one pass per column, in the order of the answer, so that an index here is a row there. Runs in the worker.
+// The spans of a timeline as columns: typed arrays of one length, no object per span. A whole timeline comes packed
+// (packed.ts); what is built here comes as the store has it: what is new in a running step, joined to what is there.
 import { isNull, valueAt, type ArrowStream, type Vector } from '../data/arrow';
-import { phaseOf } from '../lib/phases';
+import { phaseOf, PHASES } from '../lib/phases';
 
 export const CLOSED = 0;
 export const OPEN = 1;
@@ -14,6 +14,10 @@ export const ERROR = 4;
 export const PARENT = 8;
 /** Names a parent that is not in this window. */
 export const LOST_PARENT = 16;
+/** Made by the server from attributes of its parent; there is no such span in the store. */
+export const VIRTUAL = 32;
+/** Its first lanes below are for prefill and decode. */
+export const HAS_PD = 64;
 
 export interface Items {
   n: number;
@@ -47,6 +51,16 @@ export interface Items {
   spanIds: Uint8Array;
   /** Number of items per state. */
   states: [number, number, number, number];
+  /** Number of items per phase. */
+  phaseCounts: Uint32Array;
+  /** Attempts that occur. */
+  attempts: number[];
+  /** Lanes of the rows by sample where the server gave them; the items then stand by row, lane and start. */
+  lane: Uint8Array | null;
+  /** 8 bytes a span, while the step runs: for joining what comes later. */
+  parentIds: Uint8Array | null;
+  /** In a static page: the row of the item among the blocks of attributes, -1: made up. Null: the same row. */
+  source: Int32Array | null;
 }
 
 /** Texts numbered in the order they are met. */
@@ -92,7 +106,7 @@ function codes(v: Vector | undefined, n: number, texts: Interner, out: Int32Arra
   }
 }
 
-const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
+export const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 
 /** A power of two with room for `n` keys at a load of at most a half. */
 function slotsFor(n: number): number {
@@ -299,20 +313,31 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
   for (let i = 0; i < n; i++) if (sample[i] >= 0 && group[i] >= 0) sampleGroup[sample[i]] = group[i];
 
   closeOpen(start, end, flags, parent, trace, sample, samples.texts.length, extent, live);
-  const states: [number, number, number, number] = [0, 0, 0, 0];
-  for (let i = 0; i < n; i++) states[flags[i] & STATE]++;
-
   return {
     n, baseNs: base, start, end, extent, parent, depth, flags, phase, name, names: names.texts, sample, samples: samples.texts, sampleGroup,
-    groups: groups.texts, worker, workers: workers.texts, attempt, trace, traceIds, spanIds, states,
+    groups: groups.texts, worker, workers: workers.texts, attempt, trace, traceIds, spanIds, ...tally(flags, phase, attempt), lane: null, source: null,
+    parentIds: fixedBytes(column('parent_span_id'), lengths, 8, n, true).bytes,
   };
+}
+
+/** Numbers that the page shows beside its switches. */
+export function tally(flags: Uint8Array, phase: Uint8Array, attempt: Uint8Array): Pick<Items, 'states' | 'phaseCounts' | 'attempts'> {
+  const states: [number, number, number, number] = [0, 0, 0, 0];
+  const phaseCounts = new Uint32Array(PHASES.length);
+  const seen = new Uint8Array(256);
+  for (let i = 0; i < flags.length; i++) {
+    states[flags[i] & STATE]++;
+    phaseCounts[phase[i]]++;
+    seen[attempt[i]] = 1;
+  }
+  return { states, phaseCounts, attempts: [...seen.keys()].filter((a) => seen[a] === 1) };
 }
 
 /**
  * Finds each item's parent by (trace, span id). Spans mostly come in the order they started, so the parent is the span
  * before or one of its ancestors; what is not found that way is looked up in a table over all ids.
  */
-function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array | null, trace: Int32Array, flags: Uint8Array): Int32Array {
+export function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array | null, trace: Int32Array, flags: Uint8Array): Int32Array {
   const n = trace.length;
   const parent = new Int32Array(n).fill(-1);
   const missed: number[] = [];
@@ -365,7 +390,7 @@ function findParents(ids: Uint32Array, parents: Uint32Array, valid: Uint8Array |
 }
 
 /** Depth of every item; cuts cycles; hands sample and group down to descendants that do not name their own. */
-function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: number): Uint8Array {
+export function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: number): Uint8Array {
   const depth = new Uint8Array(n);
   const seen = new Uint8Array(n); // 0 new, 1 on the path, 2 done
   const path: number[] = [];
@@ -398,7 +423,7 @@ function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, n: numb
 }
 
 /** An open span is drawn until the earliest of: end of its row, start of its next sibling, end of its nearest closed ancestor. */
-function closeOpen(
+export function closeOpen(
   start: Float64Array, end: Float64Array, flags: Uint8Array, parent: Int32Array, trace: Int32Array, sample: Int32Array, sampleCount: number, extent: number, live: boolean,
 ): void {
   const n = start.length;
@@ -441,6 +466,7 @@ function closeOpen(
   }
 }
 
-/** The buffers to hand over between threads. */
-export const buffersOf = (x: object): ArrayBuffer[] =>
-  Object.values(x).flatMap((v) => (ArrayBuffer.isView(v) && v.byteLength > 0 ? [v.buffer as ArrayBuffer] : []));
+/** The buffers to hand over between threads; columns may share one. */
+export const buffersOf = (...all: object[]): ArrayBuffer[] => [
+  ...new Set(all.flatMap((x) => Object.values(x)).flatMap((v) => (ArrayBuffer.isView(v) && v.byteLength > 0 ? [v.buffer as ArrayBuffer] : []))),
+];

@@ -3,7 +3,7 @@ import makeWorker from '#worker';
 import { type Items } from './items';
 import { type Layout, type RowMode } from './layout';
 import { type PhaseBins } from './counts';
-import { work, type Answer, type Ask } from './worker';
+import { UNJOINABLE, work, type Answer, type Ask } from './worker';
 
 export interface Loaded {
   items: Items;
@@ -71,10 +71,26 @@ export async function load(bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: 
   return { ...answer, items: answer.items! };
 }
 
+/** Joins what is new to what there is. Null: it cannot be joined. */
+export async function merge(items: Items, bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: RowMode, signal: AbortSignal): Promise<Loaded | null> {
+  const ask: Ask = { kind: 'merge', items, bytes, live, mode };
+  let answer: Answer;
+  try {
+    answer = items.n < INLINE ? { ok: true, ...work(ask) } : await run(ask, [bytes.buffer], signal);
+  } catch (e) {
+    answer = { ok: false, error: (e as Error).message };
+  }
+  if (!answer.ok) {
+    if (answer.error === UNJOINABLE) return null;
+    throw new Error(answer.error);
+  }
+  return { ...answer, items: answer.items! };
+}
+
 export async function relayout(items: Items, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
   if (items.n < INLINE) return work({ kind: 'layout', items, mode });
   const none = new Uint8Array(0);
-  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none };
+  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none, parentIds: null };
   const answer = await run({ kind: 'layout', items: lean, mode }, [], signal);
   if (!answer.ok) throw new Error(answer.error);
   return { ...answer, items };

@@ -2,7 +2,7 @@
 // lane, then start, with offsets: a lane's items in a time window are found by binary search. One pass and two counting
 // sorts over the items; runs in the worker.
 import { PHASE_TOOL } from '../lib/phases';
-import { INSTANT, ORPHAN, STATE, type Items } from './items';
+import { ERROR, HAS_PD, INSTANT, ORPHAN, STATE, type Items } from './items';
 
 export type RowMode = 'sample' | 'worker' | 'tool';
 export const ROW_MODES: readonly RowMode[] = ['sample', 'worker', 'tool'];
@@ -34,7 +34,58 @@ export interface Layout {
   row: Int32Array;
 }
 
+/** The server gave the lanes and the order: only the boundaries are left to find. */
+function packedLayout(items: Items, lane: Uint8Array): Layout {
+  const { n, sample, worker, start, end, flags } = items;
+  const base = items.samples.length;
+  const row = new Int32Array(n);
+  const order = new Uint32Array(n);
+  const [rowKey, rowKind, laneOf, itemsOf, rowStart, rowEnd, rowItems, rowErrors] = Array.from({ length: 8 }, () => [] as number[]);
+  let r = -1;
+  let key = -1;
+  let at = -1; // lane of the row that is being filled
+  for (let i = 0; i < n; i++) {
+    order[i] = i;
+    const k = sample[i] >= 0 ? sample[i] : base + worker[i];
+    if (k !== key) {
+      key = k;
+      r++;
+      at = -1;
+      rowKey.push(sample[i] >= 0 ? k : k - base);
+      rowKind.push(sample[i] >= 0 ? 0 : 1);
+      laneOf.push(itemsOf.length);
+      rowStart.push(start[i]);
+      rowEnd.push(end[i]);
+      rowItems.push(0);
+      rowErrors.push(0);
+    }
+    while (at < lane[i]) {
+      itemsOf.push(i);
+      at++;
+    }
+    row[i] = r;
+    rowItems[r]++;
+    if (start[i] < rowStart[r]) rowStart[r] = start[i];
+    if (end[i] > rowEnd[r]) rowEnd[r] = end[i];
+    if (flags[i] & ERROR) rowErrors[r]++;
+  }
+  laneOf.push(itemsOf.length);
+  itemsOf.push(n);
+  return {
+    mode: 'sample', rows: r + 1, rowKey: Int32Array.from(rowKey), rowKind: Uint8Array.from(rowKind), rowStart: Float64Array.from(rowStart), rowEnd: Float64Array.from(rowEnd),
+    rowItems: Uint32Array.from(rowItems), rowErrors: Uint32Array.from(rowErrors), laneOf: Uint32Array.from(laneOf), itemsOf: Uint32Array.from(itemsOf), order, lane, row,
+  };
+}
+
+/** First lane below its parent: prefill, then decode, then everything else. As crates/formats/src/export/timeline/pd.rs. */
+function laneBelow(items: Items, p: number, i: number): number {
+  if ((items.flags[p] & HAS_PD) === 0) return 1;
+  const name = items.names[items.name[i]];
+  return name === 'sglang_pd_prefill' ? 1 : name === 'sglang_pd_decode' ? 4 : 7;
+}
+
 export function buildLayout(items: Items, mode: RowMode): Layout {
+  if (mode === 'sample' && items.lane !== null) return packedLayout(items, items.lane);
   const { n } = items;
   const row = new Int32Array(n).fill(-1);
   const workerBase = mode === 'sample' ? items.samples.length : 0;
@@ -90,7 +141,7 @@ export function buildLayout(items: Items, mode: RowMode): Layout {
     let last = -Infinity;
     for (const i of mine) {
       const p = parent[i];
-      const base = Math.min(MAX_LANES - 1, p >= 0 && row[p] === r && lane[p] !== 255 ? lane[p] + 1 : 0);
+      const base = Math.min(MAX_LANES - 1, p >= 0 && row[p] === r && lane[p] !== 255 ? lane[p] + laneBelow(items, p, i) : 0);
       let l = base;
       const state = flags[i] & STATE;
       if (state !== INSTANT && state !== ORPHAN) {

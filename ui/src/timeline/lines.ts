@@ -32,6 +32,9 @@ export interface Frame {
   dimmed: Uint8Array | null;
   /** Bits by state: 1 << state is set when that state is shown. */
   states: number;
+  /** One attempt: others are dimmed, or with `only` left out. -1: all. */
+  attempt?: number;
+  only?: boolean;
 }
 
 /** What a lane has beside its pixels. Reused from lane to lane; arrays grow as needed. */
@@ -67,6 +70,7 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
   const lo = layout.itemsOf[l];
   const hi = layout.itemsOf[l + 1];
   const { t0, scale, width, colors, dimmed } = f;
+  const attempt = f.attempt ?? -1;
   const t1 = t0 + width / scale;
   let k = firstFrom(order, start, lo, hi, t0);
   // The bar before may reach into view; instants may stand between.
@@ -79,7 +83,8 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
     const s = start[i];
     if (s > t1) break;
     const state = flags[i] & STATE;
-    if ((f.states & (1 << state)) === 0) {
+    const other = attempt >= 0 && items.attempt[i] !== attempt;
+    if ((f.states & (1 << state)) === 0 || (other && f.only)) {
       k++;
       continue;
     }
@@ -94,7 +99,7 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
       k++;
       continue;
     }
-    const shade = dimmed !== null && dimmed[name[i]] === 1 ? 2 : flags[i] & PARENT ? 1 : 0;
+    const shade = other || (dimmed !== null && dimmed[name[i]] === 1) ? 2 : flags[i] & PARENT ? 1 : 0;
     const color = colors[f.colorOf(i) * SHADES + shade];
     if (x1 - x0 >= 1) {
       const a = x0 <= 0 ? 0 : x0;

@@ -27,4 +27,4 @@ export interface PanelSpec {
   load: () => Promise<{ default: Component<PanelProps> }>;
 }
 
-export const PANELS: readonly PanelSpec[] = [];
+export const PANELS: readonly PanelSpec[] = __STATIC__ ? [] : [{ key: 'serving', title: 'Serving engines', height: 190, open: true, load: () => import('../serving/Strip.svelte') }];

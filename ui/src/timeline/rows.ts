@@ -2,10 +2,11 @@
 // the rows (and one over the items where a span's name is asked for).
 import { hex, isNull, valueAt, type ArrowStream } from '../data/arrow';
 import { number } from '../lib/format';
-import { STATE, type Items } from './items';
+import type { AttrTest } from '../data/types';
+import { STATE, wordsOf, type Items } from './items';
 import type { Layout } from './layout';
 
-export const SORTS = ['sample', 'start', 'end', 'duration', 'response', 'reward'] as const;
+export const SORTS = ['sample', 'start', 'end', 'duration', 'response', 'reward', 'tail'] as const;
 export type SortKey = (typeof SORTS)[number];
 
 export interface RowTable {
@@ -24,6 +25,24 @@ export interface RowTable {
   rank: Int32Array;
   rewardMin: number;
   rewardMax: number;
+  /** Milliseconds of the tail that a sample answers for; see tailShares. NaN: no sample. */
+  tail: Float64Array;
+}
+
+/**
+ * What each sample adds to the tail: from the moment when half of the samples are done until the last is, every moment is
+ * shared by the samples that still run. The shares add up to the length of the tail.
+ */
+export function tailShares(ends: ArrayLike<number>): Float64Array {
+  const order = Array.from({ length: ends.length }, (_, i) => i).sort((a, b) => ends[a] - ends[b]);
+  const share = new Float64Array(ends.length);
+  const half = order.length >> 1;
+  let sum = 0;
+  for (let k = Math.max(1, half); k < order.length; k++) {
+    sum += (ends[order[k]] - ends[order[k - 1]]) / (order.length - k);
+    share[order[k]] = sum;
+  }
+  return share;
 }
 
 export function rowTable(items: Items, layout: Layout, samples: ArrowStream | null): RowTable {
@@ -53,8 +72,10 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
   const t: RowTable = {
     label: new Array<string>(n), sample: new Int32Array(n).fill(-1), group: new Int32Array(n).fill(-1), reward: new Float64Array(n).fill(NaN),
     response: new Float64Array(n).fill(NaN), status: new Array<string>(n).fill(''), source: new Array<string>(n).fill(''), hay: new Array<string>(n), rank: new Int32Array(n),
-    rewardMin: Infinity, rewardMax: -Infinity,
+    rewardMin: Infinity, rewardMax: -Infinity, tail: new Float64Array(n).fill(NaN),
   };
+  const sampleRows = Array.from({ length: n }, (_, r) => r).filter((r) => layout.rowKind[r] === 0);
+  tailShares(sampleRows.map((r) => layout.rowEnd[r])).forEach((ms, k) => (t.tail[sampleRows[k]] = ms));
   // The trace of each sample, for the filter.
   const traceOf = new Int32Array(items.samples.length).fill(-1);
   for (let i = 0; i < items.trace.length; i++) if (items.sample[i] >= 0 && traceOf[items.sample[i]] < 0) traceOf[items.sample[i]] = items.trace[i];
@@ -96,6 +117,35 @@ export interface RowQuery {
   grouped: boolean;
   /** Show rows of this attempt only; null: all. */
   attempt: number | null;
+  /** Rows by test of an attribute, as far as they are known: see attrTests. */
+  attrs?: Map<string, Uint8Array>;
+}
+
+const ATTR = /^@([^\s=<>!~]+)(?:(!=|<=|>=|=|<|>|~)(.*))?$/;
+
+/** Words like `@tool=bash`, `@tokens>100`, `@error~time`, `@key`: tests of attributes, which the page must ask for. */
+export function attrTests(text: string): Map<string, AttrTest> {
+  const out = new Map<string, AttrTest>();
+  for (const [word] of text.matchAll(/@(?:"[^"]*"|[^\s"])+/g)) {
+    const m = ATTR.exec(word.replaceAll('"', ''));
+    if (m) out.set(word.replaceAll('"', '').toLowerCase(), { key: m[1], op: (m[2] as AttrTest['op'] | undefined) ?? 'is', value: m[3] ?? '' });
+  }
+  return out;
+}
+
+/** Rows that hold one of these spans. */
+export function rowsOfSpans(items: Items, layout: Layout, ids: Uint8Array): Uint8Array {
+  const rows = new Uint8Array(layout.rows);
+  const words = wordsOf(ids.byteOffset % 4 === 0 ? ids : ids.slice());
+  const wanted = new Map<number, number[]>();
+  for (let k = 0; k + 1 < words.length; k += 2) {
+    const list = wanted.get(words[k]);
+    if (list) list.push(words[k + 1]);
+    else wanted.set(words[k], [words[k + 1]]);
+  }
+  const own = wordsOf(items.spanIds);
+  for (let i = 0; i < items.n; i++) if (layout.row[i] >= 0 && wanted.get(own[2 * i])?.includes(own[2 * i + 1])) rows[layout.row[i]] = 1;
+  return rows;
 }
 
 type Test = (r: number) => boolean;
@@ -105,15 +155,20 @@ const COMPARE: Record<string, (a: number, b: number) => boolean> = {
 };
 
 /** Words of a filter, all of which must hold: plain text, or `field:value` with <, > for numbers; `-` before a word denies it. */
-function tests(text: string, t: RowTable, items: Items, layout: Layout): Test[] {
+function tests(text: string, t: RowTable, items: Items, layout: Layout, attrs: Map<string, Uint8Array> | undefined): Test[] {
   const rowsWith = (pick: (i: number) => boolean): Test => {
     const has = new Uint8Array(layout.rows);
     for (const i of layout.order) if (pick(i)) has[layout.row[i]] = 1;
     return (r) => has[r] === 1;
   };
-  return [...text.matchAll(/(-?)(?:([a-z]+):(<=|>=|<|>)?)?("[^"]*"|\S+)/gi)].map((m) => {
+  return [...text.matchAll(/(-?)(?:([a-z]+):(<=|>=|<|>)?)?((?:"[^"]*"|[^\s"])+)/gi)].map((m) => {
     const [, not, fieldRaw, op, raw] = m;
-    const value = raw.replace(/^"|"$/g, '').toLowerCase();
+    if (raw.startsWith('@') && !fieldRaw) {
+      // Not answered yet: nothing is left out.
+      const rows = attrs?.get(raw.replaceAll('"', '').toLowerCase());
+      return (r: number) => rows === undefined || (rows[r] === 1) !== (not === '-');
+    }
+    const value = raw.replaceAll('"', '').toLowerCase();
     const field = fieldRaw?.toLowerCase();
     const num = Number(value);
     const numeric = (column: ArrayLike<number>, unit = 1): Test => (r) => COMPARE[op ?? ''](column[r] / unit, num);
@@ -121,6 +176,7 @@ function tests(text: string, t: RowTable, items: Items, layout: Layout): Test[] 
     if (field === 'reward') test = numeric(t.reward);
     else if (field === 'response' || field === 'tokens') test = numeric(t.response);
     else if (field === 'duration') test = (r) => COMPARE[op ?? '']((layout.rowEnd[r] - layout.rowStart[r]) / 1000, num);
+    else if (field === 'tail') test = numeric(t.tail, 1000);
     else if (field === 'status') test = (r) => t.status[r].toLowerCase().includes(value);
     else if (field === 'source') test = (r) => t.source[r].toLowerCase().includes(value);
     else if (field === 'sample') test = (r) => t.label[r].toLowerCase() === value;
@@ -153,7 +209,7 @@ export interface RowOrder {
 }
 
 export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery): RowOrder {
-  const all = tests(q.text, t, items, layout);
+  const all = tests(q.text, t, items, layout, q.attrs);
   if (q.attempt !== null) {
     const has = new Uint8Array(layout.rows);
     for (const i of layout.order) if (items.attempt[i] === q.attempt) has[layout.row[i]] = 1;
@@ -174,6 +230,7 @@ export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery
       case 'duration': return (r) => layout.rowEnd[r] - layout.rowStart[r];
       case 'response': return (r) => t.response[r];
       case 'reward': return (r) => t.reward[r];
+      case 'tail': return (r) => t.tail[r];
       default: return (r) => t.rank[r];
     }
   })();

@@ -17,6 +17,7 @@ export const AXIS = 22;
 export const HEAD = MINIMAP + STRIP + AXIS;
 const SHORT: Record<string, string> = { truncated: 'trunc', pending: 'wait', aborted: 'abort' };
 const LABELS_MAX = 700;
+const ARROWS_MAX = 400;
 const FONT = '11px Inter, system-ui, sans-serif';
 const FONT_SMALL = '10px Inter, system-ui, sans-serif';
 
@@ -25,6 +26,12 @@ export interface Hit {
   item: number;
   /** Items behind a cluster of marks. */
   count: number;
+}
+
+/** Prefill and decode as people write them: `[P] forward`. */
+export function shownName(name: string): string {
+  const m = /^sglang_pd_(prefill|decode)(?:_(.+))?$/.exec(name);
+  return m ? `[${m[1] === 'prefill' ? 'P' : 'D'}] ${m[2] ?? m[1]}` : name;
 }
 
 export class Scene {
@@ -39,8 +46,15 @@ export class Scene {
   expanded = new Uint8Array(0);
   /** y[k]: top of the k-th shown row; one more than rows. */
   y = new Float64Array(1);
+  /** Place of each row in the order, -1: not shown. */
+  private position = new Int32Array(0);
+  /** Links as pairs of items: from, to. */
+  links: Int32Array = new Int32Array(0);
   dimmed: Uint8Array | null = null;
   states = 15;
+  /** One attempt is looked at: others are dim, or with `only` not drawn. -1: all. */
+  attempt = -1;
+  only = false;
   strip: PhaseBins | null = null;
   private image: ImageData | null = null;
   private pixels = new Uint32Array(0);
@@ -85,6 +99,8 @@ export class Scene {
       y[k + 1] = y[k] + this.rowSpan(order[k]);
     }
     this.y = y;
+    this.position = new Int32Array(this.layout.rows).fill(-1);
+    order.forEach((r, k) => (this.position[r] = k));
   }
   /** Position in the order of the row at height y (of the rows, not of the window). */
   rowAt(y: number): number {
@@ -110,6 +126,12 @@ export class Scene {
   fit(): void {
     const m = (this.items.extent || 1) * 0.01;
     this.clampWindow(-m, (this.items.extent || 1) + m);
+  }
+  /** Keeps the newest at the right edge: the whole while it is in view, else a window of the same length. */
+  follow(extent: number): void {
+    const span = this.t1 - this.t0;
+    if (this.t0 <= 0) this.fit();
+    else this.clampWindow(extent * 1.01 - span, extent * 1.01);
   }
   zoom(factor: number, x: number): void {
     const at = this.time(x);
@@ -164,7 +186,7 @@ export class Scene {
   rect(i: number): { x0: number; x1: number; y0: number; y1: number } | null {
     const r = this.layout.row[i];
     if (r < 0) return null;
-    const k = this.rows.order.indexOf(r);
+    const k = this.position[r] ?? -1;
     if (k < 0) return null;
     const top = this.y[k] - this.scroll;
     const x0 = this.x(this.items.start[i]);
@@ -190,7 +212,7 @@ export class Scene {
     const { theme, pixels, line, found } = this;
     const frame: Frame = {
       t0: this.t0, scale: this.scale * d, width: W, colorOf: this.palette.of, colors: this.palette.colors, errorColor: theme.badRgba, background: theme.background,
-      dimmed: this.dimmed, states: this.states,
+      dimmed: this.dimmed, states: this.states, attempt: this.attempt, only: this.only,
     };
     pixels.fill(theme.background);
     this.labels.length = 0;
@@ -305,6 +327,7 @@ export class Scene {
   }
 
   private shade(i: number): number {
+    if (this.attempt >= 0 && this.items.attempt[i] !== this.attempt) return 2;
     return this.dimmed && this.dimmed[this.items.name[i]] ? 2 : this.items.flags[i] & PARENT ? 1 : 0;
   }
   private textWidth(ctx: CanvasRenderingContext2D, text: string): number {
@@ -327,7 +350,7 @@ export class Scene {
       const color = palette.ink[palette.of(i) * SHADES + this.shade(i)];
       if (color !== ink) ctx.fillStyle = ink = color;
       const room = labels[k + 2] - labels[k + 1] - 9;
-      let text = items.names[items.name[i]] ?? '';
+      let text = shownName(items.names[items.name[i]] ?? '');
       if (items.flags[i] & ERROR) text = `✕ ${text}`;
       const width = this.textWidth(ctx, text);
       if (width > room) {
@@ -556,7 +579,47 @@ export class Scene {
       ctx.lineWidth = width;
       ctx.strokeRect(x0 - 0.5, r.y0 + HEAD - 0.5, Math.max(3, x1 - x0), r.y1 - r.y0);
     }
+    this.drawLinks(ctx, over.selected >= 0 ? over.selected : over.hover);
     ctx.restore();
+  }
+
+  /** Arrows from a span to what it links to: those of one span, or, where none is chosen, all that are in view. */
+  private drawLinks(ctx: CanvasRenderingContext2D, of: number): void {
+    const { links, theme } = this;
+    let left = ARROWS_MAX;
+    ctx.strokeStyle = ctx.fillStyle = theme.accent;
+    ctx.lineWidth = 1;
+    for (let k = 0; k < links.length && left > 0; k += 2) {
+      if (of >= 0 && links[k] !== of && links[k + 1] !== of) continue;
+      const [a, b] = [this.rect(links[k]), this.rect(links[k + 1])];
+      if (!a || !b || Math.max(a.y1, b.y1) < 0 || Math.min(a.y0, b.y0) > this.height) continue;
+      // From the end of the earlier one to the start of the later, whichever way the link points.
+      const [x0, y0, x1, y1] = [a.x0, (a.y0 + a.y1) / 2 + HEAD, Math.min(b.x1, Math.max(b.x0, a.x0)), (b.y0 + b.y1) / 2 + HEAD];
+      if (Math.max(x0, x1) < GUTTER || Math.min(x0, x1) > this.width) continue;
+      left--;
+      const bend = Math.max(14, Math.min(60, Math.abs(x1 - x0) / 2));
+      ctx.globalAlpha = of >= 0 ? 0.95 : 0.5;
+      ctx.beginPath();
+      ctx.moveTo(x0, y0);
+      ctx.bezierCurveTo(x0 - bend, y0, x1 + bend, y1, x1, y1);
+      ctx.stroke();
+      ctx.beginPath();
+      ctx.moveTo(x1, y1);
+      ctx.lineTo(x1 + 6, y1 - 3);
+      ctx.lineTo(x1 + 6, y1 + 3);
+      ctx.fill();
+    }
+    ctx.globalAlpha = 1;
+  }
+  /** A running step: open spans reach to `t`. */
+  grow(open: Int32Array, t: number): void {
+    const { items, layout } = this;
+    items.extent = t;
+    for (const i of open) {
+      items.end[i] = t;
+      const r = layout.row[i];
+      if (r >= 0) layout.rowEnd[r] = t;
+    }
   }
   cssColor(i: number): string {
     return css(this.palette.colors[this.palette.of(i) * SHADES]);

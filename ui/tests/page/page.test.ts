@@ -85,7 +85,7 @@ it('an empty store says how to send the first data', async () => {
 
 it('goes from the run to the timeline of a step, and back', async () => {
   await open('#/run/grpo-search-7b');
-  await page.getByRole('link', { name: 'step 5', exact: true }).click();
+  await page.getByRole('link', { name: 'Timeline of step 5', exact: true }).click();
   await drawn();
   expect(await footer()).toContain('101 rows');
   await page.goBack();
@@ -219,7 +219,7 @@ it('SQL: runs, shows markup as text, shows the server’s words, keeps history',
   await page.getByLabel('Result').evaluate((e) => (e.scrollTop = e.scrollHeight));
   await page.locator('tr.data td', { hasText: /^2000$/ }).waitFor();
   const download = page.waitForEvent('download');
-  await page.getByRole('button', { name: 'CSV' }).click();
+  await page.getByRole('button', { name: 'Save as CSV' }).click();
   const csv = readFileSync((await (await download).path())!, 'utf8');
   expect(csv.split('\r\n')[3]).toMatch(/^'=cmd\(\),/);
   await page.getByLabel('SQL', { exact: true }).fill('SELECT * FROM nowhere');
@@ -258,7 +258,7 @@ it('works as one file from disk', async () => {
     writeFileSync(join(dir, 'view.html'), html);
     await page.goto(`file://${join(dir, 'view.html')}`);
     await page.getByRole('link', { name: 'rollout_0.pt' }).click();
-    await page.getByRole('link', { name: 'step 0', exact: true }).click();
+    await page.getByRole('link', { name: 'Timeline of step 0', exact: true }).click();
     await drawn();
     expect(await footer()).toContain('405 rows');
     expect(await page.getByRole('link', { name: 'SQL' }).count()).toBe(0);

@@ -84,7 +84,7 @@ describe('a file with the data inside', () => {
   };
   const source = new StaticSource((id) => blocks[id] ?? null);
   it('gives the same timeline as the server', async () => {
-    const items = buildItems(readStream(await source.timeline('r', { step: 0 })), false);
+    const items = buildItems(readStream((await source.timeline('r', { step: 0 })).bytes), false);
     expect(items.n).toBe(step.spans.n);
     expect(items.samples).toHaveLength(6);
     expect(readStream(await source.samples('r', { step: 0 })).batches[0].length).toBe(6);

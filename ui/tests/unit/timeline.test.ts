@@ -1,10 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import { PHASES } from '../../src/lib/phases';
 import { countsAt, phaseBins, statsIn } from '../../src/timeline/counts';
-import { ERROR, LOST_PARENT, OPEN, PARENT, STATE } from '../../src/timeline/items';
+import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/timeline/items';
+import { mergeItems } from '../../src/timeline/merge';
 import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/timeline/layout';
 import { CLUSTER, LaneMarks, mix, paintLane, SHADES, type Frame } from '../../src/timeline/lines';
-import { orderRows, rowTable, type RowQuery } from '../../src/timeline/rows';
+import { attrTests, orderRows, rowsOfSpans, rowTable, tailShares, type RowQuery } from '../../src/timeline/rows';
 import { itemsOf, random, type S } from './make';
 
 const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);
@@ -244,5 +245,71 @@ describe('counts', () => {
     expect(order({ text: 'nothing' })).toEqual([]);
     expect(order({ sort: 'reward' })).toHaveLength(5);
     expect(y.flags[3] & ERROR).toBeTruthy();
+  });
+});
+
+describe('what is new in a running step', () => {
+  const whole: S[] = [
+    { id: 1, start: 0, end: 90, sample: 'a', name: 'rollout' }, { id: 2, parent: 1, start: 5, end: 30, sample: 'a', name: 'turn' }, { id: 3, parent: 2, start: 6, end: 20, name: 'engine' },
+    { id: 4, trace: 2, start: 10, end: 60, sample: 'b', group: 'g', name: 'rollout' }, { id: 5, trace: 2, parent: 4, start: 11, end: 40, name: 'tool' },
+  ];
+  const picture = (x: Items): string[] =>
+    Array.from({ length: x.n }, (_, i) => [x.names[x.name[i]], x.start[i], x.end[i], x.sample[i] < 0 ? '' : x.samples[x.sample[i]], x.parent[i] < 0 ? '' : x.names[x.name[x.parent[i]]], x.depth[i], x.flags[i], x.phase[i]].join(' ')).sort();
+  it('in any order and any parts gives the same as all at once', () => {
+    const rnd = random(5);
+    for (let round = 0; round < 40; round++) {
+      const order = whole.map((s) => ({ s, k: rnd() })).sort((a, b) => a.k - b.k).map((x) => x.s);
+      // The earliest span must be there first: what comes before it makes the page read everything again.
+      order.sort((a, b) => Number(b.id === 1) - Number(a.id === 1));
+      const cut = 1 + Math.floor(rnd() * (order.length - 1));
+      const joined = mergeItems(itemsOf(order.slice(0, cut), true), itemsOf(order.slice(cut), true), false)!;
+      expect(picture(joined)).toEqual(picture(itemsOf(whole)));
+    }
+  });
+  it('ends an open span and counts a span that comes twice once', () => {
+    const first = itemsOf([{ ...whole[0], end: null }, whole[1]], true);
+    expect(first.states).toEqual([1, 1, 0, 0]);
+    const joined = mergeItems(first, itemsOf([whole[0], whole[1]], true), true)!;
+    expect([joined.n, joined.states, joined.end[0]]).toEqual([2, [2, 0, 0, 0], 90]);
+  });
+  it('cannot join what began before', () => {
+    expect(mergeItems(itemsOf(whole.slice(1, 3), true), itemsOf(whole.slice(0, 1), true), true)).toBeNull();
+  });
+});
+
+describe('rows', () => {
+  it('shares of the tail add up to it', () => {
+    const ends = [10, 20, 30, 40, 50, 100, 25, 35];
+    const share = tailShares(ends);
+    const sorted = [...ends].sort((a, b) => a - b);
+    expect(share.reduce((a, b) => a + b, 0)).toBeCloseTo(100 - sorted[(ends.length >> 1) - 1]);
+    expect(share.indexOf(Math.max(...share))).toBe(5);
+    expect(tailShares([])).toHaveLength(0);
+    expect([...tailShares([7])]).toEqual([0]);
+  });
+  it('tests of attributes are found among the words', () => {
+    expect([...attrTests('status:ok @tool=bash -@n>=3 @error~"time out" @key').entries()]).toEqual([
+      ['@tool=bash', { key: 'tool', op: '=', value: 'bash' }], ['@n>=3', { key: 'n', op: '>=', value: '3' }], ['@error~time out', { key: 'error', op: '~', value: 'time out' }], ['@key', { key: 'key', op: 'is', value: '' }],
+    ]);
+  });
+  it('an attribute that is not answered yet leaves nothing out', () => {
+    const x = itemsOf([{ id: 1, start: 0, end: 1, sample: 'a' }, { id: 2, trace: 2, start: 0, end: 1, sample: 'b' }]);
+    const l = buildLayout(x, 'sample');
+    const t = rowTable(x, l, null);
+    const q: RowQuery = { text: '@k=v', sort: 'sample', desc: false, grouped: false, attempt: null };
+    expect(orderRows(x, l, t, q).order).toHaveLength(2);
+    const ids = new Uint8Array(8);
+    new DataView(ids.buffer).setUint32(0, 2, true);
+    const attrs = new Map([['@k=v', rowsOfSpans(x, l, ids)]]);
+    expect([...orderRows(x, l, t, { ...q, attrs }).order].map((r) => t.label[r])).toEqual(['b']);
+    expect([...orderRows(x, l, t, { ...q, text: '-@k=v', attrs }).order].map((r) => t.label[r])).toEqual(['a']);
+  });
+  it('a row counts once however many spans run in it', () => {
+    const x = itemsOf([
+      { id: 1, start: 0, end: 100, sample: 'a', name: 'rollout' }, { id: 2, parent: 1, start: 10, end: 60, sample: 'a', name: 'decode' }, { id: 3, parent: 1, start: 20, end: 90, sample: 'a', name: 'bash tool' },
+    ]);
+    const b = phaseBins(x, buildLayout(x, 'sample'), 100, 0, 100, null);
+    for (let k = 0; k < 100; k++) expect(PHASES.reduce((a, _, p) => a + b.counts[p * 100 + k], 0)).toBeCloseTo(1);
+    expect(b.peak).toBeCloseTo(1);
   });
 });

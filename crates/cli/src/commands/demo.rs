@@ -34,6 +34,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     if args.no_serve {
         let store = Store::open(config.store.clone()).await?;
         generate(&store, &args).await?;
+        super::metrics::work_out(&store).await?;
         store.close().await?;
         return Ok(());
     }

@@ -25,7 +25,11 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     let mut runs = Runs::default();
     let result = import_all(&store, &files, &ImportOptions { run: args.run.clone() }, &mut runs).await;
     // What was imported before a failure is in the store: its runs should be, too.
-    let result = result.and(runs.write(&store).await);
+    let mut result = result.and(runs.write(&store).await);
+    if result.is_ok() {
+        // A dump that was read to its end is a step that is complete.
+        result = super::metrics::work_out(&store).await;
+    }
     store.close().await?;
     result
 }

@@ -8,6 +8,7 @@ mod export_html;
 mod export_perfetto;
 mod files;
 mod import;
+mod metrics;
 mod serve;
 mod sql;
 mod trace_level;
@@ -27,8 +28,10 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,
             ExportCommand::Perfetto(args) => export_perfetto::run(args).await,
+            ExportCommand::Tensorboard(args) => metrics::tensorboard(args).await,
             ExportCommand::Html(args) => export_html::run(args).await,
         },
+        Command::Metrics(args) => metrics::run(args).await,
         Command::Compact(args) => compact::run(args).await,
     }
 }

@@ -56,6 +56,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
             return Err(match e {
                 StartError::NoToken { .. }
                 | StartError::Address { .. }
+                | StartError::Scrape(_)
                 | StartError::EmptyToken
                 | StartError::Nothing => Usage(e.to_string()).into(),
                 other => other.into(),

@@ -3,6 +3,7 @@
 
 use std::io::{BufWriter, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::{Instant, UNIX_EPOCH};
 
 use anyhow::Context;
@@ -19,7 +20,7 @@ use super::{files, import as importing, serve};
 use crate::args::{CacheFormat, ServeArgs, ViewArgs};
 use crate::config::Config;
 use crate::output::{count, size};
-use crate::progress::Spinner;
+use crate::progress::{Bar, Spinner};
 
 const CACHE: &str = "trace_timeline_cache.json";
 const PAGE: &str = "trace_timeline_viewer.html";
@@ -303,8 +304,14 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
             let started = Instant::now();
             let spinner = Spinner::start(&format!("reading {}", dump.display()));
             let read = Dump::open(dump).map_err(|e| named(dump, e))?;
+            drop(spinner);
+            let passes = 2 + u64::from(cache.is_some());
+            let done = read.progress();
+            let bar =
+                Bar::over(&format!("writing {}", page.display()), read.samples().len() as u64 * passes, move || {
+                    done.load(Ordering::Relaxed)
+                });
             let found = Found::from(read.summary());
-            spinner.say(&format!("writing {}", page.display()));
             let written = write_one(
                 &read,
                 args,
@@ -313,7 +320,7 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
                 Stamp { found: found.clone(), ..stamp.clone() },
                 together.as_mut(),
             );
-            drop(spinner);
+            drop(bar);
             describe(dump, &found, stamp.dumps[0].0, Some(started));
             if let Err(e) = written {
                 kept(args, &page, Err(e))?;

@@ -10,6 +10,8 @@ pub mod otlp;
 pub mod perfetto;
 mod rows;
 pub mod slime_cache;
+pub mod tensorboard;
+pub mod timeline;
 
 /// Writes beside the target and renames, so that a reader never sees half a file and a failure leaves the old one.
 pub fn atomically<T, E: From<io::Error>>(target: &Path, write: impl FnOnce(File) -> Result<T, E>) -> Result<T, E> {

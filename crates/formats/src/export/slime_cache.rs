@@ -81,6 +81,7 @@ pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write)
             buffer
         },
         |buffer: Vec<u8>| {
+            dump.went_through(CHUNK);
             written += buffer.len() as u64;
             if written > limit {
                 return Err(ImportError::Limit { what: "the cache".into(), name: "MAX_GROWTH", limit });

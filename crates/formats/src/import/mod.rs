@@ -9,6 +9,7 @@ use rollscope_model::Table;
 pub mod chrome;
 mod open;
 pub mod otlp;
+pub mod prometheus;
 pub mod slime_pt;
 pub mod torch;
 

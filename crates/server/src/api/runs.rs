@@ -1,23 +1,26 @@
-//! Runs and their steps.
+//! Runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{HashMap, HashSet};
 
 use arrow::array::{Array, AsArray};
 use arrow::compute::{max, min};
 use arrow::datatypes::{Int32Type, Int64Type};
+use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use rollscope_model::Table;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::time::now_ns;
 use rollscope_store::{Snapshot, SnapshotSource};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::to_json;
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
-use crate::query::{collect, float_column, int_column, sql_text, text_column};
+use crate::query::{int_column, text_column};
 
 #[derive(Serialize, ToSchema)]
 pub struct RunsAnswer {
@@ -32,6 +35,7 @@ pub struct RunInfo {
     project: Option<String>,
     name: Option<String>,
     framework: Option<String>,
+    tags: Vec<String>,
     /// `running`, `finished`, `failed`; null if nobody said.
     status: Option<String>,
     started_ns: Option<String>,
@@ -46,7 +50,7 @@ pub struct RunInfo {
     bytes: u64,
 }
 
-fn ns(value: Option<i64>) -> Option<String> {
+pub(super) fn ns(value: Option<i64>) -> Option<String> {
     value.map(|v| v.to_string())
 }
 
@@ -54,12 +58,16 @@ fn ns(value: Option<i64>) -> Option<String> {
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", responses((status = 200, body = RunsAnswer)))]
 pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    let batch = app.engine.runs().await?;
+    // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
+    let batch = match app.engine.runs().await {
+        Err(_) => app.engine.runs().await?,
+        Ok(batch) => batch,
+    };
     let extents = extents(&app.store.snapshot());
     let text = |name| text_column(&batch, name);
     let int = |name| int_column(&batch, name);
     let (ids, projects, names) = (text("run_id")?, text("project")?, text("name")?);
-    let (frameworks, statuses) = (text("framework")?, text("status")?);
+    let (frameworks, statuses, tags) = (text("framework")?, text("status")?, text("tags")?);
     let (started, ended, last) = (int("started_ns")?, int("ended_ns")?, int("last_ns")?);
     let (spans, samples) = (int("spans")?, int("samples")?);
     let runs = (0..batch.num_rows())
@@ -71,6 +79,7 @@ pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Pr
                 name: names[i].clone(),
                 framework: frameworks[i].clone(),
                 status: statuses[i].clone(),
+                tags: tags[i].as_deref().and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default(),
                 started_ns: ns(started[i]),
                 ended_ns: ns(ended[i]),
                 last_ns: ns(last[i]),
@@ -155,93 +164,64 @@ pub async fn delete_run(State(app): State<App>, Path(run): Path<String>, params:
     }
 }
 
-#[derive(Serialize, ToSchema)]
-pub struct StepsAnswer {
-    /// In order.
-    steps: Vec<StepInfo>,
+/// Most tags of a run, and characters in one.
+const MAX_TAGS: usize = 64;
+const MAX_TAG_CHARS: usize = 100;
+
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TagsBody {
+    tags: Vec<String>,
 }
 
-/// One training step. Nanoseconds are text.
-#[derive(Default, Serialize, ToSchema)]
-pub struct StepInfo {
-    step: i64,
-    start_ns: Option<String>,
-    /// The latest end so far.
-    end_ns: Option<String>,
-    spans: i64,
-    samples: i64,
-    /// Spans that have not ended.
-    open: i64,
-    /// Over the samples of the training split that have a number for a reward.
-    reward_mean: Option<f64>,
-    /// Seconds during which at least one span of the phase was running.
-    phases: BTreeMap<String, f64>,
-}
-
-/// The steps of a run, each with its time by phase.
-#[utoipa::path(get, path = "/api/v1/runs/{run}/steps", tag = "runs", params(("run" = String, Path)),
-    responses((status = 200, body = StepsAnswer)))]
-pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+/// Replaces the tags of a run.
+#[utoipa::path(put, path = "/api/v1/runs/{run}/tags", tag = "runs", params(("run" = String, Path)), request_body = TagsBody, responses(
+    (status = 204, description = "Done"),
+    (status = 400, description = "Not tags", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn set_tags(
+    State(app): State<App>,
+    Path(run): Path<String>,
+    params: Params,
+    body: Body,
+) -> Result<Response, Problem> {
     params.done()?;
-    let run = sql_text(&run);
-    let spans = format!(
-        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as spans, \
-                count(distinct sample_id) as samples, sum(case when state = 'open' then 1 else 0 end) as open \
-         from spans where run_id = {run} and step is not null group by step"
-    );
-    let samples = format!(
-        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as samples, \
-                avg(case when split = 'train' then reward end) as reward_mean \
-         from samples where run_id = {run} and step is not null group by step"
-    );
-    // The length of a union of intervals: each adds what reaches beyond the latest end before it.
-    let phases = format!(
-        "select step, phase, sum(greatest(end_ns - greatest(start_ns, coalesce(before, start_ns)), 0)) / 1e9 as seconds \
-         from (select step, phase, start_ns, end_ns, max(end_ns) over (partition by step, phase \
-                      order by start_ns, end_ns rows between unbounded preceding and 1 preceding) as before \
-               from spans where run_id = {run} and step is not null and phase is not null and end_ns is not null) \
-         group by step, phase"
-    );
-    let (spans, samples, phases) =
-        tokio::try_join!(collect(&app.engine, &spans), collect(&app.engine, &samples), collect(&app.engine, &phases))?;
-
-    let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
-    for batch in &spans {
-        let (step, start, end) =
-            (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
-        let (spans, samples) = (int_column(batch, "spans")?, int_column(batch, "samples")?);
-        let open = int_column(batch, "open")?;
-        for i in 0..batch.num_rows() {
-            let info = steps.entry(step[i].unwrap_or_default()).or_default();
-            (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
-            info.spans = spans[i].unwrap_or(0);
-            info.samples = samples[i].unwrap_or(0);
-            info.open = open[i].unwrap_or(0);
-        }
+    let body = app.read_api_body(body).await?;
+    let bad = |what: String| Problem::new(StatusCode::BAD_REQUEST, what);
+    let TagsBody { mut tags } =
+        serde_json::from_slice(&body).map_err(|e| bad(format!("not {{\"tags\": [text]}}: {e}")))?;
+    tags.iter_mut().for_each(|t| *t = t.trim().to_string());
+    tags.retain(|t| !t.is_empty());
+    let mut seen = HashSet::new();
+    tags.retain(|t| seen.insert(t.clone()));
+    if tags.len() > MAX_TAGS || tags.iter().any(|t| t.chars().count() > MAX_TAG_CHARS) {
+        return Err(bad(format!("at most {MAX_TAGS} tags of at most {MAX_TAG_CHARS} characters")));
     }
-    for batch in &samples {
-        let (step, start, end) =
-            (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
-        let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
-        for i in 0..batch.num_rows() {
-            let info = steps.entry(step[i].unwrap_or_default()).or_default();
-            // Spans know the times better, where there are any.
-            if info.spans == 0 {
-                (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
-            }
-            info.samples = info.samples.max(samples[i].unwrap_or(0));
-            info.reward_mean = reward[i].filter(|r| r.is_finite());
-        }
-    }
-    for batch in &phases {
-        let (step, phase) = (int_column(batch, "step")?, text_column(batch, "phase")?);
-        let seconds = float_column(batch, "seconds")?;
-        for i in 0..batch.num_rows() {
-            if let (Some(phase), Some(seconds)) = (&phase[i], seconds[i]) {
-                steps.entry(step[i].unwrap_or_default()).or_default().phases.insert(phase.clone(), seconds);
-            }
-        }
-    }
-    let steps = steps.into_iter().map(|(step, info)| StepInfo { step, ..info }).collect();
-    to_json(&StepsAnswer { steps })
+    let batch = app.engine.runs().await?;
+    let ids = text_column(&batch, "run_id")?;
+    let Some(at) = ids.iter().position(|id| id.as_deref() == Some(&run)) else {
+        return Err(Problem::not_found(format!("there is no run `{run}`")));
+    };
+    let text = |name| -> Result<Option<String>, Problem> { Ok(text_column(&batch, name)?.swap_remove(at)) };
+    let int = |name| -> Result<Option<i64>, Problem> { Ok(int_column(&batch, name)?[at]) };
+    let (project, name, framework) = (text("project")?, text("name")?, text("framework")?);
+    let (config, status) = (text("config")?, text("status")?);
+    let tags = serde_json::to_string(&tags).map_err(|e| Problem::internal(e.to_string()))?;
+    let mut rows = RunsBuilder::default();
+    rows.push(&NewRun {
+        run_id: &run,
+        project: project.as_deref(),
+        name: name.as_deref(),
+        framework: framework.as_deref(),
+        config: config.as_deref(),
+        tags: Some(&tags),
+        started_ns: int("started_ns")?.or(int("first_ns")?).unwrap_or_else(now_ns),
+        ended_ns: int("ended_ns")?,
+        status: status.as_deref(),
+        updated_ns: now_ns(),
+    });
+    let row = rows.finish().map_err(|e| Problem::internal(e.to_string()))?;
+    app.store.append(Table::Runs, row).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }

@@ -1,7 +1,23 @@
 //! What the timeline draws: spans of a step or a window, and the samples they belong to. Arrow, sorted by the server.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
+use arrow::compute::{concat_batches, filter_record_batch, max, min};
+use arrow::datatypes::{Int32Type, Schema, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::ipc::writer::StreamWriter;
 use axum::extract::{Path, State};
-use axum::response::Response;
+use axum::http::{HeaderName, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use futures::StreamExt;
+use parking_lot::Mutex;
+use rollscope_formats::export::timeline;
+use rollscope_model::Table;
+use rollscope_model::ids::TraceId;
+use rollscope_store::{Snapshot, SnapshotSource};
 
 use super::stream::{Format, respond};
 use crate::App;
@@ -9,24 +25,12 @@ use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{self, collect, int_column, sql_text};
 
-/// The columns of a timeline, in the order they are sent.
-const COLUMNS: [&str; 15] = [
-    "trace_id",
-    "span_id",
-    "parent_span_id",
-    "name",
-    "service",
-    "phase",
-    "thread",
-    "host",
-    "state",
-    "status",
-    "sample_id",
-    "group_id",
-    "attempt",
-    "start_ns",
-    "end_ns",
-];
+/// Most spans in one timeline: the page draws a few million, and a window can always be narrower.
+const MAX_SPANS: usize = 4_000_000;
+/// Version of the store that an answer shows: what to give as `since` next time.
+const VERSION: HeaderName = HeaderName::from_static("rollscope-version");
+/// `true` on an answer to `since` that has only what is new.
+const DELTA: HeaderName = HeaderName::from_static("rollscope-delta");
 
 /// A step, or a window of time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,11 +39,10 @@ enum Window {
     Time { from: i64, to: i64 },
 }
 
-fn window(mut params: Params) -> Result<Option<Window>, Problem> {
+fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     let good = "nanoseconds since the epoch, as an integer";
     let step = params.number("step", "an integer, as in GET /api/v1/runs/{run}/steps")?;
     let (from, to) = (params.number("from_ns", good)?, params.number("to_ns", good)?);
-    params.done()?;
     match (step, from, to) {
         (Some(step), None, None) => Ok(Some(Window::Step(step))),
         (None, Some(from), Some(to)) if from <= to => Ok(Some(Window::Time { from, to })),
@@ -56,69 +59,274 @@ fn overlaps(from: i64, to: i64) -> String {
     format!("start_ns <= {to} and (end_ns >= {from} or (end_ns is null and (state = 'open' or start_ns >= {from})))")
 }
 
-/// The spans of a step or a window, without their attributes.
+/// The spans of a step or a window as the page draws them.
 ///
-/// An Arrow IPC stream, sorted by sample and start. Spans of the same traces that know of no step or sit in another run, such
-/// as those of a serving engine, are there too, under the sample of their trace. Columns: trace_id, span_id, parent_span_id,
-/// name, service, phase, thread, host, state, status, sample_id, group_id, attempt, start_ns, end_ns.
+/// An Arrow IPC stream of one batch, packed: parents as row numbers, lanes given, sorted by sample, lane and start, without
+/// attributes (`crates/formats/src/export/timeline` has the columns). Spans of the same traces that know of no step or sit in
+/// another run, such as those of a serving engine, are there too, under the sample of their trace. The header
+/// `rollscope-version` says what the answer shows; given as `since`, only spans that came later are answered, unpacked, as
+/// the store has them, with `rollscope-delta: true` (or, where that cannot be told, everything, without it).
 #[utoipa::path(get, path = "/api/v1/runs/{run}/timeline", tag = "runs", params(
     ("run" = String, Path),
     ("step" = Option<i64>, Query, description = "a step; or"),
     ("from_ns" = Option<i64>, Query, description = "a window of time"),
     ("to_ns" = Option<i64>, Query, description = "its end"),
+    ("live" = Option<u8>, Query, description = "1: the step runs, open spans reach to the newest time"),
+    ("since" = Option<u64>, Query, description = "with `step`: only what came after this version"),
 ), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "Too many spans for one timeline", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn timeline(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
-    let run = sql_text(&run);
-    let (own, others, from, to) = match window(params)? {
-        None => return Err(Problem::parameter("step", "given, or `from_ns` and `to_ns`")),
-        Some(Window::Time { from, to }) => {
-            (format!("run_id = {run} and {}", overlaps(from, to)), format!("run_id <> {run}"), from, to)
-        }
-        Some(Window::Step(step)) => {
-            let own = format!("run_id = {run} and step = {step}");
-            // The step's time bounds the search for spans that only its traces tell of.
-            let range =
-                format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
-            let range = collect(&app.engine, &range).await?;
-            let bound = |name| -> Result<Option<i64>, Problem> {
-                Ok(range.first().map(|b| int_column(b, name)).transpose()?.and_then(|c| c.first().copied().flatten()))
-            };
-            (own, "step is null".to_string(), bound("lo")?.unwrap_or(0), bound("hi")?.unwrap_or(0))
-        }
-    };
-    let answer = query::start(&app.engine, &app.counters, &timeline_sql(&own, &others, from, to)).await?;
-    respond(answer, Format::Arrow, u64::MAX).await
+pub async fn timeline(
+    State(app): State<App>,
+    Path(run): Path<String>,
+    mut params: Params,
+) -> Result<Response, Problem> {
+    let found = window(&mut params)?;
+    let live = params.number::<u8>("live", "0 or 1")?.unwrap_or(0) == 1;
+    let since = params.number::<u64>("since", "the rollscope-version of an earlier answer")?;
+    params.done()?;
+    let Some(window) = found else { return Err(Problem::parameter("step", "given, or `from_ns` and `to_ns`")) };
+    // Taken before the rows are read: what comes in between is sent again, which does no harm.
+    let snapshot = app.store.snapshot();
+    if let (Some(since), Window::Step(step)) = (since, window)
+        && let Some(new) = delta(&app, &snapshot, &run, step, since)?
+    {
+        return answer(new, snapshot.version, true);
+    }
+    let spans = gather(&app, &snapshot, &run, window).await?;
+    if let Window::Step(step) = window {
+        remember(&app, &run, step, &spans)?;
+    }
+    let options = timeline::Options { live, ..timeline::Options::default() };
+    let packed = tokio::task::spawn_blocking(move || timeline::pack(&spans, options));
+    let packed = packed.await.map_err(|e| Problem::internal(e.to_string()))?.map_err(internal)?;
+    answer(vec![packed], snapshot.version, false)
 }
 
-fn timeline_sql(own: &str, others: &str, from: i64, to: i64) -> String {
-    let columns = COLUMNS.join(", ");
-    let joined: Vec<String> = COLUMNS
-        .iter()
-        .map(|c| match *c {
-            "sample_id" | "group_id" => format!("coalesce(s.{c}, t.{c}) as {c}"),
-            c => format!("s.{c}"),
-        })
-        .collect();
-    let joined = joined.join(", ");
-    let overlaps = overlaps(from, to);
-    let text = "arrow_cast(sample_id, 'Dictionary(Int32, Utf8)') as sample_id, \
-                arrow_cast(group_id, 'Dictionary(Int32, Utf8)') as group_id";
-    let outer = columns.replace("sample_id, group_id", text);
-    // A trace of one sample lends its sample to spans that have none; a trace of many has none to lend.
-    format!(
-        "with own as (select {columns} from spans where {own}), \
-         traces as (select trace_id, \
-                           case when min(sample_id) = max(sample_id) then min(sample_id) end as sample_id, \
-                           case when min(group_id) = max(group_id) then min(group_id) end as group_id \
-                    from own group by trace_id), \
-         others as (select {joined} from (select {columns} from spans where {others} and {overlaps}) s \
-                    join traces t on s.trace_id = t.trace_id) \
-         select {outer} from (select {columns} from own union all select {columns} from others) \
-         order by sample_id, start_ns, span_id"
-    )
+fn internal(error: ArrowError) -> Problem {
+    Problem::internal(error.to_string())
+}
+
+fn answer(batches: Vec<RecordBatch>, version: u64, delta: bool) -> Result<Response, Problem> {
+    let schema = batches.first().map_or_else(|| columns_of(&Table::Spans.schema()), |b| b.schema());
+    let size = batches.iter().map(RecordBatch::get_array_memory_size).sum::<usize>();
+    let mut writer = StreamWriter::try_new(Vec::with_capacity(size + 4096), &schema).map_err(internal)?;
+    for batch in &batches {
+        writer.write(batch).map_err(internal)?;
+    }
+    let bytes = writer.into_inner().map_err(internal)?;
+    let headers = [
+        (header::CONTENT_TYPE, Format::Arrow.content_type().to_string()),
+        (header::CACHE_CONTROL, "no-store".to_string()),
+        (VERSION, version.to_string()),
+        (DELTA, delta.to_string()),
+    ];
+    Ok((headers, bytes).into_response())
+}
+
+fn columns_of(schema: &SchemaRef) -> SchemaRef {
+    let fields: Vec<_> = timeline::COLUMNS.iter().filter_map(|c| schema.field_with_name(c).ok().cloned()).collect();
+    Arc::new(Schema::new(fields))
+}
+
+async fn rows(app: &App, sql: &str) -> Result<Vec<RecordBatch>, Problem> {
+    let mut running = app.engine.sql_rows(sql, MAX_SPANS).await?;
+    let mut batches = Vec::new();
+    while let Some(batch) = running.stream.next().await {
+        batches.push(batch?);
+    }
+    if running.truncated.load(Relaxed) {
+        let text = format!("more than {MAX_SPANS} spans; ask for a window of time with from_ns and to_ns");
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+    }
+    Ok(batches)
+}
+
+/// The spans of the window, and those of the same traces that only their trace tells of.
+async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
+    let run = sql_text(run);
+    let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
+    // Attributes are read only where some span has prefill and decode times among them.
+    let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with("pd_")));
+    let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
+    let own = match window {
+        Window::Step(step) => format!("run_id = {run} and step = {step}"),
+        Window::Time { from, to } => format!("run_id = {run} and {}", overlaps(from, to)),
+    };
+    let mut spans = rows(app, &format!("select {columns} from spans where {own}")).await?;
+    let traces = traces_of(&spans)?;
+    if traces.is_empty() {
+        return Ok(spans);
+    }
+    let (others, from, to) = match window {
+        Window::Time { from, to } => (format!("run_id <> {run}"), from, to),
+        Window::Step(_) => {
+            let (from, to) = extent(&spans);
+            ("step is null".to_string(), from, to)
+        }
+    };
+    let others = rows(app, &format!("select {columns} from spans where {others} and {}", overlaps(from, to))).await?;
+    for batch in others {
+        let kept = of_traces(&batch, &traces)?;
+        if kept.num_rows() > 0 {
+            spans.push(kept);
+        }
+    }
+    Ok(spans)
+}
+
+fn ids<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a FixedSizeBinaryArray, Problem> {
+    let column = batch.column_by_name(name).and_then(|c| c.as_fixed_size_binary_opt());
+    column.ok_or_else(|| Problem::internal(format!("spans have no {name}")))
+}
+
+fn traces_of(batches: &[RecordBatch]) -> Result<Traces, Problem> {
+    let mut traces = Traces::new();
+    for batch in batches {
+        let ids = ids(batch, "trace_id")?;
+        let mut last: Option<&[u8]> = None;
+        for id in ids.iter().flatten() {
+            if last != Some(id) {
+                last = Some(id);
+                traces.extend(TraceId::try_from(id).ok());
+            }
+        }
+    }
+    Ok(traces)
+}
+
+fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, Problem> {
+    let known = |id: &[u8]| <[u8; 16]>::try_from(id).is_ok_and(|id| traces.contains(&id));
+    let mask: BooleanArray = ids(batch, "trace_id")?.iter().map(|id| Some(id.is_some_and(known))).collect();
+    filter_record_batch(batch, &mask).map_err(internal)
+}
+
+fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
+    batch.column_by_name(name).and_then(|c| c.as_primitive_opt())
+}
+
+fn extent(batches: &[RecordBatch]) -> (i64, i64) {
+    let mut out = (i64::MAX, i64::MIN);
+    for batch in batches {
+        for column in ["start_ns", "end_ns"].into_iter().filter_map(|name| times(batch, name)) {
+            out.0 = out.0.min(min(column).unwrap_or(i64::MAX));
+            out.1 = out.1.max(max(column).unwrap_or(i64::MIN));
+        }
+    }
+    out
+}
+
+type Traces = HashSet<TraceId>;
+
+/// Traces of the steps that pages watch, so that what is new in them can be told without reading the step again.
+#[derive(Default)]
+pub struct Watched(Mutex<Vec<((String, i64), Traces)>>);
+
+/// Steps that are remembered; the one asked for longest ago goes first.
+const MAX_WATCHED: usize = 16;
+
+fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<(), Problem> {
+    let traces = traces_of(spans)?;
+    let mut watched = app.watched.0.lock();
+    watched.retain(|(key, _)| key.0 != run || key.1 != step);
+    if watched.len() >= MAX_WATCHED {
+        watched.remove(0);
+    }
+    watched.push(((run.to_string(), step), traces));
+    Ok(())
+}
+
+/// Rows of a step that came after a version, from the tail alone. None where the tail cannot tell, or nobody watches.
+fn delta(
+    app: &App,
+    snapshot: &Snapshot,
+    run: &str,
+    step: i64,
+    since: u64,
+) -> Result<Option<Vec<RecordBatch>>, Problem> {
+    let mut watched = app.watched.0.lock();
+    let Some((_, traces)) = watched.iter_mut().find(|(key, _)| key.0 == run && key.1 == step) else { return Ok(None) };
+    let Some(batches) = snapshot.tail_since(Table::Spans, since) else { return Ok(None) };
+    let batches: Vec<&RecordBatch> = batches.collect();
+    let is_own = |batch: &RecordBatch, row: usize| {
+        let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+        let name = runs
+            .and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
+        name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
+    };
+    // Own rows first: their traces tell which others belong.
+    let mut own = Vec::with_capacity(batches.len());
+    for batch in &batches {
+        let mine: Vec<bool> = (0..batch.num_rows()).map(|row| is_own(batch, row)).collect();
+        for (id, mine) in ids(batch, "trace_id")?.iter().zip(&mine) {
+            if let (Some(Ok(id)), true) = (id.map(TraceId::try_from), mine) {
+                traces.insert(id);
+            }
+        }
+        own.push(mine);
+    }
+    let mut out = Vec::new();
+    for (batch, own) in batches.iter().zip(own) {
+        let steps = times(batch, "step");
+        let belongs = |row: usize, id: Option<&[u8]>| {
+            own[row]
+                || (steps.is_none_or(|s| s.is_null(row))
+                    && id.and_then(|id| TraceId::try_from(id).ok()).is_some_and(|id| traces.contains(&id)))
+        };
+        let mask: BooleanArray =
+            ids(batch, "trace_id")?.iter().enumerate().map(|(row, id)| Some(belongs(row, id))).collect();
+        if mask.true_count() > 0 {
+            let columns = timeline::COLUMNS.iter().filter_map(|c| batch.schema_ref().index_of(c).ok());
+            let lean = batch.project(&columns.collect::<Vec<_>>()).map_err(internal)?;
+            out.push(filter_record_batch(&lean, &mask).map_err(internal)?);
+        }
+    }
+    if out.is_empty() {
+        return Ok(Some(out));
+    }
+    // One batch, so that each text is sent once.
+    Ok(Some(vec![concat_batches(&columns_of(&Table::Spans.schema()), &out).map_err(internal)?]))
+}
+
+/// Links between spans of a step or a window.
+///
+/// An Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/links", tag = "runs", params(
+    ("run" = String, Path),
+    ("step" = Option<i64>, Query, description = "a step; or"),
+    ("from_ns" = Option<i64>, Query, description = "a window of time"),
+    ("to_ns" = Option<i64>, Query, description = "its end"),
+), responses(
+    (status = 200, description = "Links", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
+    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+    let found = window(&mut params)?;
+    params.done()?;
+    let run = sql_text(&run);
+    let filter = match found {
+        None => return Err(Problem::parameter("step", "given, or `from_ns` and `to_ns`")),
+        Some(Window::Time { from, to }) => overlaps(from, to),
+        Some(Window::Step(step)) => {
+            let own = format!("run_id = {run} and step = {step}");
+            let sql =
+                format!("select min(start_ns) as lo, max(coalesce(end_ns, start_ns)) as hi from spans where {own}");
+            let range = collect(&app.engine, &sql).await?;
+            let bound = |name| -> Result<i64, Problem> {
+                let column = range.first().map(|b| int_column(b, name)).transpose()?;
+                Ok(column.and_then(|c| c.first().copied().flatten()).unwrap_or(0))
+            };
+            format!("(({own}) or (step is null and {}))", overlaps(bound("lo")?, bound("hi")?))
+        }
+    };
+    let sql = format!(
+        "select trace_id, span_id, link['trace_id'] as to_trace_id, link['span_id'] as to_span_id from \
+         (select trace_id, span_id, unnest(links) as link from spans where {filter} and cardinality(links) > 0)"
+    );
+    let answer = query::start(&app.engine, &app.counters, &sql).await?;
+    respond(answer, Format::Arrow, u64::MAX).await
 }
 
 /// The samples of a run, of one of its steps, or of a window.
@@ -133,9 +341,11 @@ fn timeline_sql(own: &str, others: &str, from: i64, to: i64) -> String {
     (status = 200, description = "Samples", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn samples(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+pub async fn samples(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
     let mut filter = format!("run_id = {}", sql_text(&run));
-    match window(params)? {
+    let found = window(&mut params)?;
+    params.done()?;
+    match found {
         None => {}
         Some(Window::Step(step)) => filter.push_str(&format!(" and step = {step}")),
         Some(Window::Time { from, to }) => {
@@ -156,7 +366,10 @@ mod tests {
     async fn parse(query: &str) -> Result<Option<Window>, String> {
         let (mut parts, ()) = axum::http::Request::get(format!("/x?{query}")).body(()).unwrap().into_parts();
         let params = Params::from_request_parts(&mut parts, &()).await.map_err(|p| p.detail().to_string())?;
-        window(params).map_err(|p| p.detail().to_string())
+        let mut params = params;
+        let found = window(&mut params).map_err(|p| p.detail().to_string())?;
+        params.done().map_err(|p| p.detail().to_string())?;
+        Ok(found)
     }
 
     #[tokio::test]

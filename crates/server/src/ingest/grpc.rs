@@ -1,4 +1,4 @@
-//! OTLP over gRPC: `TraceService/Export` and `MetricsService/Export`.
+//! OTLP over gRPC: `TraceService/Export`, `MetricsService/Export`, and `LogsService/Export` for our SDK's records.
 //!
 //! An export is one message each way, so the frame (five bytes before the message) is read here rather than by tonic's
 //! server: its decoder unpacks compressed messages on the thread that serves sockets, and answers `OUT_OF_RANGE` to a
@@ -51,8 +51,8 @@ async fn metrics(State(ingest): State<Ingest>, request: Request) -> Response {
     export(ingest, Signal::Metrics, request).await
 }
 
-async fn logs() -> Response {
-    error(Status::unimplemented("rollscope takes traces and metrics; switch the exporter of logs off"))
+async fn logs(State(ingest): State<Ingest>, request: Request) -> Response {
+    export(ingest, Signal::Logs, request).await
 }
 
 async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
@@ -61,10 +61,12 @@ async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
     }
     let result = take(&ingest, signal, request).await;
     ingest.count(Protocol::Grpc, &result);
-    match result {
+    let mut response = match result {
         Ok(outcome) => success(&outcome),
         Err(refusal) => error(status(&refusal)),
-    }
+    };
+    ingest.level().tell(response.headers_mut());
+    response
 }
 
 async fn take(ingest: &Ingest, signal: Signal, request: Request) -> Result<Outcome, Refusal> {

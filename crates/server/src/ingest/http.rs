@@ -1,5 +1,5 @@
-//! OTLP over HTTP: `POST /v1/traces` and `/v1/metrics`, protobuf or JSON by content type, answered in kind; errors carry a
-//! `google.rpc.Status` in the same form.
+//! OTLP over HTTP: `POST /v1/traces`, `/v1/metrics` and, for our SDK's records, `/v1/logs`; protobuf or JSON by content
+//! type, answered in kind; errors carry a `google.rpc.Status` in the same form.
 
 use axum::Router;
 use axum::extract::{Request, State};
@@ -28,8 +28,8 @@ async fn metrics(State(ingest): State<Ingest>, request: Request) -> Response {
     export(ingest, Signal::Metrics, request).await
 }
 
-async fn logs() -> Response {
-    Problem::not_found("rollscope takes traces and metrics; switch the exporter of logs off").into_response()
+async fn logs(State(ingest): State<Ingest>, request: Request) -> Response {
+    export(ingest, Signal::Logs, request).await
 }
 
 async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
@@ -49,7 +49,7 @@ async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
     };
     let result = take(&ingest, protocol, signal, form, request).await;
     ingest.count(protocol, &result);
-    match result {
+    let mut response = match result {
         Ok(outcome) => {
             let body = match form {
                 Form::Protobuf => wire::response(&outcome),
@@ -58,7 +58,9 @@ async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
             ([(header::CONTENT_TYPE, content_type(form))], body).into_response()
         }
         Err(refusal) => refused(&refusal, form),
-    }
+    };
+    ingest.level().tell(response.headers_mut());
+    response
 }
 
 fn form(headers: &HeaderMap) -> Option<Form> {

@@ -4,6 +4,7 @@
 mod body;
 pub mod grpc;
 pub mod http;
+mod level;
 pub mod lines;
 mod runs;
 mod wire;
@@ -12,10 +13,11 @@ pub(crate) use body::discard;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arrow::array::RecordBatch;
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
-use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded};
+use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded, DecodedLogs, RunRecord, RunSeen};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
@@ -23,6 +25,7 @@ use rollscope_store::{Store, StoreError};
 use crate::config::Limits;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
+pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
 use runs::Runs;
 
@@ -36,6 +39,8 @@ const INLINE_OTHER_BYTES: usize = 64 << 10;
 pub enum Signal {
     Traces,
     Metrics,
+    /// What our own SDK sends beside spans.
+    Logs,
 }
 
 /// How a message is written.
@@ -125,6 +130,7 @@ struct Inner {
     limits: Limits,
     options: DecodeOptions,
     budget: Arc<Budget>,
+    level: TraceLevel,
     /// Large messages decoded at one time: as many as there are processors.
     workers: tokio::sync::Semaphore,
 }
@@ -147,6 +153,7 @@ impl Ingest {
                 counters,
                 options: limits.decode_options(),
                 budget: Budget::new(limits.max_inflight_bytes),
+                level: TraceLevel::default(),
                 limits: limits.clone(),
                 workers: tokio::sync::Semaphore::new(workers),
             }),
@@ -167,6 +174,11 @@ impl Ingest {
         if let Target::Store { runs, .. } = &self.inner.target {
             runs.forget(run_id);
         }
+    }
+
+    /// The trace level that SDKs are told.
+    pub fn level(&self) -> &TraceLevel {
+        &self.inner.level
     }
 
     async fn read(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
@@ -197,37 +209,44 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
-        let signal = message.signal;
         let (store, runs) = match &inner.target {
             Target::Store { store, runs } => (store, runs),
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
-        let (decoded, _charge) = self.decode(message).await?;
-        if decoded.runs.len() > inner.limits.max_runs_per_message {
+        let (rows, _charge) = self.decode(message).await?;
+        if rows.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
                 limit: "max_runs_per_message",
                 detail: format!(
                     "the message names {} runs, more than max_runs_per_message ({})",
-                    decoded.runs.len(),
+                    rows.runs.len(),
                     inner.limits.max_runs_per_message
                 ),
             });
         }
-        if decoded.batch.num_rows() > 0 {
-            runs.enter(&decoded.runs).await?;
-            let table = match signal {
-                Signal::Traces => Table::Spans,
-                Signal::Metrics => Table::Series,
-            };
-            let appended = store.append(table, decoded.batch).await?;
-            add(&counters.accepted, appended.accepted);
-            add(&counters.duplicates, appended.duplicates);
+        for file in rows.media {
+            store.media_put(file).await?;
+            add(&counters.accepted, 1);
         }
-        let message = match decoded.rejected {
+        if !rows.written.is_empty() {
+            runs.write(&rows.written).await?;
+            add(&counters.accepted, rows.written.len() as u64);
+        }
+        if rows.batches.iter().any(|(_, batch)| batch.num_rows() > 0) {
+            runs.enter(&rows.runs).await?;
+        }
+        for (table, batch) in rows.batches {
+            if batch.num_rows() > 0 {
+                let appended = store.append(table, batch).await?;
+                add(&counters.accepted, appended.accepted);
+                add(&counters.duplicates, appended.duplicates);
+            }
+        }
+        let message = match rows.rejected {
             0 => String::new(),
-            n => format!("{n} rejected: {}", decoded.reasons.join("; ")),
+            n => format!("{n} rejected: {}", rows.reasons.join("; ")),
         };
-        Ok(Outcome { rejected: decoded.rejected, message })
+        Ok(Outcome { rejected: rows.rejected, message })
     }
 
     /// One message as one line of OTLP JSON.
@@ -235,7 +254,7 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         if message.signal != Signal::Traces {
-            return Err(Refusal::Unsupported("this collector takes traces; switch the exporter of metrics off".into()));
+            return Err(Refusal::Unsupported("this collector takes traces; switch the exporters of metrics and logs off".into()));
         }
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
         let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
@@ -249,7 +268,7 @@ impl Ingest {
         Ok(line.outcome)
     }
 
-    async fn decode(&self, message: Message) -> Result<(Decoded, Charge), Refusal> {
+    async fn decode(&self, message: Message) -> Result<(Rows, Charge), Refusal> {
         let inner = &self.inner;
         let inline = match (message.form, message.encoding) {
             (Form::Protobuf, Encoding::Identity) => INLINE_PROTOBUF_BYTES,
@@ -295,13 +314,55 @@ fn line(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<L
     Ok(Line { text, spans, outcome, _charge: message.charge })
 }
 
-fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<(Decoded, Charge), Refusal> {
+fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<(Rows, Charge), Refusal> {
     let bytes = body::decompress(message.bytes, message.encoding, limit, &mut message.charge)?;
-    let decoded = match (message.signal, message.form) {
-        (Signal::Traces, Form::Protobuf) => otlp::decode_traces(&bytes, options)?,
-        (Signal::Traces, Form::Json) => otlp::decode_traces_json(&bytes, options)?,
-        (Signal::Metrics, Form::Protobuf) => otlp::decode_metrics(&bytes, options)?,
-        (Signal::Metrics, Form::Json) => otlp::decode_metrics_json(&bytes, options)?,
+    let rows = match (message.signal, message.form) {
+        (Signal::Traces, Form::Protobuf) => Rows::of(Table::Spans, otlp::decode_traces(&bytes, options)?),
+        (Signal::Traces, Form::Json) => Rows::of(Table::Spans, otlp::decode_traces_json(&bytes, options)?),
+        (Signal::Metrics, Form::Protobuf) => Rows::of(Table::Series, otlp::decode_metrics(&bytes, options)?),
+        (Signal::Metrics, Form::Json) => Rows::of(Table::Series, otlp::decode_metrics_json(&bytes, options)?),
+        (Signal::Logs, Form::Protobuf) => otlp::decode_logs(&bytes, options)?.into(),
+        (Signal::Logs, Form::Json) => {
+            return Err(Refusal::Unsupported("records of the SDK are taken as application/x-protobuf only".into()));
+        }
     };
-    Ok((decoded, message.charge))
+    Ok((rows, message.charge))
+}
+
+/// What one message brought, of any signal.
+struct Rows {
+    /// In the order in which they are appended.
+    batches: Vec<(Table, RecordBatch)>,
+    /// Rows of `runs` that somebody wrote on purpose.
+    written: Vec<RunRecord>,
+    media: Vec<Vec<u8>>,
+    runs: Vec<RunSeen>,
+    rejected: u64,
+    reasons: Vec<String>,
+}
+
+impl Rows {
+    fn of(table: Table, decoded: Decoded) -> Rows {
+        Rows {
+            batches: vec![(table, decoded.batch)],
+            written: Vec::new(),
+            media: Vec::new(),
+            runs: decoded.runs,
+            rejected: decoded.rejected,
+            reasons: decoded.reasons,
+        }
+    }
+}
+
+impl From<DecodedLogs> for Rows {
+    fn from(decoded: DecodedLogs) -> Rows {
+        Rows {
+            batches: decoded.batches,
+            written: decoded.runs,
+            media: decoded.media,
+            runs: decoded.seen,
+            rejected: decoded.rejected,
+            reasons: decoded.reasons,
+        }
+    }
 }

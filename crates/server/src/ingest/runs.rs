@@ -1,10 +1,10 @@
 //! Runs enter the `runs` table by being heard of: the first message that names a run writes a row for it, status
 //! `running`. A row that somebody wrote on purpose (the SDK's `init` and `finish`) is never overwritten by this.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use parking_lot::Mutex;
-use rollscope_formats::import::otlp::RunSeen;
+use rollscope_formats::import::otlp::{RunRecord, RunSeen, runs_batch};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::time::now_ns;
@@ -12,7 +12,7 @@ use rollscope_query::Engine;
 use rollscope_store::Store;
 
 use super::Refusal;
-use crate::query::{sql_text, text_column};
+use crate::query::{int_column, sql_text, text_column};
 
 /// Ids remembered. Past this all are forgotten and looked up again.
 const REMEMBERED: usize = 100_000;
@@ -81,6 +81,44 @@ impl Runs {
         }
         known.extend(unknown.iter().map(|run| run.run_id.clone()));
         Ok(())
+    }
+
+    /// Writes rows that their sender wrote on purpose. One that is older than the end of its run changes nothing: it
+    /// was held up on its way, in a spilled file for one.
+    pub async fn write(&self, records: &[RunRecord]) -> Result<(), Refusal> {
+        let _turn = self.entering.lock().await;
+        let ended = match self.ended(records).await {
+            Ok(ended) => ended,
+            Err(error) => {
+                tracing::warn!(%error, "cannot look up runs");
+                HashMap::new()
+            }
+        };
+        let late = |record: &&RunRecord| ended.get(&record.run_id).is_none_or(|at| record.updated_ns >= *at);
+        let rows: Vec<&RunRecord> = records.iter().filter(late).collect();
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.store.append(Table::Runs, runs_batch(rows.iter().copied())).await?;
+        self.known.lock().extend(rows.iter().map(|r| r.run_id.clone()));
+        Ok(())
+    }
+
+    /// When the rows of these runs that say "ended" were written.
+    async fn ended(&self, records: &[RunRecord]) -> Result<HashMap<String, i64>, crate::problem::Problem> {
+        let list: Vec<String> = records.iter().map(|run| sql_text(&run.run_id)).collect();
+        let list = list.join(", ");
+        let sql = format!("select run_id, updated_ns from runs where ended_ns is not null and run_id in ({list})");
+        let mut found = HashMap::new();
+        for batch in &crate::query::collect(&self.engine, &sql).await? {
+            let (ids, times) = (text_column(batch, "run_id")?, int_column(batch, "updated_ns")?);
+            for (id, time) in ids.into_iter().zip(times) {
+                if let (Some(id), Some(time)) = (id, time) {
+                    found.insert(id, time);
+                }
+            }
+        }
+        Ok(found)
     }
 
     async fn stored(&self, runs: &[&RunSeen]) -> Result<HashSet<String>, crate::problem::Problem> {

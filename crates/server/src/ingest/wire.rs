@@ -7,7 +7,7 @@ use prost::Message;
 
 use super::{Outcome, Signal};
 
-/// `ExportTraceServiceResponse` and `ExportMetricsServiceResponse`: the same fields under different names.
+/// `ExportTraceServiceResponse`, `ExportMetricsServiceResponse` and `ExportLogsServiceResponse`: the same fields under different names.
 #[derive(Clone, PartialEq, Message)]
 struct ExportResponse {
     #[prost(message, optional, tag = "1")]
@@ -71,6 +71,7 @@ pub fn response_json(outcome: &Outcome, signal: Signal) -> Vec<u8> {
     let rejected = match signal {
         Signal::Traces => "rejectedSpans",
         Signal::Metrics => "rejectedDataPoints",
+        Signal::Logs => "rejectedLogRecords",
     };
     let json = serde_json::json!({
         "partialSuccess": { rejected: outcome.rejected.to_string(), "errorMessage": outcome.message }

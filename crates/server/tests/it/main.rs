@@ -7,4 +7,5 @@ mod api;
 mod bad_input;
 mod lifecycle;
 mod otlp;
+mod records;
 mod sdk;

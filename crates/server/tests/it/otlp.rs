@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
-use opentelemetry_proto::tonic::collector::logs::v1::logs_service_client::LogsServiceClient;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::metrics_service_client::MetricsServiceClient;
 use opentelemetry_proto::tonic::metrics::v1::{
@@ -92,7 +90,7 @@ fn gauge(points: usize) -> ExportMetricsServiceRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_go_into_series_and_logs_are_declined() {
+async fn metrics_go_into_series() {
     let rig = rig().await;
     let mut client = MetricsServiceClient::connect(rig.grpc_url()).await.unwrap();
     client.export(gauge(10)).await.unwrap();
@@ -100,12 +98,6 @@ async fn metrics_go_into_series_and_logs_are_declined() {
     assert_eq!(answer.status, 200);
     let rows = rig.rows("select name, count(*), max(value) from series group by name").await;
     assert_eq!(rows, [["queue".into(), 15.into(), serde_json::json!(9.0)]]);
-
-    let mut logs = LogsServiceClient::connect(rig.grpc_url()).await.unwrap();
-    let refused = logs.export(ExportLogsServiceRequest::default()).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::Unimplemented);
-    assert!(refused.message().contains("traces and metrics"), "{}", refused.message());
-    assert_eq!(post_proto(&rig.otlp("/v1/logs"), vec![], &[]).await.status, 404);
 }
 
 #[tokio::test(flavor = "multi_thread")]

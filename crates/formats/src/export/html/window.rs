@@ -8,28 +8,13 @@ use arrow::datatypes::DataType;
 use arrow::error::ArrowError;
 use rollscope_model::Table;
 
+use super::super::timeline;
 use super::facts::Gather;
 use super::pool::Pool;
 use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block};
 
-/// The columns of `GET /api/v1/runs/{run}/timeline`; all others go into the blocks of attributes.
-pub const TIMELINE: [&str; 15] = [
-    "trace_id",
-    "span_id",
-    "parent_span_id",
-    "name",
-    "service",
-    "phase",
-    "thread",
-    "host",
-    "state",
-    "status",
-    "sample_id",
-    "group_id",
-    "attempt",
-    "start_ns",
-    "end_ns",
-];
+/// The columns that a timeline is packed from; all others go into the blocks of attributes.
+const TIMELINE: [&str; 15] = timeline::COLUMNS;
 
 /// What a packed block is.
 #[derive(Clone, Copy)]
@@ -185,11 +170,15 @@ impl<'a> Window<'a> {
             rows => rows,
         };
         let conversations = std::mem::take(&mut self.conversations);
-        for (part, rows) in [(Part::Timeline, timeline), (Part::Samples, samples), (Part::Conversations, conversations)]
-        {
+        for (part, rows) in [(Part::Samples, samples), (Part::Conversations, conversations)] {
             self.pack(part, rows).map_err(io::Error::other)?;
         }
         let (pages, entries) = (&mut self.pages, &mut self.entries);
+        let job = move || {
+            let options = timeline::Options { source: true, ..timeline::Options::default() };
+            arrow_block(&[timeline::pack(&timeline, options).map_err(io::Error::other)?])
+        };
+        self.pool.submit(Part::Timeline, job, &mut |part, packed| write(pages, entries, part, &packed))?;
         self.pool.drain(&mut |part, packed| write(pages, entries, part, &packed))?;
         let facts = self.gather.finish();
         for (page, entry) in self.pages.into_iter().zip(self.entries) {
@@ -238,6 +227,10 @@ fn timeline_columns(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
         let text = matches!(column.data_type(), DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View);
         Ok((name, if text { cast(column, &dictionary)? } else { column.clone() }))
     });
-    let columns: Vec<(&str, ArrayRef)> = columns.into_iter().collect::<Result<_, _>>()?;
+    let mut columns: Vec<(&str, ArrayRef)> = columns.into_iter().collect::<Result<_, _>>()?;
+    // Attributes are many; they are kept only where prefill and decode times are among them.
+    if let Some(attrs) = batch.column_by_name("end_attrs").filter(|_| timeline::has_pd(batch)) {
+        columns.push(("end_attrs", attrs.clone()));
+    }
     RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(name, column)| (name, column, true)))
 }

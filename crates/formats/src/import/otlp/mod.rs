@@ -1,4 +1,4 @@
-//! OTLP traces and metrics, protobuf and JSON, into `spans` and `series`.
+//! OTLP traces and metrics, protobuf and JSON, into `spans` and `series`; and our SDK's records ([`logs`]).
 //!
 //! A span goes: [`protobuf`] or [`json`] reads it into a [`span::Span`] that borrows from the request, [`write`] checks
 //! it and writes its row. Metrics go through the generated structs ([`metrics`]). [`file`] reads files of either.
@@ -8,6 +8,7 @@ use arrow::array::RecordBatch;
 mod file;
 mod json;
 mod known;
+mod logs;
 mod metrics;
 mod metrics_json;
 mod protobuf;
@@ -15,6 +16,7 @@ mod span;
 mod write;
 
 pub use file::{OtlpJson, OtlpProtobuf};
+pub use logs::{DecodedLogs, MAX_CONVERSATION_BYTES, MAX_MEDIA_BYTES, RunRecord, runs_batch};
 use write::Writer;
 
 /// The largest request that is decoded. Bounds what a column can hold: text grows at most sixfold on its way in, and
@@ -108,6 +110,12 @@ pub fn decode_metrics(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, 
 pub fn decode_metrics_json(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, DecodeError> {
     check_size(bytes)?;
     metrics_json::decode(bytes, options)
+}
+
+/// Protobuf `ExportLogsServiceRequest` with the records of our SDK, into `runs`, `metrics`, `conversations` and media.
+pub fn decode_logs(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
+    check_size(bytes)?;
+    logs::decode(bytes, options)
 }
 
 fn check_size(bytes: &[u8]) -> Result<(), DecodeError> {

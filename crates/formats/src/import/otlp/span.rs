@@ -68,6 +68,10 @@ pub(super) enum Reason {
     Buckets,
     TooManyBuckets(usize),
     Logs,
+    Event,
+    Body,
+    NotJson,
+    TooLarge(&'static str, usize),
     Unknown,
 }
 
@@ -98,6 +102,10 @@ impl fmt::Display for Reason {
             Reason::Buckets => f.write_str("the histogram's buckets do not fit its bounds"),
             Reason::TooManyBuckets(n) => write!(f, "the histogram has more than {n} buckets"),
             Reason::Logs => f.write_str("log records are not kept"),
+            Reason::Event => f.write_str("the event name is none that rollscope knows (docs/wire.md)"),
+            Reason::Body => f.write_str("the body has the wrong type (docs/wire.md)"),
+            Reason::NotJson => f.write_str("a text that must be JSON is none"),
+            Reason::TooLarge(what, n) => write!(f, "a {what} has more than {n} bytes"),
             Reason::Unknown => f.write_str("neither spans nor metrics"),
         }
     }

@@ -8,7 +8,8 @@
 use std::collections::HashSet;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
@@ -44,6 +45,8 @@ pub struct Dump {
     /// When the file was written.
     written_ns: i64,
     stats: OnceLock<Vec<Option<RowStats>>>,
+    /// Samples gone through, in all passes together.
+    done: Arc<AtomicU64>,
 }
 
 /// What a person wants to know first.
@@ -121,8 +124,8 @@ impl Dump {
         let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         let step = heap.field(root, "rollout_id").and_then(|id| heap.int(id)).or_else(|| digits(&stem));
         let split = if stem.contains("eval_") { "eval" } else { "train" };
-        let stats = OnceLock::new();
-        Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, torch })
+        let (stats, done) = (OnceLock::new(), Arc::default());
+        Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, done, torch })
     }
 
     pub fn torch(&self) -> &Torch {
@@ -131,6 +134,15 @@ impl Dump {
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Counts samples as passes go through them: one for the summary, one for the cache, one for the rows.
+    pub fn progress(&self) -> Arc<AtomicU64> {
+        self.done.clone()
+    }
+
+    pub(crate) fn went_through(&self, samples: usize) {
+        self.done.fetch_add(samples as u64, Ordering::Relaxed);
     }
 
     /// The samples as they stand in the file.
@@ -158,6 +170,7 @@ impl Dump {
                     samples.map(|(at, s)| reader.row(*s, at).map(|r| r.stats())).collect::<Vec<_>>()
                 },
                 |part| {
+                    self.went_through(part.len());
                     all.extend(part);
                     Ok(())
                 },

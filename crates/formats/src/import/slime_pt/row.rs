@@ -227,6 +227,9 @@ pub fn status(torch: &Torch, sample: Value) -> Option<Value> {
     Some(torch.enum_value(status).unwrap_or(status))
 }
 
+/// Keys of metadata that are looked at: every sample of a dump may refer to the same dict.
+const MAX_METADATA_KEYS: usize = 1000;
+
 /// Where a sample's prompt came from: `source`, else the metadata's `source`, `source_name`, or any key that contains
 /// "source".
 pub fn source(torch: &Torch, sample: Value) -> Option<Value> {
@@ -239,6 +242,7 @@ pub fn source(torch: &Torch, sample: Value) -> Option<Value> {
         .or_else(|| heap.get(metadata?, "source_name").filter(given))
         .or_else(|| {
             heap.entries(metadata?)
+                .take(MAX_METADATA_KEYS)
                 .filter(|(k, v)| given(v) && torch.text(*k).to_lowercase().contains("source"))
                 .map(|(_, v)| v)
                 .next()

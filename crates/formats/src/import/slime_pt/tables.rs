@@ -80,6 +80,7 @@ pub fn write(
         },
         |chunk: Result<Chunk, ImportError>| {
             let chunk = chunk?;
+            dump.went_through(CHUNK);
             total.text_bytes += chunk.text_bytes;
             if total.text_bytes > limit {
                 return Err(too_large(limit));

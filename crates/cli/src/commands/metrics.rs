@@ -1,0 +1,90 @@
+//! `rollscope metrics`: the metrics of a step; and what else the command line does with them.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use arrow::array::AsArray;
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use futures::StreamExt;
+use rollscope_model::time::{now_ns, ns_to_seconds};
+use rollscope_query::analysis::perf::PerfRules;
+use rollscope_query::{Engine, QueryLimits};
+use rollscope_server::{sinks, steps};
+use rollscope_store::{ReadOnlyStore, Store};
+
+use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs};
+use crate::output::count;
+
+fn text(value: &str) -> String {
+    format!("'{}'", value.replace('\'', "''"))
+}
+
+pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
+    let run = text(&args.run);
+    let step = match args.step {
+        Some(step) => step.to_string(),
+        None => format!("(select max(step) from metrics where run_id = {run})"),
+    };
+    let query = format!(
+        "select step, name, last_value(value order by time_ns) as value, \
+                case when max(source) is null then 'the run' else max(source) end as source \
+         from metrics where run_id = {run} and step = {step} and starts_with(name, {}) group by step, name order by name",
+        text(&args.prefix)
+    );
+    super::sql::run(SqlArgs { source: args.source, format: args.format, max_rows: 100_000, timeout: 300, query }).await
+}
+
+/// Works out the metrics of every step that was written to a store, where no server does it.
+pub async fn work_out(store: &Store) -> anyhow::Result<()> {
+    let engine = Engine::new(Arc::new(store.clone()), QueryLimits::default())?;
+    let rules = PerfRules::default();
+    for (run, step) in store.touched_steps() {
+        steps::compute(&engine, store, &rules, &run, step)
+            .await
+            .map_err(|e| anyhow::anyhow!("the metrics of step {step} of run {run}: {e}"))?;
+    }
+    Ok(())
+}
+
+pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
+    let store = ReadOnlyStore::open(&args.folder.data).await?;
+    let limits =
+        QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
+    let engine = Engine::new(Arc::new(store), limits)?;
+    let filter = args.run.as_ref().map_or("true".into(), |run| format!("run_id = {}", text(run)));
+    let sql = format!(
+        "select run_id, step, time_ns, name, value from metrics where step is not null and {filter} \
+         order by run_id, step, time_ns, name"
+    );
+    let mut rows = engine.sql(&sql).await?;
+    let (mut written, mut runs) = (0u64, 0u64);
+    let mut open: Option<(String, _)> = None;
+    while let Some(batch) = rows.stream.next().await {
+        let batch = batch?;
+        let column = |name: &str, to: &DataType| cast(batch.column_by_name(name).expect("asked for"), to);
+        let (run_ids, names) = (column("run_id", &DataType::Utf8)?, column("name", &DataType::Utf8)?);
+        let (steps, times) = (column("step", &DataType::Int64)?, column("time_ns", &DataType::Int64)?);
+        let values = column("value", &DataType::Float64)?;
+        for row in 0..batch.num_rows() {
+            let run = run_ids.as_string::<i32>().value(row);
+            if open.as_ref().is_none_or(|(name, _)| name != run) {
+                let file =
+                    sinks::event_file(&args.out, run, now_ns()).with_context(|| args.out.display().to_string())?;
+                open = Some((run.to_string(), file));
+                runs += 1;
+            }
+            let (_, file) = open.as_mut().expect("it was opened");
+            let time_s = ns_to_seconds(times.as_primitive::<Int64Type>().value(row));
+            let step = steps.as_primitive::<Int64Type>().value(row);
+            let value = values.as_primitive::<Float64Type>().value(row);
+            file.scalar(time_s, step, names.as_string::<i32>().value(row), value)?;
+            written += 1;
+        }
+    }
+    if let Some((_, mut file)) = open {
+        file.flush()?;
+    }
+    println!("{}: {} values of {} runs", args.out.display(), count(written), count(runs));
+    Ok(())
+}

@@ -1,0 +1,139 @@
+//! TensorBoard event files: a TFRecord a value, each record an `Event` with a scalar summary. Written by hand, because the
+//! few fields we need are older than most programs that read them.
+
+use std::io::{self, Write};
+
+/// CRC-32C (Castagnoli), as TFRecord wants it.
+fn crc32c(bytes: &[u8]) -> u32 {
+    static TABLE: [u32; 256] = table();
+    let mut crc = !0u32;
+    for b in bytes {
+        crc = TABLE[((crc ^ u32::from(*b)) & 0xff) as usize] ^ (crc >> 8);
+    }
+    !crc
+}
+
+const fn table() -> [u32; 256] {
+    let mut table = [0; 256];
+    let mut i = 0;
+    while i < 256 {
+        let mut crc = i as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[i] = crc;
+        i += 1;
+    }
+    table
+}
+
+/// Rotated and shifted, so that a checksum inside checked data does no harm.
+fn masked(bytes: &[u8]) -> [u8; 4] {
+    (crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes()
+}
+
+fn varint(out: &mut Vec<u8>, mut n: u64) {
+    while n >= 0x80 {
+        out.push(n as u8 | 0x80);
+        n >>= 7;
+    }
+    out.push(n as u8);
+}
+
+fn bytes_field(out: &mut Vec<u8>, number: u8, bytes: &[u8]) {
+    out.push(number << 3 | 2);
+    varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+fn double_field(out: &mut Vec<u8>, number: u8, value: f64) {
+    out.push(number << 3 | 1);
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
+fn record(out: &mut impl Write, data: &[u8]) -> io::Result<()> {
+    let length = (data.len() as u64).to_le_bytes();
+    out.write_all(&length)?;
+    out.write_all(&masked(&length))?;
+    out.write_all(data)?;
+    out.write_all(&masked(data))
+}
+
+/// An event file being written. The first record names the version, as readers expect.
+pub struct EventWriter<W: Write> {
+    out: W,
+}
+
+impl<W: Write> EventWriter<W> {
+    pub fn new(mut out: W, time_s: f64) -> io::Result<Self> {
+        let mut event = Vec::new();
+        double_field(&mut event, 1, time_s);
+        bytes_field(&mut event, 3, b"brain.Event:2");
+        record(&mut out, &event)?;
+        Ok(EventWriter { out })
+    }
+
+    /// Goes on with a file that has its first record already.
+    pub fn resume(out: W) -> Self {
+        EventWriter { out }
+    }
+
+    /// One value. TensorBoard keeps scalars as 32-bit floats; the tensor form keeps the double.
+    pub fn scalar(&mut self, time_s: f64, step: i64, tag: &str, value: f64) -> io::Result<()> {
+        // TensorProto: dtype DT_DOUBLE (2), an empty shape, one double_val.
+        let mut tensor = vec![1 << 3, 2];
+        bytes_field(&mut tensor, 2, &[]);
+        bytes_field(&mut tensor, 6, &value.to_le_bytes());
+        // SummaryMetadata: plugin "scalars", data class DATA_CLASS_SCALAR (1).
+        let mut plugin = Vec::new();
+        bytes_field(&mut plugin, 1, b"scalars");
+        let mut metadata = Vec::new();
+        bytes_field(&mut metadata, 1, &plugin);
+        metadata.extend_from_slice(&[4 << 3, 1]);
+        let mut item = Vec::new();
+        bytes_field(&mut item, 1, tag.as_bytes());
+        bytes_field(&mut item, 8, &tensor);
+        bytes_field(&mut item, 9, &metadata);
+        let mut summary = Vec::new();
+        bytes_field(&mut summary, 1, &item);
+        let mut event = Vec::new();
+        double_field(&mut event, 1, time_s);
+        event.push(2 << 3);
+        varint(&mut event, step as u64);
+        bytes_field(&mut event, 5, &summary);
+        record(&mut self.out, &event)
+    }
+
+    pub fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        // RFC 3720, B.4.
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+        assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn records_are_framed() {
+        let mut out = Vec::new();
+        let mut writer = EventWriter::new(&mut out, 1.5).unwrap();
+        writer.scalar(2.0, 7, "a/b", 0.25).unwrap();
+        let length = u64::from_le_bytes(out[..8].try_into().unwrap()) as usize;
+        assert_eq!(&out[12 + 11..12 + length], b"brain.Event:2");
+        let second = &out[12 + length + 4..];
+        let next = u64::from_le_bytes(second[..8].try_into().unwrap()) as usize;
+        assert_eq!(second.len(), 8 + 4 + next + 4);
+        assert_eq!(masked(&second[..8]), second[8..12]);
+        assert_eq!(masked(&second[12..12 + next]), second[12 + next..]);
+    }
+}

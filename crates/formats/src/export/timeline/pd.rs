@@ -1,0 +1,204 @@
+//! Prefill and decode of a disaggregated request (SPEC 1.4). Two styles come in: spans `sglang_pd_prefill` and
+//! `sglang_pd_decode` with a child a segment, which slime lays end to end although some contain others; and, older, the
+//! durations among the end attributes of the generating span, for which we make rows. Both are placed alike: what is
+//! contained lies inside, and nothing reaches beyond the generating span.
+
+use hashbrown::HashMap;
+
+use super::flag;
+use super::read::{Items, NONE, UNKNOWN};
+
+/// Durations in nanoseconds, in the order of [`KEYS`].
+pub type Times = [Option<i64>; 10];
+
+pub const KEYS: [&str; 10] = [
+    "pd_prefill_bootstrap_queue_duration",
+    "pd_prefill_bootstrap_duration",
+    "pd_prefill_alloc_wait_duration",
+    "pd_prefill_forward_duration",
+    "pd_prefill_transfer_queue_duration",
+    "pd_decode_prealloc_duration",
+    "pd_decode_bootstrap_duration",
+    "pd_decode_alloc_wait_duration",
+    "pd_decode_transfer_duration",
+    "pd_decode_forward_duration",
+];
+
+const SIDES: [&str; 2] = ["sglang_pd_prefill", "sglang_pd_decode"];
+
+fn segment_name(which: usize) -> String {
+    format!("sglang_{}", KEYS[which].trim_end_matches("_duration"))
+}
+
+/// Which segment lies in which. `transfer_queue` is the tail of prefill's forward.
+fn container(which: usize) -> Option<usize> {
+    match which {
+        1 | 2 => Some(0),
+        4 => Some(3),
+        6 | 7 => Some(5),
+        _ => None,
+    }
+}
+
+/// Where every segment lies, within `from..to`.
+pub fn arrange(times: &Times, from: i64, to: i64) -> [Option<(i64, i64)>; 10] {
+    let clip = |(a, b): (i64, i64)| (a.clamp(from, to), b.clamp(from, to));
+    let mut out = [None; 10];
+    for (outer, first, second) in [(0, 1, 2), (5, 6, 7)] {
+        let hand_shake = times[first].unwrap_or(0);
+        // Without the container the contained ones say how long it was.
+        let whole = times[outer].unwrap_or(hand_shake + times[second].unwrap_or(0));
+        let end = from + whole;
+        out[outer] = times[outer].map(|_| clip((from, end)));
+        out[first] = times[first].map(|d| clip((from, (from + d).min(end))));
+        out[second] = times[second].map(|d| {
+            let begin = (from + hand_shake).min(end);
+            clip((begin, (begin + d).min(end)))
+        });
+    }
+    let after = |which: usize, inner: [usize; 2], out: &[Option<(i64, i64)>; 10]| {
+        let ends = [which, inner[0], inner[1]].into_iter().filter_map(|w| out[w].map(|(_, end)| end));
+        ends.max().unwrap_or(from)
+    };
+    let queued = after(0, [1, 2], &out);
+    out[3] = times[3].map(|d| clip((queued, queued + d)));
+    let prefilled = out[3].map_or(queued, |(_, end)| end);
+    out[4] = times[4].map(|d| {
+        let least = out[3].map_or(queued, |(start, _)| start);
+        clip(((prefilled - d).max(least), if out[3].is_some() { prefilled } else { prefilled + d }))
+    });
+    let allocated = after(5, [6, 7], &out);
+    out[8] = times[8].map(|d| clip((allocated, allocated + d)));
+    let transferred = out[8].map_or(allocated, |(_, end)| end);
+    out[9] = times[9].map(|d| clip((transferred, transferred + d)));
+    out
+}
+
+pub fn place(items: &mut Items, parent_ids: &[u64]) {
+    let names: Vec<i32> = (0..KEYS.len()).map(|w| code_of(items, &segment_name(w))).collect();
+    let sides = SIDES.map(|s| code_of(items, s));
+    let mut with_spans: HashMap<u32, [Option<u32>; 2]> = HashMap::new();
+    if sides.iter().any(|s| *s != NONE) {
+        for i in 0..items.given {
+            let side = sides.iter().position(|s| *s != NONE && *s == items.name[i]);
+            if let (Some(side), Ok(parent)) = (side, u32::try_from(items.parent[i])) {
+                with_spans.entry(parent).or_default()[side] = Some(i as u32);
+            }
+        }
+        place_spans(items, &names, &with_spans);
+    }
+    for (row, times) in std::mem::take(&mut items.pd) {
+        let i = row as usize;
+        // The segments of the newer style carry their own duration as an attribute.
+        let is_part = names.contains(&items.name[i]) || sides.contains(&items.name[i]);
+        if !is_part && !with_spans.contains_key(&row) && items.state(i) == flag::CLOSED {
+            make_rows(items, i, &times);
+        }
+    }
+    debug_assert_eq!(parent_ids.len(), items.given);
+}
+
+fn code_of(items: &Items, name: &str) -> i32 {
+    items.names.texts.iter().position(|t| t == name).map_or(NONE, |p| p as i32)
+}
+
+/// Newer style. Segments that are laid flat under their side, as slime does, are moved to where they belong; those that
+/// are nested already are right as they are.
+fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u32>; 2]>) {
+    let which: HashMap<i32, usize> =
+        names.iter().enumerate().filter(|(_, n)| **n != NONE).map(|(w, n)| (*n, w)).collect();
+    let of_side: HashMap<u32, u32> =
+        sides.iter().flat_map(|(g, s)| s.iter().flatten().map(|side| (*side, *g))).collect();
+    let mut segments: HashMap<u32, [Option<u32>; 10]> = HashMap::new();
+    for i in 0..items.given {
+        let Some(w) = which.get(&items.name[i]) else { continue };
+        let Some(generate) = u32::try_from(items.parent[i]).ok().and_then(|p| of_side.get(&p)) else { continue };
+        segments.entry(*generate).or_insert([None; 10])[*w] = Some(i as u32);
+    }
+    for (generate, side) in sides {
+        let g = *generate as usize;
+        items.flags[g] |= flag::HAS_PD;
+        let Some(found) = segments.get(generate) else { continue };
+        // Flat: something that belongs inside another stands beside it.
+        let flat = (0..10).any(|w| found[w].is_some() && container(w).is_some_and(|c| found[c].is_some()));
+        if !flat || items.end[g] == UNKNOWN {
+            continue;
+        }
+        let mut times: Times = [None; 10];
+        for w in 0..10 {
+            times[w] = found[w].map(|i| (items.end[i as usize].max(items.start[i as usize])) - items.start[i as usize]);
+        }
+        let (from, to) = (items.start[g], items.end[g]);
+        let placed = arrange(&times, from, to);
+        for w in 0..10 {
+            let (Some(row), Some((start, end))) = (found[w], placed[w]) else { continue };
+            let row = row as usize;
+            (items.start[row], items.end[row]) = (start, end);
+            if let Some(outer) = container(w).and_then(|c| found[c]) {
+                items.parent[row] = outer as i32;
+                items.flags[outer as usize] |= flag::PARENT;
+                items.depth[row] = items.depth[outer as usize].saturating_add(1);
+            }
+        }
+        for (n, side) in side.iter().enumerate() {
+            let Some(side) = side.map(|s| s as usize) else { continue };
+            let last = placed[n * 5..n * 5 + 5].iter().flatten().map(|(_, end)| *end).max().unwrap_or(from);
+            (items.start[side], items.end[side]) = (from, last);
+        }
+    }
+}
+
+/// Older style: a row for each side and segment.
+fn make_rows(items: &mut Items, generate: usize, times: &Times) {
+    let (from, to) = (items.start[generate], items.end[generate]);
+    let placed = arrange(times, from, to);
+    items.flags[generate] |= flag::HAS_PD | flag::PARENT;
+    for (side, name) in SIDES.iter().enumerate() {
+        let range = side * 5..side * 5 + 5;
+        let Some(last) = placed[range.clone()].iter().flatten().map(|(_, end)| *end).max() else { continue };
+        let top = push(items, generate, name, from, last);
+        let mut rows = [None; 10];
+        for w in range {
+            let Some((start, end)) = placed[w] else { continue };
+            let parent = container(w).and_then(|c| rows[c]).unwrap_or(top);
+            items.flags[parent] |= flag::PARENT;
+            rows[w] = Some(push(items, parent, &segment_name(w), start, end));
+        }
+    }
+}
+
+fn push(items: &mut Items, parent: usize, name: &str, start: i64, end: i64) -> usize {
+    let code = items.names.add(name);
+    items.start.push(start);
+    items.end.push(end);
+    items.parent.push(parent as i32);
+    items.depth.push(items.depth[parent].saturating_add(1));
+    items.flags.push(flag::VIRTUAL | flag::CLOSED);
+    items.name.push(code);
+    items.phase.push(NONE);
+    items.span.push(0);
+    for column in [&mut items.sample, &mut items.group, &mut items.worker, &mut items.trace] {
+        column.push(column[parent]);
+    }
+    items.attempt.push(items.attempt[parent]);
+    items.len() - 1
+}
+
+/// First lane below the generating span for a row under it: prefill, then decode, then everything else.
+pub fn lane_below(items: &Items, parent: usize, i: usize, [prefill, decode]: [i32; 2]) -> u8 {
+    if items.flags[parent] & flag::HAS_PD == 0 || items.name[i] == prefill {
+        1
+    } else if items.name[i] == decode {
+        4
+    } else {
+        7
+    }
+}
+
+pub fn side_codes(items: &Items) -> [i32; 2] {
+    // NONE would match spans without a name.
+    SIDES.map(|s| match code_of(items, s) {
+        NONE => i32::MIN,
+        code => code,
+    })
+}

@@ -1,0 +1,376 @@
+//! What our SDK sends that OTLP's spans cannot carry: runs, metrics, conversations, media and its own counters, as log
+//! records told apart by their event name (`docs/wire.md`). Any other log record is refused: logs are not kept.
+//!
+//! These are few beside spans, so this goes through the generated structs.
+
+use arrow::array::RecordBatch;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
+use prost::Message as _;
+use rollscope_model::Table;
+use rollscope_model::build::{
+    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, RunsBuilder, SeriesBuilder,
+};
+use rollscope_model::names;
+use rollscope_model::names::event;
+use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
+
+use super::span::{MAX_RUN_ID_BYTES, Reason, Rejects};
+use super::{DecodeError, DecodeOptions, RunSeen};
+use crate::conversation;
+
+/// Messages and metadata of one conversation.
+pub const MAX_CONVERSATION_BYTES: usize = 32 << 20;
+/// One picture or other file.
+pub const MAX_MEDIA_BYTES: usize = 32 << 20;
+/// Names of metrics, runs, projects, keys.
+const MAX_NAME_BYTES: usize = 4096;
+
+/// One decoded request of log records.
+#[derive(Debug, Default)]
+pub struct DecodedLogs {
+    /// Rows of `runs` that somebody wrote on purpose, in the order they came.
+    pub runs: Vec<RunRecord>,
+    /// Metrics, conversations and series, where there are any.
+    pub batches: Vec<(Table, RecordBatch)>,
+    /// Files to keep, before the rows that name them.
+    pub media: Vec<Vec<u8>>,
+    pub rejected: u64,
+    pub reasons: Vec<String>,
+    /// Every run that is named.
+    pub seen: Vec<RunSeen>,
+}
+
+/// A row of `runs` as its sender wrote it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct RunRecord {
+    pub run_id: String,
+    pub project: Option<String>,
+    pub name: Option<String>,
+    pub framework: Option<String>,
+    pub config: Option<String>,
+    pub tags: Option<String>,
+    pub started_ns: i64,
+    pub ended_ns: Option<i64>,
+    pub status: Option<String>,
+    pub updated_ns: i64,
+}
+
+impl RunRecord {
+    pub fn row(&self) -> NewRun<'_> {
+        NewRun {
+            run_id: &self.run_id,
+            project: self.project.as_deref(),
+            name: self.name.as_deref(),
+            framework: self.framework.as_deref(),
+            config: self.config.as_deref(),
+            tags: self.tags.as_deref(),
+            started_ns: self.started_ns,
+            ended_ns: self.ended_ns,
+            status: self.status.as_deref(),
+            updated_ns: self.updated_ns,
+        }
+    }
+}
+
+/// Rows of `runs` as a batch.
+pub fn runs_batch<'a>(records: impl IntoIterator<Item = &'a RunRecord>) -> RecordBatch {
+    let mut rows = RunsBuilder::default();
+    records.into_iter().for_each(|record| rows.push(&record.row()));
+    rows.finish().expect("columns are written row by row")
+}
+
+pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
+    let request =
+        ExportLogsServiceRequest::decode(bytes).map_err(|e| DecodeError(format!("malformed request: {e}")))?;
+    let mut writer = Writer {
+        options,
+        out: DecodedLogs::default(),
+        rejects: Rejects::default(),
+        metrics: MetricsBuilder::default(),
+        conversations: ConversationsBuilder::default(),
+        series: SeriesBuilder::default(),
+        rows: [0; 3],
+    };
+    for resource in request.resource_logs {
+        let inherited = Attributes(resource.resource.map_or_else(Vec::new, |r| r.attributes));
+        for record in resource.scope_logs.into_iter().flat_map(|s| s.log_records) {
+            if let Err(reason) = writer.record(&inherited, record) {
+                writer.rejects.add(reason, 1);
+            }
+        }
+    }
+    Ok(writer.finish())
+}
+
+struct Writer<'o> {
+    options: &'o DecodeOptions,
+    out: DecodedLogs,
+    rejects: Rejects,
+    metrics: MetricsBuilder,
+    conversations: ConversationsBuilder,
+    series: SeriesBuilder,
+    /// Rows in the three builders above.
+    rows: [usize; 3],
+}
+
+impl Writer<'_> {
+    fn finish(mut self) -> DecodedLogs {
+        let tables = [Table::Metrics, Table::Conversations, Table::Series];
+        let batches = [self.metrics.finish(), self.conversations.finish(), self.series.finish()];
+        for ((table, rows), batch) in tables.into_iter().zip(self.rows).zip(batches) {
+            if rows > 0 {
+                self.out.batches.push((table, batch.expect("columns are written row by row")));
+            }
+        }
+        self.out.rejected = self.rejects.total;
+        self.out.reasons = self.rejects.reasons();
+        self.out
+    }
+
+    fn record(&mut self, resource: &Attributes, record: LogRecord) -> Result<(), Reason> {
+        if !record.event_name.starts_with(names::reserved::PREFIX) {
+            return Err(Reason::Logs);
+        }
+        let attributes = Attributes(record.attributes);
+        let service = resource.text(&[names::SERVICE_NAME]);
+        let run = (self.options.run.clone())
+            .or_else(|| attributes.text(names::RUN_ID))
+            .or_else(|| resource.text(names::RUN_ID))
+            .or_else(|| service.clone())
+            .unwrap_or_else(|| "default".into());
+        if run.len() > MAX_RUN_ID_BYTES {
+            return Err(Reason::RunTooLong);
+        }
+        let time = self.time(record.time_unix_nano)?;
+        let scene = Scene { run: &run, resource, attributes: &attributes, time };
+        match record.event_name.as_str() {
+            event::RUN => self.run(&scene)?,
+            event::METRICS => self.metrics(&scene, record.body)?,
+            event::CONVERSATION => self.conversation(&scene, record.body, &record.trace_id, &record.span_id)?,
+            event::MEDIA => return self.media(record.body),
+            event::STATS => self.stats(&scene, service.as_deref().unwrap_or("unknown_service"))?,
+            _ => return Err(Reason::Event),
+        }
+        match self.out.seen.iter_mut().find(|r| r.run_id == run) {
+            Some(seen) => seen.first_ns = seen.first_ns.min(time),
+            None => self.out.seen.push(RunSeen {
+                project: resource.name(&[names::PROJECT])?,
+                name: resource.name(&[names::RUN_NAME])?,
+                framework: resource.name(&[names::SYSTEM])?,
+                run_id: run,
+                first_ns: time,
+            }),
+        }
+        Ok(())
+    }
+
+    fn time(&self, time: u64) -> Result<i64, Reason> {
+        if time > LATEST_NS as u64 {
+            return Err(Reason::TimeTooLate);
+        }
+        if self.options.live && time < EARLIEST_LIVE_NS as u64 {
+            return Err(Reason::TimeTooEarly);
+        }
+        Ok(time as i64)
+    }
+
+    fn run(&mut self, scene: &Scene) -> Result<(), Reason> {
+        let Scene { run, resource, attributes, time } = *scene;
+        let either = |key: &[&str]| Ok(attributes.name(key)?.or(resource.name(key)?));
+        let json = |key| {
+            let text = attributes.text(&[key]);
+            match text {
+                Some(text) if text.len() > self.options.limits.attribute_bytes => {
+                    Err(Reason::AttributeBytes(self.options.limits.attribute_bytes))
+                }
+                Some(text) if serde_json::from_str::<serde::de::IgnoredAny>(&text).is_err() => Err(Reason::NotJson),
+                text => Ok(text),
+            }
+        };
+        let ended_ns = attributes.int(event::ENDED_NS).map(|t| self.time(t.max(0) as u64)).transpose()?;
+        let started_ns = attributes.int(event::STARTED_NS).map_or(Ok(time), |t| self.time(t.max(0) as u64))?;
+        let record = RunRecord {
+            run_id: run.to_string(),
+            project: either(&[names::PROJECT])?,
+            name: either(&[names::RUN_NAME])?,
+            framework: either(&[names::SYSTEM])?,
+            config: json(event::CONFIG)?,
+            tags: json(event::TAGS)?,
+            started_ns,
+            ended_ns,
+            status: attributes.name(&[event::STATUS])?,
+            updated_ns: time,
+        };
+        self.out.runs.push(record);
+        Ok(())
+    }
+
+    fn metrics(&mut self, scene: &Scene, body: Option<AnyValue>) -> Result<(), Reason> {
+        let Some(Value::KvlistValue(values)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
+        let mut numbers = Vec::with_capacity(values.values.len());
+        for pair in &values.values {
+            if pair.key.is_empty() || pair.key.len() > MAX_NAME_BYTES {
+                return Err(Reason::AttributeBytes(MAX_NAME_BYTES));
+            }
+            numbers.push(match pair.value.as_ref().and_then(|v| v.value.as_ref()) {
+                Some(Value::DoubleValue(d)) => *d,
+                Some(Value::IntValue(i)) => *i as f64,
+                Some(Value::BoolValue(b)) => f64::from(u8::from(*b)),
+                _ => return Err(Reason::Body),
+            });
+        }
+        let step = scene.step();
+        for (pair, value) in values.values.iter().zip(numbers) {
+            let row = NewMetric { run_id: scene.run, step, time_ns: scene.time, name: &pair.key, value };
+            self.metrics.push(&row);
+        }
+        self.rows[0] += values.values.len();
+        Ok(())
+    }
+
+    fn conversation(&mut self, scene: &Scene, body: Option<AnyValue>, trace: &[u8], span: &[u8]) -> Result<(), Reason> {
+        let Some(Value::StringValue(messages)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
+        let attributes = scene.attributes;
+        let metadata = attributes.text(&[event::METADATA]);
+        if messages.len() + metadata.as_ref().map_or(0, String::len) > MAX_CONVERSATION_BYTES {
+            return Err(Reason::TooLarge("conversation", MAX_CONVERSATION_BYTES));
+        }
+        let parsed: Vec<serde_json::Value> = serde_json::from_str(&messages).map_err(|_| Reason::NotJson)?;
+        let extra: serde_json::Value = match &metadata {
+            Some(text) => serde_json::from_str(text).map_err(|_| Reason::NotJson)?,
+            None => serde_json::Value::Null,
+        };
+        let said = |keys: &[&str]| {
+            keys.iter().find_map(|key| match &extra[*key] {
+                serde_json::Value::String(s) if s.len() <= MAX_NAME_BYTES => Some(s.clone()),
+                serde_json::Value::Number(n) => Some(n.to_string()),
+                _ => None,
+            })
+        };
+        let sample = attributes.name(names::SAMPLE_ID)?.or_else(|| said(names::SAMPLE_ID));
+        let group = attributes.name(names::GROUP_ID)?.or_else(|| said(names::GROUP_ID));
+        let status = extra["status"].as_str().filter(|s| s.len() <= MAX_NAME_BYTES);
+        let key = attributes.name(&[event::KEY])?;
+        let (step, index) = (scene.step(), attributes.int(event::INDEX));
+        let id = match attributes.name(&[event::ID])? {
+            Some(id) => id,
+            None => format!(
+                "{}/{}/{}/{}/{}",
+                scene.run,
+                step.map_or("-".into(), |s| s.to_string()),
+                key.as_deref().unwrap_or("-"),
+                index.unwrap_or(0),
+                scene.time
+            ),
+        };
+        let counts = conversation::count(&parsed);
+        self.conversations.push(&NewConversation {
+            id: &id,
+            run_id: scene.run,
+            step,
+            key: key.as_deref(),
+            index,
+            sample_id: sample.as_deref(),
+            group_id: group.as_deref(),
+            trace_id: trace.try_into().ok().filter(|id: &[u8; 16]| !rollscope_model::ids::is_zero(id)),
+            span_id: span.try_into().ok().filter(|id: &[u8; 8]| !rollscope_model::ids::is_zero(id)),
+            messages: &messages,
+            metadata: metadata.as_deref(),
+            reward: extra["reward"].as_f64(),
+            status,
+            message_count: counts.messages,
+            turn_count: counts.turns,
+            tool_call_count: counts.tool_calls,
+            media_count: counts.media,
+            char_count: counts.chars,
+            logged_ns: scene.time,
+        });
+        self.rows[1] += 1;
+        Ok(())
+    }
+
+    fn media(&mut self, body: Option<AnyValue>) -> Result<(), Reason> {
+        let Some(Value::BytesValue(bytes)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
+        if bytes.len() > MAX_MEDIA_BYTES {
+            return Err(Reason::TooLarge("media", MAX_MEDIA_BYTES));
+        }
+        self.out.media.push(bytes);
+        Ok(())
+    }
+
+    /// Counters of the sender, as series: what it recorded, sent, spilled and dropped.
+    fn stats(&mut self, scene: &Scene, service: &str) -> Result<(), Reason> {
+        let target = match scene.resource.name(&["service.instance.id"])? {
+            Some(instance) => format!("{service}/{instance}"),
+            None => service.to_string(),
+        };
+        for pair in &scene.attributes.0 {
+            let Some(name) = pair.key.strip_prefix(event::STAT_PREFIX) else { continue };
+            let Some(Value::IntValue(value)) = pair.value.as_ref().and_then(|v| v.value.as_ref()) else { continue };
+            if name.len() > MAX_NAME_BYTES {
+                return Err(Reason::AttributeBytes(MAX_NAME_BYTES));
+            }
+            self.series.push(&NewPoint {
+                run_id: scene.run,
+                target: &target,
+                name: &format!("rollscope_sdk_{name}_total"),
+                labels: "{}",
+                kind: "counter",
+                time_ns: scene.time,
+                value: *value as f64,
+            });
+            self.rows[2] += 1;
+        }
+        Ok(())
+    }
+}
+
+/// What the parts of a record have in common.
+struct Scene<'a> {
+    run: &'a str,
+    resource: &'a Attributes,
+    attributes: &'a Attributes,
+    time: i64,
+}
+
+impl Scene<'_> {
+    fn step(&self) -> Option<i64> {
+        names::STEP.iter().find_map(|name| self.attributes.int(name))
+    }
+}
+
+struct Attributes(Vec<KeyValue>);
+
+impl Attributes {
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.0.iter().find(|a| a.key == key)?.value.as_ref()?.value.as_ref()
+    }
+
+    /// The first of the names that is there, as text.
+    fn text(&self, keys: &[&str]) -> Option<String> {
+        keys.iter().find_map(|key| match self.value(key)? {
+            Value::StringValue(s) if !s.is_empty() => Some(s.clone()),
+            Value::IntValue(i) => Some(i.to_string()),
+            _ => None,
+        })
+    }
+
+    /// The same for what must be short.
+    fn name(&self, keys: &[&str]) -> Result<Option<String>, Reason> {
+        match self.text(keys) {
+            Some(text) if text.len() > MAX_NAME_BYTES => Err(Reason::AttributeBytes(MAX_NAME_BYTES)),
+            text => Ok(text),
+        }
+    }
+
+    fn int(&self, key: &str) -> Option<i64> {
+        match self.value(key)? {
+            Value::IntValue(i) => Some(*i),
+            Value::StringValue(s) => s.parse().ok(),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,338 @@
+//! Works an expression out over all steps at once.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::UNIX_EPOCH;
+
+use promql_parser::parser::{AtModifier, Expr, MatrixSelector, Offset, SubqueryExpr, VectorSelector};
+
+use super::source::{Stored, Wanted};
+use super::window::{Resets, Window, find_resets};
+use super::{ABSENT, Labels, Row, aggregate, binary, functions, is_absent};
+
+/// Deepest nesting of an expression.
+const MAX_DEPTH: usize = 100;
+/// Series times steps from which on the work is shared out over two threads.
+const PARALLEL: usize = 100_000;
+
+/// In words, for the user.
+pub type Failed = String;
+
+/// Steps of an evaluation, in milliseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Steps {
+    pub start: i64,
+    pub end: i64,
+    pub step: i64,
+}
+
+impl Steps {
+    pub fn count(&self) -> usize {
+        ((self.end - self.start) / self.step.max(1)) as usize + 1
+    }
+
+    pub fn at(&self, i: usize) -> i64 {
+        self.start + i as i64 * self.step
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = i64> {
+        (0..self.count()).map(move |i| self.at(i))
+    }
+}
+
+pub enum Value {
+    Scalar(Vec<f64>),
+    Vector(Vec<Row>),
+    Text(String),
+}
+
+/// Everything that was read for a query, by selector.
+pub type Data = HashMap<String, Arc<Vec<Stored>>>;
+
+#[derive(Clone, Copy)]
+pub struct Context<'a> {
+    pub steps: Steps,
+    /// Of the whole query: what `@ start()` and `@ end()` mean.
+    pub query: Steps,
+    pub lookback: i64,
+    /// Step of subqueries that give none.
+    pub default_step: i64,
+    pub data: &'a Data,
+    pub depth: usize,
+}
+
+/// Points of a result.
+pub type Points = Vec<(i64, f64)>;
+
+/// What a query answers.
+#[derive(Debug)]
+pub enum Answer {
+    Scalar(Points),
+    Text(String),
+    /// Only the steps where there is a value.
+    Vector(Vec<(Labels, Points)>),
+    /// Samples as stored: the answer to a bare range selector.
+    Matrix(Vec<(Labels, Points)>),
+}
+
+fn millis(d: std::time::Duration) -> i64 {
+    i64::try_from(d.as_millis()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+}
+
+fn offset_ms(offset: &Option<Offset>) -> i64 {
+    match offset {
+        None => 0,
+        Some(Offset::Pos(d)) => millis(*d),
+        Some(Offset::Neg(d)) => -millis(*d),
+    }
+}
+
+impl Context<'_> {
+    /// The fixed time of an `@`, if there is one.
+    fn fixed(&self, at: &Option<AtModifier>) -> Option<i64> {
+        match at {
+            None => None,
+            Some(AtModifier::Start) => Some(self.query.start),
+            Some(AtModifier::End) => Some(self.query.end),
+            Some(AtModifier::At(time)) => Some(match time.duration_since(UNIX_EPOCH) {
+                Ok(after) => millis(after),
+                Err(before) => -millis(before.duration()),
+            }),
+        }
+    }
+
+    /// The times at which a selector is looked at, one a step.
+    fn times(&self, at: &Option<AtModifier>, offset: &Option<Offset>) -> Vec<i64> {
+        let back = offset_ms(offset);
+        match self.fixed(at) {
+            Some(time) => vec![time - back; self.steps.count()],
+            None => self.steps.iter().map(|t| t - back).collect(),
+        }
+    }
+
+    fn stored(&self, selector: &VectorSelector) -> &Arc<Vec<Stored>> {
+        &self.data[&Wanted::key(selector)]
+    }
+
+    fn subquery_steps(&self, sub: &SubqueryExpr) -> Steps {
+        let step = sub.step.map_or(self.default_step, millis).max(1);
+        let times = self.times(&sub.at, &sub.offset);
+        let (first, last) = (times[0], times[times.len() - 1]);
+        // Steps of a subquery stand at multiples of its step, after the start of the window.
+        let from = first - millis(sub.range);
+        let start = from.div_euclid(step) * step + step;
+        Steps { start, end: last.max(start), step }
+    }
+}
+
+/// What must be read for an expression.
+pub fn wanted(expr: &Expr, cx: &Context, out: &mut HashMap<String, Wanted>) -> Result<(), Failed> {
+    if cx.depth > MAX_DEPTH {
+        return Err(format!("the expression is nested deeper than {MAX_DEPTH}"));
+    }
+    let cx = &Context { depth: cx.depth + 1, ..*cx };
+    let mut add = |vs: &VectorSelector, back: i64| {
+        if !vs.matchers.or_matchers.is_empty() {
+            return Err("`or` between matchers is not supported".to_string());
+        }
+        let times = cx.times(&vs.at, &vs.offset);
+        let (from, to) = (times[0] - back, times[times.len() - 1]);
+        let entry = out.entry(Wanted::key(vs)).or_insert_with(|| Wanted { matchers: Wanted::matchers(vs), from, to });
+        entry.from = entry.from.min(from);
+        entry.to = entry.to.max(to);
+        Ok(())
+    };
+    match expr {
+        Expr::VectorSelector(vs) => add(vs, cx.lookback)?,
+        Expr::MatrixSelector(ms) => add(&ms.vs, millis(ms.range))?,
+        Expr::Paren(e) => wanted(&e.expr, cx, out)?,
+        Expr::Unary(e) => wanted(&e.expr, cx, out)?,
+        Expr::Aggregate(e) => {
+            wanted(&e.expr, cx, out)?;
+            if let Some(param) = &e.param {
+                wanted(param, cx, out)?;
+            }
+        }
+        Expr::Binary(e) => {
+            wanted(&e.lhs, cx, out)?;
+            wanted(&e.rhs, cx, out)?;
+        }
+        Expr::Call(call) => {
+            functions::check(call.func.name)?;
+            for arg in &call.args.args {
+                wanted(arg, cx, out)?;
+            }
+        }
+        Expr::Subquery(sub) => wanted(&sub.expr, &Context { steps: cx.subquery_steps(sub), ..*cx }, out)?,
+        Expr::NumberLiteral(_) | Expr::StringLiteral(_) => {}
+        Expr::Extension(_) => return Err("extensions are not supported".into()),
+    }
+    Ok(())
+}
+
+pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
+    let n = cx.steps.count();
+    Ok(match expr {
+        Expr::NumberLiteral(number) => Value::Scalar(vec![number.val; n]),
+        Expr::StringLiteral(text) => Value::Text(text.val.clone()),
+        Expr::Paren(e) => eval(&e.expr, cx)?,
+        Expr::Unary(e) => match eval(&e.expr, cx)? {
+            Value::Scalar(values) => Value::Scalar(values.into_iter().map(|v| -v).collect()),
+            Value::Vector(rows) => Value::Vector(functions::map_rows(rows, |v| -v)?),
+            Value::Text(_) => return Err("a text cannot be negated".into()),
+        },
+        Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)),
+        Expr::MatrixSelector(ms) => {
+            return Err(format!("{ms} is a range: put a function such as rate(...) around it"));
+        }
+        Expr::Subquery(sub) => return Err(format!("{sub} is a range: put a function around it")),
+        Expr::Aggregate(e) => Value::Vector(aggregate::eval(e, cx)?),
+        Expr::Binary(e) => binary::eval(e, cx)?,
+        Expr::Call(call) => functions::call(call, cx)?,
+        Expr::Extension(_) => return Err("extensions are not supported".into()),
+    })
+}
+
+/// An instant vector at every step: the last sample within the lookback, unless it is stale. With `times`, the sample's
+/// time in seconds instead of its value.
+pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Vec<Row> {
+    let at = cx.times(&vs.at, &vs.offset);
+    let rows = over_series(cx.stored(vs), at.len(), |series| {
+        let mut next = 0;
+        let values = at
+            .iter()
+            .map(|t| {
+                // Times rise from step to step, or stay.
+                while next < series.times.len() && series.times[next] <= *t {
+                    next += 1;
+                }
+                match next.checked_sub(1) {
+                    Some(i) if series.times[i] > t - cx.lookback && !is_absent(series.values[i]) => match times {
+                        true => series.times[i] as f64 / 1000.0,
+                        false => series.values[i],
+                    },
+                    _ => ABSENT,
+                }
+            })
+            .collect();
+        Row { labels: series.labels.clone(), values }
+    });
+    rows.into_iter().filter(|r| r.values.iter().any(|v| !is_absent(*v))).collect()
+}
+
+/// Does the same for every series, on two threads where there is much to do.
+fn over_series<T: Sync>(series: &[T], steps: usize, work: impl Fn(&T) -> Row + Sync) -> Vec<Row> {
+    if series.len() < 2 || series.len() * steps < PARALLEL {
+        return series.iter().map(work).collect();
+    }
+    let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
+    let share = series.len().div_ceil(threads);
+    std::thread::scope(|scope| {
+        let work = &work;
+        let parts: Vec<_> =
+            series.chunks(share).map(|part| scope.spawn(move || part.iter().map(work).collect::<Vec<Row>>())).collect();
+        parts.into_iter().flat_map(|part| part.join().expect("work does not panic")).collect()
+    })
+}
+
+/// A range argument of a function: from the store, or made by a subquery.
+pub fn windows(
+    expr: &Expr,
+    cx: &Context,
+    keep_name: bool,
+    work: impl Fn(&Window, usize) -> Option<f64> + Sync,
+) -> Result<Vec<Row>, Failed> {
+    let labels_of = |labels: &Labels| if keep_name { labels.clone() } else { labels.without_name() };
+    match expr {
+        Expr::Paren(e) => windows(&e.expr, cx, keep_name, work),
+        Expr::MatrixSelector(MatrixSelector { vs, range }) => {
+            let at = cx.times(&vs.at, &vs.offset);
+            let rows = over_series(cx.stored(vs), at.len(), |series| {
+                let (times, values) = series.clean();
+                slide(labels_of(&series.labels), times, values, series.resets(), &at, millis(*range), &work)
+            });
+            functions::merge(rows)
+        }
+        Expr::Subquery(sub) => {
+            let inner = Context { steps: cx.subquery_steps(sub), ..*cx };
+            let rows = match eval(&sub.expr, &inner)? {
+                Value::Vector(rows) => rows,
+                Value::Scalar(values) => vec![Row { labels: Labels::default(), values }],
+                Value::Text(_) => return Err("a text has no range".into()),
+            };
+            let at = cx.times(&sub.at, &sub.offset);
+            let slid = rows.into_iter().map(|row| {
+                let points = row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v));
+                let (times, values): (Vec<i64>, Vec<f64>) = points.map(|(i, v)| (inner.steps.at(i), *v)).unzip();
+                slide(labels_of(&row.labels), &times, &values, &find_resets(&values), &at, millis(sub.range), &work)
+            });
+            functions::merge(slid.collect())
+        }
+        other => Err(format!("{other} is no range: write a range such as [5m] after a selector")),
+    }
+}
+
+/// One function over the windows of one series.
+fn slide(
+    labels: Labels,
+    times: &[i64],
+    values: &[f64],
+    resets: &[usize],
+    at: &[i64],
+    range: i64,
+    work: &impl Fn(&Window, usize) -> Option<f64>,
+) -> Row {
+    let (mut from, mut to) = (0, 0);
+    let out = at.iter().enumerate().map(|(step, t)| {
+        while to < times.len() && times[to] <= *t {
+            to += 1;
+        }
+        while from < to && times[from] <= t - range {
+            from += 1;
+        }
+        if from == to {
+            return ABSENT;
+        }
+        let window = Window {
+            times: &times[from..to],
+            values: &values[from..to],
+            resets: Resets { all: resets, offset: from },
+            start: t - range,
+            end: *t,
+        };
+        work(&window, step).unwrap_or(ABSENT)
+    });
+    Row { labels, values: out.collect() }
+}
+
+/// The answer of a whole query.
+pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
+    let mut bare = expr;
+    while let Expr::Paren(e) = bare {
+        bare = &e.expr;
+    }
+    if let Expr::MatrixSelector(ms) = bare
+        && cx.steps.count() == 1
+    {
+        let end = cx.times(&ms.vs.at, &ms.vs.offset)[0];
+        let start = end - millis(ms.range);
+        let rows = cx.stored(&ms.vs).iter().map(|series| {
+            let (times, values) = series.clean();
+            let inside = times.iter().zip(values).filter(|(t, _)| **t > start && **t <= end);
+            (series.labels.clone(), inside.map(|(t, v)| (*t, *v)).collect::<Points>())
+        });
+        return Ok(Answer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
+    }
+    let points = |values: Vec<f64>| -> Points {
+        values.into_iter().enumerate().filter(|(_, v)| !is_absent(*v)).map(|(i, v)| (cx.steps.at(i), v)).collect()
+    };
+    Ok(match eval(expr, cx)? {
+        Value::Text(text) => Answer::Text(text),
+        Value::Scalar(values) => Answer::Scalar(points(values)),
+        Value::Vector(rows) => {
+            let rows = functions::merge(rows)?;
+            let rows = rows.into_iter().map(|row| (row.labels, points(row.values)));
+            Answer::Vector(rows.filter(|(_, points)| !points.is_empty()).collect())
+        }
+    })
+}

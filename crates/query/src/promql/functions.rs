@@ -1,0 +1,505 @@
+//! Functions by name.
+
+use std::collections::HashMap;
+
+use promql_parser::parser::{Call, Expr};
+
+use super::eval::{Context, Failed, Value, eval, instant, windows};
+use super::labels::NAME;
+use super::window::{self, Bucket, Window};
+use super::{ABSENT, Labels, Row, is_absent};
+
+/// Every function that is supported. Others are refused by name.
+pub const SUPPORTED: &[&str] = &[
+    "abs",
+    "absent",
+    "absent_over_time",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "avg_over_time",
+    "ceil",
+    "changes",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "cos",
+    "cosh",
+    "count_over_time",
+    "day_of_month",
+    "day_of_week",
+    "day_of_year",
+    "days_in_month",
+    "deg",
+    "delta",
+    "deriv",
+    "exp",
+    "floor",
+    "histogram_quantile",
+    "hour",
+    "idelta",
+    "increase",
+    "irate",
+    "label_join",
+    "label_replace",
+    "last_over_time",
+    "ln",
+    "log10",
+    "log2",
+    "mad_over_time",
+    "max_over_time",
+    "min_over_time",
+    "minute",
+    "month",
+    "pi",
+    "predict_linear",
+    "present_over_time",
+    "quantile_over_time",
+    "rad",
+    "rate",
+    "resets",
+    "round",
+    "scalar",
+    "sgn",
+    "sin",
+    "sinh",
+    "sort",
+    "sort_desc",
+    "sqrt",
+    "stddev_over_time",
+    "stdvar_over_time",
+    "sum_over_time",
+    "tan",
+    "tanh",
+    "time",
+    "timestamp",
+    "vector",
+    "year",
+];
+
+pub fn check(name: &str) -> Result<(), Failed> {
+    match SUPPORTED.contains(&name) {
+        true => Ok(()),
+        false => Err(format!("the function {name} is not supported; supported are: {}", SUPPORTED.join(", "))),
+    }
+}
+
+/// Rows with the same labels become one, as long as they are never there at the same step.
+pub fn merge(rows: Vec<Row>) -> Result<Vec<Row>, Failed> {
+    let mut index: HashMap<Labels, usize> = HashMap::with_capacity(rows.len());
+    let mut out: Vec<Row> = Vec::with_capacity(rows.len());
+    for row in rows {
+        match index.get(&row.labels) {
+            None => {
+                index.insert(row.labels.clone(), out.len());
+                out.push(row);
+            }
+            Some(place) => {
+                for (have, new) in out[*place].values.iter_mut().zip(&row.values) {
+                    if is_absent(*new) {
+                        continue;
+                    }
+                    if !is_absent(*have) {
+                        return Err(format!("vector cannot contain metrics with the same labelset: {}", row.labels));
+                    }
+                    *have = *new;
+                }
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// A function of each value; the name of the metric goes.
+pub fn map_rows(rows: Vec<Row>, f: impl Fn(f64) -> f64) -> Result<Vec<Row>, Failed> {
+    merge(
+        rows.into_iter()
+            .map(|mut row| {
+                row.values.iter_mut().filter(|v| !is_absent(**v)).for_each(|v| *v = f(*v));
+                Row { labels: row.labels.without_name(), values: row.values }
+            })
+            .collect(),
+    )
+}
+
+pub fn scalar(expr: &Expr, cx: &Context) -> Result<Vec<f64>, Failed> {
+    match eval(expr, cx)? {
+        Value::Scalar(values) => Ok(values),
+        _ => Err(format!("{expr} is no scalar")),
+    }
+}
+
+fn vector(expr: &Expr, cx: &Context) -> Result<Vec<Row>, Failed> {
+    match eval(expr, cx)? {
+        Value::Vector(rows) => Ok(rows),
+        _ => Err(format!("{expr} is no instant vector")),
+    }
+}
+
+fn text(expr: &Expr, cx: &Context) -> Result<String, Failed> {
+    match eval(expr, cx)? {
+        Value::Text(text) => Ok(text),
+        _ => Err(format!("{expr} is no text")),
+    }
+}
+
+/// A number as Prometheus writes it in labels.
+pub fn number_text(v: f64) -> String {
+    if v == f64::INFINITY {
+        "+Inf".into()
+    } else if v == f64::NEG_INFINITY {
+        "-Inf".into()
+    } else {
+        v.to_string()
+    }
+}
+
+pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
+    let name = call.func.name;
+    check(name)?;
+    let args: Vec<&Expr> = call.args.args.iter().map(AsRef::as_ref).collect();
+    let arg = |i: usize| args.get(i).copied().ok_or_else(|| format!("{name} needs more arguments"));
+    let steps = cx.steps.count();
+    if let Some(f) = plain(name) {
+        return Ok(Value::Vector(map_rows(vector(arg(0)?, cx)?, f)?));
+    }
+    if let Some(f) = over_time(name) {
+        return Ok(Value::Vector(windows(arg(0)?, cx, name == "last_over_time", |w, _| f(w))?));
+    }
+    if let Some(f) = calendar(name) {
+        let rows = match args.first() {
+            Some(e) => vector(e, cx)?,
+            None => vec![Row { labels: Labels::default(), values: now(cx) }],
+        };
+        return Ok(Value::Vector(map_rows(rows, |v| if v.is_finite() { f(v as i64) } else { f64::NAN })?));
+    }
+    Ok(match name {
+        "time" => Value::Scalar(now(cx)),
+        "pi" => Value::Scalar(vec![std::f64::consts::PI; steps]),
+        "scalar" => {
+            let rows = vector(arg(0)?, cx)?;
+            Value::Scalar(
+                (0..steps)
+                    .map(|i| {
+                        let mut there = rows.iter().map(|r| r.values[i]).filter(|v| !is_absent(*v));
+                        match (there.next(), there.next()) {
+                            (Some(v), None) => v,
+                            _ => f64::NAN,
+                        }
+                    })
+                    .collect(),
+            )
+        }
+        "vector" => Value::Vector(vec![Row { labels: Labels::default(), values: scalar(arg(0)?, cx)? }]),
+        "timestamp" => {
+            let mut inner = arg(0)?;
+            while let Expr::Paren(e) = inner {
+                inner = &e.expr;
+            }
+            match inner {
+                Expr::VectorSelector(vs) => Value::Vector(map_rows(instant(vs, cx, true), |v| v)?),
+                other => {
+                    let times = now(cx);
+                    let mut rows = vector(other, cx)?;
+                    for row in &mut rows {
+                        for (v, t) in row.values.iter_mut().zip(&times).filter(|(v, _)| !is_absent(**v)) {
+                            *v = *t;
+                        }
+                    }
+                    Value::Vector(map_rows(rows, |v| v)?)
+                }
+            }
+        }
+        "clamp" | "clamp_min" | "clamp_max" => {
+            let rows = vector(arg(0)?, cx)?;
+            let first = scalar(arg(1)?, cx)?;
+            let (low, high) = match name {
+                "clamp" => (first, scalar(arg(2)?, cx)?),
+                "clamp_min" => (first, vec![f64::INFINITY; steps]),
+                _ => (vec![f64::NEG_INFINITY; steps], first),
+            };
+            let clamp = |i: usize, v: f64| {
+                if low[i] > high[i] {
+                    ABSENT
+                } else if v.is_nan() || low[i].is_nan() || high[i].is_nan() {
+                    f64::NAN
+                } else {
+                    v.max(low[i]).min(high[i])
+                }
+            };
+            Value::Vector(by_step(rows, clamp)?)
+        }
+        "round" => {
+            let rows = vector(arg(0)?, cx)?;
+            let nearest = match args.get(1) {
+                Some(e) => scalar(e, cx)?,
+                None => vec![1.0; steps],
+            };
+            // The inverse, because 1/10 is not a double but 10 is.
+            Value::Vector(by_step(rows, |i, v| {
+                let inverse = 1.0 / nearest[i];
+                (v * inverse + 0.5).floor() / inverse
+            })?)
+        }
+        "sort" | "sort_desc" => {
+            let mut rows = vector(arg(0)?, cx)?;
+            if steps == 1 {
+                let sign = if name == "sort" { 1.0 } else { -1.0 };
+                rows.sort_by(|a, b| {
+                    let (a, b) = (a.values[0], b.values[0]);
+                    a.is_nan().cmp(&b.is_nan()).then((a * sign).total_cmp(&(b * sign)))
+                });
+            }
+            Value::Vector(rows)
+        }
+        "absent" => {
+            let rows = vector(arg(0)?, cx)?;
+            let values = (0..steps).map(|i| match rows.iter().any(|r| !is_absent(r.values[i])) {
+                true => ABSENT,
+                false => 1.0,
+            });
+            Value::Vector(vec![Row { labels: selector_labels(arg(0)?), values: values.collect() }])
+        }
+        "absent_over_time" => {
+            let rows = windows(arg(0)?, cx, true, |_, _| Some(1.0))?;
+            let values = (0..steps).map(|i| match rows.iter().any(|r| !is_absent(r.values[i])) {
+                true => ABSENT,
+                false => 1.0,
+            });
+            Value::Vector(vec![Row { labels: selector_labels(arg(0)?), values: values.collect() }])
+        }
+        "quantile_over_time" => {
+            let phi = scalar(arg(0)?, cx)?;
+            Value::Vector(windows(arg(1)?, cx, false, |w, i| Some(window::quantile(phi[i], &mut w.values.to_vec())))?)
+        }
+        "predict_linear" => {
+            let ahead = scalar(arg(1)?, cx)?;
+            Value::Vector(windows(arg(0)?, cx, false, |w, i| window::predict_linear(w, ahead[i], cx.steps.at(i)))?)
+        }
+        "histogram_quantile" => Value::Vector(histogram_quantile(scalar(arg(0)?, cx)?, vector(arg(1)?, cx)?)?),
+        "label_replace" => label_replace(&args, cx)?,
+        "label_join" => label_join(&args, cx)?,
+        _ => return Err(format!("the function {name} is not supported")),
+    })
+}
+
+fn now(cx: &Context) -> Vec<f64> {
+    cx.steps.iter().map(|t| t as f64 / 1000.0).collect()
+}
+
+fn by_step(rows: Vec<Row>, f: impl Fn(usize, f64) -> f64) -> Result<Vec<Row>, Failed> {
+    merge(
+        rows.into_iter()
+            .map(|mut row| {
+                for (i, v) in row.values.iter_mut().enumerate().filter(|(_, v)| !is_absent(**v)) {
+                    *v = f(i, *v);
+                }
+                Row { labels: row.labels.without_name(), values: row.values }
+            })
+            .collect(),
+    )
+}
+
+fn plain(name: &str) -> Option<fn(f64) -> f64> {
+    Some(match name {
+        "abs" => f64::abs,
+        "ceil" => f64::ceil,
+        "floor" => f64::floor,
+        "exp" => f64::exp,
+        "ln" => f64::ln,
+        "log2" => f64::log2,
+        "log10" => f64::log10,
+        "sqrt" => f64::sqrt,
+        "sgn" => |v| {
+            if v > 0.0 {
+                1.0
+            } else if v < 0.0 {
+                -1.0
+            } else {
+                v
+            }
+        },
+        "sin" => f64::sin,
+        "cos" => f64::cos,
+        "tan" => f64::tan,
+        "asin" => f64::asin,
+        "acos" => f64::acos,
+        "atan" => f64::atan,
+        "sinh" => f64::sinh,
+        "cosh" => f64::cosh,
+        "tanh" => f64::tanh,
+        "asinh" => f64::asinh,
+        "acosh" => f64::acosh,
+        "atanh" => f64::atanh,
+        "deg" => f64::to_degrees,
+        "rad" => f64::to_radians,
+        _ => return None,
+    })
+}
+
+fn over_time(name: &str) -> Option<fn(&Window) -> Option<f64>> {
+    Some(match name {
+        "rate" => |w| window::extrapolated(w, true, true),
+        "increase" => |w| window::extrapolated(w, true, false),
+        "delta" => |w| window::extrapolated(w, false, false),
+        "irate" => |w| window::instant(w, true),
+        "idelta" => |w| window::instant(w, false),
+        "deriv" => window::deriv,
+        "resets" => |w| Some(window::resets(w)),
+        "changes" => |w| Some(window::changes(w)),
+        "sum_over_time" => |w| Some(window::sum(w.values.iter().copied())),
+        "avg_over_time" => |w| Some(window::mean(w.values)),
+        "min_over_time" => |w| Some(window::min(w.values)),
+        "max_over_time" => |w| Some(window::max(w.values)),
+        "count_over_time" => |w| Some(w.values.len() as f64),
+        "last_over_time" => |w| w.values.last().copied(),
+        "present_over_time" => |_| Some(1.0),
+        "stddev_over_time" => |w| Some(window::variance(w.values).sqrt()),
+        "stdvar_over_time" => |w| Some(window::variance(w.values)),
+        "mad_over_time" => |w| {
+            let median = window::quantile(0.5, &mut w.values.to_vec());
+            let mut apart: Vec<f64> = w.values.iter().map(|v| (v - median).abs()).collect();
+            Some(window::quantile(0.5, &mut apart))
+        },
+        _ => return None,
+    })
+}
+
+/// Days since the epoch to year, month and day (Howard Hinnant's algorithm).
+fn civil(days: i64) -> (i64, i64, i64) {
+    let z = days + 719_468;
+    let era = z.div_euclid(146_097);
+    let doe = z.rem_euclid(146_097);
+    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
+    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
+    let mp = (5 * doy + 2) / 153;
+    let month = if mp < 10 { mp + 3 } else { mp - 9 };
+    (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
+}
+
+fn is_leap(year: i64) -> bool {
+    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
+}
+
+fn month_days(year: i64, month: i64) -> i64 {
+    [31, if is_leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][(month - 1) as usize]
+}
+
+fn calendar(name: &str) -> Option<fn(i64) -> f64> {
+    fn day(s: i64) -> (i64, i64, i64) {
+        civil(s.div_euclid(86_400))
+    }
+    Some(match name {
+        "minute" => |s| (s.rem_euclid(3600) / 60) as f64,
+        "hour" => |s| (s.rem_euclid(86_400) / 3600) as f64,
+        "day_of_week" => |s| (s.div_euclid(86_400) + 4).rem_euclid(7) as f64,
+        "day_of_month" => |s| day(s).2 as f64,
+        "day_of_year" => |s| {
+            let (year, month, day) = day(s);
+            ((1..month).map(|m| month_days(year, m)).sum::<i64>() + day) as f64
+        },
+        "days_in_month" => |s| month_days(day(s).0, day(s).1) as f64,
+        "month" => |s| day(s).1 as f64,
+        "year" => |s| day(s).0 as f64,
+        _ => return None,
+    })
+}
+
+/// The labels that a selector names with `=`: what `absent` answers with.
+fn selector_labels(expr: &Expr) -> Labels {
+    use promql_parser::label::MatchOp;
+    let matchers = match expr {
+        Expr::VectorSelector(vs) => &vs.matchers.matchers,
+        Expr::MatrixSelector(ms) => &ms.vs.matchers.matchers,
+        Expr::Paren(e) => return selector_labels(&e.expr),
+        _ => return Labels::default(),
+    };
+    let mut pairs: Vec<(String, String)> = Vec::new();
+    let mut named: Vec<&str> = Vec::new();
+    for m in matchers.iter().filter(|m| m.name != NAME) {
+        let repeated = named.contains(&m.name.as_str());
+        named.push(&m.name);
+        pairs.retain(|(n, _)| !(repeated && *n == m.name));
+        if !repeated && matches!(m.op, MatchOp::Equal) {
+            pairs.push((m.name.clone(), m.value.clone()));
+        }
+    }
+    Labels::new(pairs)
+}
+
+fn histogram_quantile(q: Vec<f64>, rows: Vec<Row>) -> Result<Vec<Row>, Failed> {
+    let dropped = ["le".to_string(), NAME.to_string()];
+    let mut groups: HashMap<Labels, Vec<(f64, Vec<f64>)>> = HashMap::new();
+    for row in rows {
+        // A series without a bound, or with one that is no number, is no bucket.
+        let Ok(bound) = row.labels.get("le").parse::<f64>() else { continue };
+        groups.entry(row.labels.drop(&dropped)).or_default().push((bound, row.values));
+    }
+    let mut buckets = Vec::new();
+    let mut out: Vec<Row> = groups
+        .into_iter()
+        .map(|(labels, series)| {
+            let values = q.iter().enumerate().map(|(i, q)| {
+                buckets.clear();
+                let there = series.iter().filter(|(_, v)| !is_absent(v[i]));
+                buckets.extend(there.map(|(bound, v)| Bucket { bound: *bound, count: v[i] }));
+                match buckets.is_empty() {
+                    true => ABSENT,
+                    false => window::histogram_quantile(*q, &mut buckets),
+                }
+            });
+            Row { labels, values: values.collect() }
+        })
+        .collect();
+    out.sort_by(|a, b| a.labels.cmp(&b.labels));
+    Ok(out)
+}
+
+fn label_name(name: &str) -> Result<(), Failed> {
+    let good = !name.is_empty()
+        && !name.starts_with(|c: char| c.is_ascii_digit())
+        && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+    if good { Ok(()) } else { Err(format!("{name:?} is no name for a label")) }
+}
+
+fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
+    let [rows, target, replacement, source, pattern] = args else {
+        return Err("label_replace needs a vector and four texts".into());
+    };
+    let rows = vector(rows, cx)?;
+    let (target, replacement) = (text(target, cx)?, text(replacement, cx)?);
+    let (source, pattern) = (text(source, cx)?, text(pattern, cx)?);
+    label_name(&target)?;
+    let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
+    // `$1x` means group 1 in Go's way only up to the end of the word; Rust reads the same.
+    let rows = rows.into_iter().map(|row| {
+        let labels = match regex.captures(row.labels.get(&source)) {
+            None => row.labels,
+            Some(found) => {
+                let mut value = String::new();
+                found.expand(&replacement, &mut value);
+                row.labels.with(&target, &value)
+            }
+        };
+        Row { labels, values: row.values }
+    });
+    Ok(Value::Vector(merge(rows.collect())?))
+}
+
+fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
+    let [rows, target, separator, sources @ ..] = args else {
+        return Err("label_join needs a vector, a label and a separator".into());
+    };
+    let rows = vector(rows, cx)?;
+    let (target, separator) = (text(target, cx)?, text(separator, cx)?);
+    label_name(&target)?;
+    let sources: Vec<String> = sources.iter().map(|s| text(s, cx)).collect::<Result<_, _>>()?;
+    let rows = rows.into_iter().map(|row| {
+        let value: Vec<&str> = sources.iter().map(|s| row.labels.get(s)).collect();
+        Row { labels: row.labels.with(&target, &value.join(&separator)), values: row.values }
+    });
+    Ok(Value::Vector(merge(rows.collect())?))
+}

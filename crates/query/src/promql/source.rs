@@ -1,0 +1,380 @@
+//! Samples of a selector, read from the store in one pass and put together by series.
+
+use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+
+use arrow::array::cast::AsArray;
+use arrow::array::{DictionaryArray, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
+use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
+use datafusion::execution::SessionState;
+use datafusion::logical_expr::{Expr, col, lit};
+use datafusion::physical_plan::filter::FilterExec;
+use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, execute_stream_partitioned};
+use futures::StreamExt;
+use promql_parser::label::{MatchOp, Matcher};
+use promql_parser::parser::VectorSelector;
+use rollscope_model::Table;
+use rollscope_model::names::SCRAPED_RUN;
+
+use super::is_absent;
+use super::labels::{Labels, NAME};
+use super::window::find_resets;
+use crate::tables::{self, SnapshotTable};
+
+const NS_PER_MS: i64 = 1_000_000;
+
+/// What is asked for: matchers, and samples after `from` up to and with `to`, in milliseconds.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub matchers: Vec<Matcher>,
+    pub from: i64,
+    pub to: i64,
+}
+
+impl Wanted {
+    /// Selectors with the same matchers share their samples.
+    pub fn key(selector: &VectorSelector) -> String {
+        format!("{:?} {:?}", selector.name, selector.matchers.matchers)
+    }
+
+    pub fn matchers(selector: &VectorSelector) -> Vec<Matcher> {
+        let mut matchers = selector.matchers.matchers.clone();
+        if let Some(name) = &selector.name {
+            matchers.push(Matcher::new(MatchOp::Equal, NAME, name));
+        }
+        matchers
+    }
+}
+
+pub fn matches(matchers: &[Matcher], labels: &Labels) -> bool {
+    matchers.iter().all(|m| m.is_match(labels.get(&m.name)))
+}
+
+/// One stored series: times in milliseconds, rising; stale markers are still there.
+#[derive(Debug, Default)]
+pub struct Stored {
+    pub labels: Labels,
+    pub times: Vec<i64>,
+    pub values: Vec<f64>,
+    clean: OnceLock<Option<(Vec<i64>, Vec<f64>)>>,
+    resets: OnceLock<Vec<usize>>,
+}
+
+impl Stored {
+    pub fn new(labels: Labels, times: Vec<i64>, values: Vec<f64>) -> Self {
+        Stored { labels, times, values, ..Stored::default() }
+    }
+
+    /// Without stale markers, as ranges see it.
+    pub fn clean(&self) -> (&[i64], &[f64]) {
+        let clean = self.clean.get_or_init(|| {
+            if !self.values.iter().any(|v| is_absent(*v)) {
+                return None;
+            }
+            let kept = self.times.iter().zip(&self.values).filter(|(_, v)| !is_absent(**v));
+            Some(kept.map(|(t, v)| (*t, *v)).unzip())
+        });
+        match clean {
+            Some((times, values)) => (times, values),
+            None => (&self.times, &self.values),
+        }
+    }
+
+    pub fn resets(&self) -> &[usize] {
+        self.resets.get_or_init(|| find_resets(self.clean().1))
+    }
+}
+
+/// The limits of a reading, and what it has used.
+#[derive(Clone, Copy, Debug)]
+pub struct Budget {
+    pub samples: usize,
+    pub series: usize,
+}
+
+fn text(value: &str) -> Expr {
+    lit(ScalarValue::Dictionary(Box::new(DataType::Int32), Box::new(ScalarValue::from(value))))
+}
+
+/// What the store itself can leave out: other times, names and runs.
+fn filter(wanted: &Wanted) -> Vec<Expr> {
+    let ns = |ms: i64| lit(ms.saturating_mul(NS_PER_MS));
+    // A sample's time is cut to milliseconds, so that all of a millisecond counts.
+    let mut filters =
+        vec![col("time_ns").gt_eq(ns(wanted.from + 1)), col("time_ns").lt(ns(wanted.to.saturating_add(1)))];
+    for m in &wanted.matchers {
+        if matches!(m.op, MatchOp::Equal) && !m.value.is_empty() {
+            match m.name.as_str() {
+                NAME => filters.push(col("name").eq(text(&m.value))),
+                "run" => filters.push(col("run_id").eq(text(&m.value))),
+                _ => {}
+            }
+        }
+    }
+    filters
+}
+
+/// The scan of a selector: the given columns of the rows that may match.
+fn plan(
+    state: &SessionState,
+    table: &SnapshotTable,
+    wanted: &Wanted,
+    columns: &[&str],
+) -> Result<Arc<dyn ExecutionPlan>> {
+    let schema = tables::schema(Table::Series);
+    let projected: Vec<usize> = columns.iter().map(|c| schema.index_of(c)).collect::<Result<_, _>>()?;
+    let filters = filter(wanted);
+    let all = filters.iter().cloned().reduce(Expr::and).expect("there is always a time");
+    let predicate = state.create_physical_expr(all.clone(), &DFSchema::try_from(schema.clone())?)?;
+    let scan = table.plan(state, Some(&projected), &filters, Some(predicate), None)?;
+    let over = state.create_physical_expr(all, &DFSchema::try_from(scan.schema())?)?;
+    Ok(Arc::new(FilterExec::try_new(over, scan)?))
+}
+
+const COLUMNS: [&str; 6] = ["run_id", "target", "name", "labels", "time_ns", "value"];
+
+/// Reads a selector's series, sorted by labels.
+pub async fn read(
+    state: &SessionState,
+    table: &SnapshotTable,
+    wanted: &Wanted,
+    budget: &mut Budget,
+) -> Result<Vec<Stored>> {
+    let plan = plan(state, table, wanted, &COLUMNS)?;
+    let partitions = plan.output_partitioning().partition_count();
+    let streams = execute_stream_partitioned(plan, state.task_ctx())?;
+    debug_assert_eq!(streams.len(), partitions);
+    // Each partition is decoded and sorted out on its own; what they found is joined afterwards.
+    let tasks: Vec<_> = streams
+        .into_iter()
+        .map(|mut stream| {
+            let (matchers, limit) = (wanted.matchers.clone(), budget.samples);
+            tokio::spawn(async move {
+                let mut found = Found::default();
+                while let Some(batch) = stream.next().await {
+                    found.take(&batch?, &matchers)?;
+                    if found.samples > limit {
+                        return Err(too_much());
+                    }
+                }
+                Ok(found)
+            })
+        })
+        .collect();
+    let mut all: HashMap<Labels, Vec<Chunk>> = HashMap::new();
+    for task in tasks {
+        let found = task.await.map_err(|e| DataFusionError::Execution(format!("reading series failed: {e}")))??;
+        budget.samples = budget.samples.checked_sub(found.samples).ok_or_else(too_much)?;
+        for (labels, chunks) in found.series {
+            all.entry(labels).or_default().extend(chunks);
+        }
+    }
+    budget.series = budget.series.checked_sub(all.len()).ok_or_else(|| {
+        DataFusionError::Plan(
+            "the query selects more series than the limit promql_max_series allows; narrow it with a label".into(),
+        )
+    })?;
+    let mut series: Vec<Stored> = all.into_iter().map(|(labels, chunks)| join(labels, chunks)).collect();
+    series.sort_by(|a, b| a.labels.cmp(&b.labels));
+    Ok(series)
+}
+
+fn too_much() -> DataFusionError {
+    DataFusionError::Plan(
+        "the query reads more samples than the limit promql_max_samples allows; narrow it (a label, a shorter time) or \
+         raise the limit"
+            .into(),
+    )
+}
+
+/// Samples of a series that came together, in the order they stood.
+struct Chunk {
+    times: Vec<i64>,
+    values: Vec<f64>,
+}
+
+#[derive(Default)]
+struct Found {
+    /// Position in `series` by run, target, name and labels as they are stored; none if the matchers do not hold.
+    known: HashMap<[Arc<str>; 4], Option<usize>>,
+    series: Vec<(Labels, Vec<Chunk>)>,
+    samples: usize,
+}
+
+struct Text<'a> {
+    keys: &'a [i32],
+    values: &'a StringArray,
+}
+
+impl<'a> Text<'a> {
+    fn of(batch: &'a RecordBatch, name: &str) -> Result<Self> {
+        let array: &DictionaryArray<Int32Type> = batch
+            .column_by_name(name)
+            .and_then(|c| c.as_dictionary_opt::<Int32Type>())
+            .ok_or_else(|| DataFusionError::Internal(format!("series.{name} is not as declared")))?;
+        Ok(Text { keys: array.keys().values(), values: array.values().as_string::<i32>() })
+    }
+
+    fn get(&self, key: i32) -> &'a str {
+        self.values.value(key as usize)
+    }
+}
+
+impl Found {
+    fn take(&mut self, batch: &RecordBatch, matchers: &[Matcher]) -> Result<()> {
+        let columns = [
+            Text::of(batch, "run_id")?,
+            Text::of(batch, "target")?,
+            Text::of(batch, "name")?,
+            Text::of(batch, "labels")?,
+        ];
+        let times = batch.column_by_name("time_ns").expect("projected").as_primitive::<Int64Type>().values();
+        let values = batch.column_by_name("value").expect("projected").as_primitive::<Float64Type>().values();
+        let key = |row: usize| [0, 1, 2, 3].map(|c: usize| columns[c].keys[row]);
+        let mut in_batch: HashMap<[i32; 4], Option<usize>> = HashMap::new();
+        let mut row = 0;
+        while row < batch.num_rows() {
+            let first = key(row);
+            let mut end = row + 1;
+            while end < batch.num_rows() && key(end) == first {
+                end += 1;
+            }
+            let place = match in_batch.get(&first) {
+                Some(place) => *place,
+                None => {
+                    let texts = [0, 1, 2, 3].map(|c: usize| Arc::from(columns[c].get(first[c])));
+                    let place = self.place(texts, matchers);
+                    in_batch.insert(first, place);
+                    place
+                }
+            };
+            if let Some(place) = place {
+                let chunks = &mut self.series[place].1;
+                let fits = chunks.last().is_some_and(|c| c.times.last().is_some_and(|t| *t <= times[row] / NS_PER_MS));
+                if !fits {
+                    chunks.push(Chunk { times: Vec::new(), values: Vec::new() });
+                }
+                let chunk = chunks.last_mut().expect("there is one");
+                chunk.times.extend(times[row..end].iter().map(|t| t / NS_PER_MS));
+                chunk.values.extend_from_slice(&values[row..end]);
+                self.samples += end - row;
+            }
+            row = end;
+        }
+        Ok(())
+    }
+
+    fn place(&mut self, texts: [Arc<str>; 4], matchers: &[Matcher]) -> Option<usize> {
+        if let Some(known) = self.known.get(&texts) {
+            return *known;
+        }
+        let labels = full_labels(&texts[0], &texts[1], &texts[2], &texts[3]);
+        let place = matches(matchers, &labels).then(|| {
+            self.series.push((labels, Vec::new()));
+            self.series.len() - 1
+        });
+        self.known.insert(texts, place);
+        place
+    }
+}
+
+/// The labels that PromQL sees.
+pub fn full_labels(run: &str, target: &str, name: &str, labels: &str) -> Labels {
+    let stored: serde_json::Map<String, serde_json::Value> = serde_json::from_str(labels).unwrap_or_default();
+    let mut pairs: Vec<(String, String)> = Vec::with_capacity(stored.len() + 3);
+    if run != SCRAPED_RUN {
+        pairs.push(("run".into(), run.into()));
+    }
+    pairs.push(("instance".into(), target.into()));
+    // What the sender says itself comes later, and so counts.
+    pairs.extend(stored.into_iter().map(|(name, value)| match value {
+        serde_json::Value::String(text) => (name, text),
+        other => (name, other.to_string()),
+    }));
+    pairs.push((NAME.into(), name.into()));
+    Labels::new(pairs)
+}
+
+/// Chunks in the order of time. Of samples with the same time the last counts.
+fn join(labels: Labels, mut chunks: Vec<Chunk>) -> Stored {
+    chunks.retain(|c| !c.times.is_empty());
+    chunks.sort_by_key(|c| c.times[0]);
+    let len = chunks.iter().map(|c| c.times.len()).sum();
+    let (mut times, mut values): (Vec<i64>, Vec<f64>) = (Vec::with_capacity(len), Vec::with_capacity(len));
+    for chunk in chunks {
+        times.extend(chunk.times);
+        values.extend(chunk.values);
+    }
+    if !times.is_sorted() {
+        let mut order: Vec<usize> = (0..times.len()).collect();
+        order.sort_by_key(|i| times[*i]);
+        values = order.iter().map(|i| values[*i]).collect();
+        times = order.iter().map(|i| times[*i]).collect();
+    }
+    if times.windows(2).any(|w| w[0] == w[1]) {
+        let mut kept: Vec<(i64, f64)> = Vec::with_capacity(times.len());
+        for (t, v) in times.into_iter().zip(values) {
+            match kept.last_mut() {
+                Some(last) if last.0 == t => last.1 = v,
+                _ => kept.push((t, v)),
+            }
+        }
+        (times, values) = kept.into_iter().unzip();
+    }
+    Stored::new(labels, times, values)
+}
+
+/// A series without its samples: labels, and its kind.
+pub async fn list(
+    state: &SessionState,
+    table: &SnapshotTable,
+    wanted: &Wanted,
+    limit: usize,
+) -> Result<Vec<(Labels, String)>> {
+    let plan = plan(state, table, wanted, &["run_id", "target", "name", "labels", "kind", "time_ns"])?;
+    let mut known: HashMap<[Arc<str>; 5], ()> = HashMap::new();
+    let mut found = Vec::new();
+    for mut stream in execute_stream_partitioned(plan, state.task_ctx())? {
+        while let Some(batch) = stream.next().await {
+            let batch = batch?;
+            let columns = [
+                Text::of(&batch, "run_id")?,
+                Text::of(&batch, "target")?,
+                Text::of(&batch, "name")?,
+                Text::of(&batch, "labels")?,
+                Text::of(&batch, "kind")?,
+            ];
+            let mut seen = std::collections::HashSet::new();
+            for row in 0..batch.num_rows() {
+                let key = [0, 1, 2, 3, 4].map(|c: usize| columns[c].keys[row]);
+                if !seen.insert(key) {
+                    continue;
+                }
+                let texts: [Arc<str>; 5] = [0, 1, 2, 3, 4].map(|c: usize| Arc::from(columns[c].get(key[c])));
+                if known.contains_key(&texts) {
+                    continue;
+                }
+                let labels = full_labels(&texts[0], &texts[1], &texts[2], &texts[3]);
+                if matches(&wanted.matchers, &labels) {
+                    found.push((labels, texts[4].to_string()));
+                }
+                if found.len() > limit {
+                    return Err(DataFusionError::Plan(format!(
+                        "more than {limit} series match; narrow it with a label"
+                    )));
+                }
+                known.insert(texts, ());
+            }
+        }
+    }
+    found.sort();
+    found.dedup_by(|a, b| a.0 == b.0);
+    Ok(found)
+}
+
+#[cfg(test)]
+pub fn stored_for_tests(labels: &[(&str, &str)], samples: &[(i64, f64)]) -> Stored {
+    let labels = Labels::new(labels.iter().map(|(n, v)| (n.to_string(), v.to_string())));
+    Stored::new(labels, samples.iter().map(|s| s.0).collect(), samples.iter().map(|s| s.1).collect())
+}

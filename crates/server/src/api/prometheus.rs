@@ -1,0 +1,403 @@
+//! `/prometheus/api/v1`: Prometheus's HTTP query API over the table `series`, so that Grafana, promtool and whoever else
+//! speaks it can be pointed at us. Parameters, answers and errors are Prometheus's; questions may come by GET or as a POSTed form.
+
+use std::fmt::Write as _;
+
+use axum::Router;
+use axum::extract::{Path, Request, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use rollscope_model::time::now_ns;
+use rollscope_query::promql::{Answer, Labels, Points, PromQuery, SeriesInfo, kinds, label_names, label_values};
+use rollscope_query::{ErrorKind, QueryError};
+
+use super::json;
+use crate::App;
+use crate::metrics::add;
+use crate::params::pairs;
+use crate::problem::Problem;
+use crate::scrape::config::duration;
+
+/// Selectors in one question.
+const MAX_SELECTORS: usize = 100;
+
+pub fn router() -> Router<App> {
+    Router::new()
+        .route("/query", get(query).post(query))
+        .route("/query_range", get(query_range).post(query_range))
+        .route("/series", get(series).post(series))
+        .route("/labels", get(labels).post(labels))
+        .route("/label/{name}/values", get(values))
+        .route("/metadata", get(metadata))
+        .route("/status/buildinfo", get(buildinfo))
+        .fallback(unknown)
+}
+
+/// What went wrong, in Prometheus's form.
+struct Failed {
+    status: StatusCode,
+    kind: &'static str,
+    message: String,
+}
+
+impl Failed {
+    fn bad(message: impl Into<String>) -> Self {
+        Failed { status: StatusCode::BAD_REQUEST, kind: "bad_data", message: message.into() }
+    }
+}
+
+impl From<QueryError> for Failed {
+    fn from(error: QueryError) -> Self {
+        let (status, kind) = match error.kind {
+            ErrorKind::Parse => (StatusCode::BAD_REQUEST, "bad_data"),
+            ErrorKind::Plan => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
+            ErrorKind::Limit if error.message.contains("timeout") => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),
+            ErrorKind::Limit => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
+            ErrorKind::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, "canceled"),
+            ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        };
+        Failed { status, kind, message: error.message }
+    }
+}
+
+impl From<Problem> for Failed {
+    fn from(problem: Problem) -> Self {
+        Failed { status: problem.status(), kind: "bad_data", message: problem.detail().to_string() }
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        let body = serde_json::json!({ "status": "error", "errorType": self.kind, "error": self.message });
+        (self.status, json(body.to_string())).into_response()
+    }
+}
+
+async fn unknown(request: Request) -> Failed {
+    let path = request.uri().path().to_string();
+    Failed { status: StatusCode::NOT_FOUND, kind: "not_found", message: format!("there is no {path} here") }
+}
+
+/// Parameters of the address and of the form.
+struct Form(Vec<(String, String)>);
+
+impl Form {
+    async fn read(app: &App, request: Request) -> Result<Form, Failed> {
+        let mut all: Vec<_> = pairs(request.uri().query().unwrap_or("")).collect();
+        if request.method() == axum::http::Method::POST {
+            let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
+            if !kind.starts_with("application/x-www-form-urlencoded") {
+                return Err(Failed::bad("a POST carries a form (application/x-www-form-urlencoded)"));
+            }
+            let body = app.read_api_body(request.into_body()).await?;
+            let text = std::str::from_utf8(&body).map_err(|_| Failed::bad("the form is no UTF-8"))?;
+            all.extend(pairs(text));
+        }
+        Ok(Form(all))
+    }
+
+    fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str())
+    }
+
+    /// A time in milliseconds.
+    fn time(&self, name: &str) -> Result<Option<i64>, Failed> {
+        self.get(name)
+            .map(|text| {
+                time(text).ok_or_else(|| {
+                    Failed::bad(format!("invalid parameter \"{name}\": cannot parse {text:?} to a valid timestamp"))
+                })
+            })
+            .transpose()
+    }
+
+    fn query(&self) -> Result<PromQuery, Failed> {
+        let text = self.get("query").unwrap_or_default();
+        PromQuery::parse(text).map_err(|e| Failed::bad(format!("invalid parameter \"query\": {}", e.message)))
+    }
+
+    fn selectors(&self) -> Result<Vec<Vec<rollscope_query::promql::Matcher>>, Failed> {
+        let texts: Vec<&str> = self.0.iter().filter(|(n, _)| n == "match[]").map(|(_, v)| v.as_str()).collect();
+        if texts.len() > MAX_SELECTORS {
+            return Err(Failed::bad(format!("more than {MAX_SELECTORS} selectors")));
+        }
+        let parse = |text: &&str| {
+            PromQuery::selector(text).map_err(|e| Failed::bad(format!("invalid parameter \"match[]\": {}", e.message)))
+        };
+        texts.iter().map(parse).collect()
+    }
+}
+
+/// Seconds since the epoch, or RFC 3339.
+fn time(text: &str) -> Option<i64> {
+    if let Ok(seconds) = text.parse::<f64>() {
+        return (seconds.is_finite() && seconds.abs() < 1e12).then(|| (seconds * 1000.0).round() as i64);
+    }
+    rfc3339(text)
+}
+
+/// `2026-11-15T12:00:00.5Z` or with an offset.
+fn rfc3339(text: &str) -> Option<i64> {
+    let bytes = text.as_bytes();
+    let number = |from: usize, to: usize| -> Option<i64> {
+        let part = text.get(from..to)?;
+        part.bytes().all(|b| b.is_ascii_digit()).then(|| part.parse().ok())?
+    };
+    if bytes.len() < 20 || bytes[4] != b'-' || bytes[7] != b'-' || !matches!(bytes[10], b'T' | b't' | b' ') {
+        return None;
+    }
+    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
+    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
+    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let mut rest = &text[19..];
+    let mut millis = 0;
+    if let Some(fraction) = rest.strip_prefix('.') {
+        let digits = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
+        millis = (format!("0.{}", &fraction[..digits]).parse::<f64>().ok()? * 1000.0).round() as i64;
+        rest = &fraction[digits..];
+    }
+    let offset = match rest.as_bytes() {
+        b"Z" | b"z" => 0,
+        [sign @ (b'+' | b'-'), ..] if rest.len() == 6 => {
+            let minutes = rest[1..3].parse::<i64>().ok()? * 60 + rest[4..6].parse::<i64>().ok()?;
+            if *sign == b'+' { minutes } else { -minutes }
+        }
+        _ => return None,
+    };
+    // Days since the epoch, by counting March as the first month.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let era = y.div_euclid(400);
+    let doe = (y - era * 400) * 365 + (y - era * 400) / 4 - (y - era * 400) / 100 + (153 * m + 2) / 5 + day - 1;
+    let days = era * 146_097 + doe - 719_468;
+    Some((((days * 24 + hour) * 60 + minute - offset) * 60 + second) * 1000 + millis)
+}
+
+/// Seconds as a number, or a duration.
+fn step(text: &str) -> Option<i64> {
+    let ms = match text.parse::<f64>() {
+        Ok(seconds) if seconds.is_finite() && seconds < 1e10 => (seconds * 1000.0).round() as i64,
+        Ok(_) => return None,
+        Err(_) => i64::try_from(duration(text).ok()?.as_millis()).ok()?,
+    };
+    (ms > 0).then_some(ms)
+}
+
+fn number(v: f64) -> String {
+    if v.is_nan() {
+        "NaN".into()
+    } else if v.is_infinite() {
+        if v > 0.0 { "+Inf".into() } else { "-Inf".into() }
+    } else {
+        v.to_string()
+    }
+}
+
+fn write_text(out: &mut String, text: &str) {
+    out.push_str(&serde_json::to_string(text).expect("text is JSON"));
+}
+
+fn write_labels(out: &mut String, labels: &Labels) {
+    out.push('{');
+    for (i, (name, value)) in labels.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        write_text(out, name);
+        out.push(':');
+        write_text(out, value);
+    }
+    out.push('}');
+}
+
+fn write_point(out: &mut String, (ms, value): (i64, f64)) {
+    let (seconds, millis) = (ms.div_euclid(1000), ms.rem_euclid(1000));
+    let _ = match millis {
+        0 => write!(out, "[{seconds},\"{}\"]", number(value)),
+        _ => write!(out, "[{seconds}.{millis:03},\"{}\"]", number(value)),
+    };
+}
+
+fn write_points(out: &mut String, points: &Points) {
+    out.push('[');
+    for (i, point) in points.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        write_point(out, *point);
+    }
+    out.push(']');
+}
+
+fn success(data: &str) -> Response {
+    json(format!("{{\"status\":\"success\",\"data\":{data}}}"))
+}
+
+fn write_rows(out: &mut String, rows: &[(Labels, Points)], key: &str, mut points: impl FnMut(&mut String, &Points)) {
+    out.push('[');
+    for (i, (labels, values)) in rows.iter().enumerate() {
+        out.push_str(if i > 0 { ",{\"metric\":" } else { "{\"metric\":" });
+        write_labels(out, labels);
+        let _ = write!(out, ",\"{key}\":");
+        points(out, values);
+        out.push('}');
+    }
+    out.push(']');
+}
+
+fn matrix(rows: &[(Labels, Points)]) -> String {
+    let mut out = String::from("{\"resultType\":\"matrix\",\"result\":");
+    write_rows(&mut out, rows, "values", write_points);
+    out.push('}');
+    out
+}
+
+async fn query(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    let now = now_ns() / 1_000_000;
+    let at = form.time("time")?.unwrap_or(now);
+    add(&app.counters.queries, 1);
+    let answer = app.engine.promql(form.query()?, at, at, 1, &app.promql).await?;
+    let data = match answer {
+        Answer::Scalar(points) => {
+            let mut out = String::from("{\"resultType\":\"scalar\",\"result\":");
+            write_point(&mut out, points.first().copied().unwrap_or((at, f64::NAN)));
+            out + "}"
+        }
+        Answer::Text(text) => {
+            let mut out = String::from("{\"resultType\":\"string\",\"result\":[");
+            let _ = write!(out, "{},", at as f64 / 1000.0);
+            write_text(&mut out, &text);
+            out + "]}"
+        }
+        Answer::Vector(rows) => {
+            let mut out = String::from("{\"resultType\":\"vector\",\"result\":");
+            write_rows(&mut out, &rows, "value", |out, points| write_point(out, points[0]));
+            out + "}"
+        }
+        Answer::Matrix(rows) => matrix(&rows),
+    };
+    Ok(success(&data))
+}
+
+async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    let needed = |name: &str| Failed::bad(format!("invalid parameter \"{name}\": it is missing"));
+    let start = form.time("start")?.ok_or_else(|| needed("start"))?;
+    let end = form.time("end")?.ok_or_else(|| needed("end"))?;
+    let text = form.get("step").ok_or_else(|| needed("step"))?;
+    let step = step(text).ok_or_else(|| {
+        Failed::bad(format!("invalid parameter \"step\": {text:?} is no positive number of seconds and no duration"))
+    })?;
+    if end < start {
+        return Err(Failed::bad("invalid parameter \"end\": end timestamp must not be before start time"));
+    }
+    if (end - start) / step >= app.promql.promql_max_steps as i64 {
+        return Err(Failed::bad(format!(
+            "exceeded maximum resolution of {} points per timeseries. Try decreasing the query resolution (?step=XX)",
+            app.promql.promql_max_steps
+        )));
+    }
+    add(&app.counters.queries, 1);
+    let answer = app.engine.promql(form.query()?, start, end, step, &app.promql).await?;
+    let data = match answer {
+        Answer::Scalar(points) => matrix(&[(Labels::default(), points)]),
+        Answer::Vector(mut rows) => {
+            rows.sort_by(|a, b| a.0.cmp(&b.0));
+            matrix(&rows)
+        }
+        Answer::Text(_) | Answer::Matrix(_) => {
+            return Err(Failed::bad("invalid expression type for range query, must be Scalar or instant Vector"));
+        }
+    };
+    Ok(success(&data))
+}
+
+async fn found(app: &App, form: &Form) -> Result<Vec<SeriesInfo>, Failed> {
+    // Without a time: everything there is.
+    let start = form.time("start")?.unwrap_or(0);
+    let end = form.time("end")?.unwrap_or(i64::MAX / 2_000_000);
+    Ok(app.engine.promql_series(form.selectors()?, start, end, &app.promql).await?)
+}
+
+async fn series(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    if form.selectors()?.is_empty() {
+        return Err(Failed::bad("no match[] parameter provided"));
+    }
+    let mut out = String::from("[");
+    for (i, series) in found(&app, &form).await?.iter().enumerate() {
+        if i > 0 {
+            out.push(',');
+        }
+        write_labels(&mut out, &series.labels);
+    }
+    Ok(success(&(out + "]")))
+}
+
+fn list(texts: impl IntoIterator<Item = String>) -> Response {
+    let texts: Vec<String> = texts.into_iter().collect();
+    success(&serde_json::to_string(&texts).expect("text is JSON"))
+}
+
+async fn labels(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    Ok(list(label_names(&found(&app, &form).await?)))
+}
+
+async fn values(State(app): State<App>, Path(name): Path<String>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    Ok(list(label_values(&found(&app, &form).await?, &name)))
+}
+
+/// Kinds of metrics. Help texts and units are not kept.
+async fn metadata(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::read(&app, request).await?;
+    let wanted = form.get("metric").map(str::to_string);
+    let limit = form.get("limit").and_then(|l| l.parse::<usize>().ok()).filter(|l| *l > 0).unwrap_or(usize::MAX);
+    let all = kinds(&found(&app, &Form(Vec::new())).await?);
+    let kept = all.into_iter().filter(|(name, _)| wanted.as_ref().is_none_or(|w| w == name)).take(limit);
+    let data: serde_json::Map<String, serde_json::Value> =
+        kept.map(|(name, kind)| (name, serde_json::json!([{ "type": kind, "help": "", "unit": "" }]))).collect();
+    Ok(success(&serde_json::Value::Object(data).to_string()))
+}
+
+/// Grafana asks this to know what it is talking to. The language is that of Prometheus 3 (windows are open on the left).
+async fn buildinfo() -> Response {
+    let data = serde_json::json!({
+        "version": "3.0.0", "revision": concat!("rollscope ", env!("CARGO_PKG_VERSION")), "branch": "", "buildUser": "",
+        "buildDate": "", "goVersion": "",
+    });
+    success(&data.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_and_steps() {
+        assert_eq!(time("1700000000.5"), Some(1_700_000_000_500));
+        assert_eq!(time("2023-11-14T22:13:20Z"), Some(1_700_000_000_000));
+        assert_eq!(time("2023-11-15T00:13:20.25+02:00"), Some(1_700_000_000_250));
+        assert_eq!(time("1970-01-01T00:00:00Z"), Some(0));
+        for bad in ["", "soon", "2023-13-14T22:13:20Z", "2023-11-14", "NaN"] {
+            assert_eq!(time(bad), None, "{bad}");
+        }
+        assert_eq!((step("15"), step("0.5"), step("1m30s")), (Some(15_000), Some(500), Some(90_000)));
+        assert_eq!((step("0"), step("-1"), step("x")), (None, None, None));
+    }
+
+    #[test]
+    fn numbers_as_go_writes_them() {
+        assert_eq!(
+            [1.0, 0.1, f64::NAN, f64::INFINITY, f64::NEG_INFINITY].map(number),
+            ["1", "0.1", "NaN", "+Inf", "-Inf"]
+        );
+        let mut out = String::new();
+        write_point(&mut out, (1_700_000_000_050, 1e21));
+        assert_eq!(out, "[1700000000.050,\"1000000000000000000000\"]");
+    }
+}

@@ -1,0 +1,192 @@
+//! What is scraped, and how. Targets are configured by the operator, never by data.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::config::Secret;
+
+/// `[server.scrape]` of the configuration file.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScrapeConfig {
+    /// Seconds between two scrapes, where a target does not say.
+    pub interval_s: f64,
+    /// Seconds a scrape may take; never more than the interval.
+    pub timeout_s: f64,
+    /// Prometheus configuration files whose `scrape_configs` are taken over.
+    pub prometheus_files: Vec<PathBuf>,
+    pub limits: ScrapeLimits,
+    pub targets: Vec<ScrapeTarget>,
+}
+
+impl Default for ScrapeConfig {
+    fn default() -> Self {
+        ScrapeConfig {
+            interval_s: 10.0,
+            timeout_s: 10.0,
+            prometheus_files: Vec::new(),
+            limits: ScrapeLimits::default(),
+            targets: Vec::new(),
+        }
+    }
+}
+
+/// Over one of these a scrape fails as a whole: `up` is 0 and the target says why.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScrapeLimits {
+    /// Bytes of a page, after decompression.
+    pub max_page_bytes: u64,
+    /// Samples of a page: what a label set that explodes runs into.
+    pub max_samples: usize,
+    /// Labels of a series. Over this and the next the line is rejected.
+    pub max_labels: usize,
+    /// Bytes of a label's value.
+    pub max_label_bytes: usize,
+    /// Targets in all.
+    pub max_targets: usize,
+}
+
+impl Default for ScrapeLimits {
+    fn default() -> Self {
+        ScrapeLimits {
+            max_page_bytes: 64 << 20,
+            max_samples: 200_000,
+            max_labels: 64,
+            max_label_bytes: 4096,
+            max_targets: 4096,
+        }
+    }
+}
+
+/// One page that is scraped.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScrapeTarget {
+    pub url: String,
+    /// 0: as in `[server.scrape]`.
+    pub interval_s: f64,
+    /// 0: as in `[server.scrape]`.
+    pub timeout_s: f64,
+    /// The label `job`. Empty: `rollscope`.
+    pub job: String,
+    /// The label `instance`. Empty: host and port of the URL.
+    pub instance: String,
+    /// Further labels of every series of the target.
+    pub labels: BTreeMap<String, String>,
+    /// Sent with every scrape.
+    pub headers: BTreeMap<String, Secret>,
+    /// File whose text is sent as a bearer token; read for every scrape.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bearer_token_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ScrapeTls>,
+    /// Labels of the page win over those of the target; otherwise the page's are renamed to `exported_...`.
+    pub honor_labels: bool,
+    /// Times that the page gives are ignored.
+    pub ignore_timestamps: bool,
+    /// The run that the series belong to. Empty: none in particular; they show under every run of their time.
+    pub run: String,
+}
+
+/// How to trust an HTTPS target, and how to be trusted by it. PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ScrapeTls {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cert_file: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub key_file: Option<PathBuf>,
+    pub insecure_skip_verify: bool,
+}
+
+impl ScrapeTarget {
+    /// `URL` or `URL@10s`, as on the command line.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        let (url, interval) = match text.rsplit_once('@') {
+            // `user@host` is no interval.
+            Some((url, interval))
+                if interval.starts_with(|c: char| c.is_ascii_digit()) && !interval.contains(['/', '.', ':']) =>
+            {
+                (url, Some(interval))
+            }
+            _ => (text, None),
+        };
+        let interval_s = interval.map(duration).transpose()?.map_or(0.0, |d| d.as_secs_f64());
+        if interval.is_some() && interval_s < 0.1 {
+            return Err(format!("{text}: the interval must be at least 100ms"));
+        }
+        let target = ScrapeTarget { url: url.to_string(), interval_s, ..ScrapeTarget::default() };
+        target.check()?;
+        Ok(target)
+    }
+
+    pub fn check(&self) -> Result<(), String> {
+        let rest = self.url.strip_prefix("http://").or_else(|| self.url.strip_prefix("https://"));
+        match rest {
+            Some(rest) if !rest.is_empty() && !rest.starts_with('/') => Ok(()),
+            _ => Err(format!("{:?} is no address to scrape: write http://HOST:PORT/metrics", self.url)),
+        }
+    }
+
+    pub fn instance(&self) -> String {
+        if !self.instance.is_empty() {
+            return self.instance.clone();
+        }
+        let rest = self.url.split_once("://").map_or(self.url.as_str(), |(_, rest)| rest);
+        let host = rest.split(['/', '?']).next().unwrap_or(rest);
+        host.rsplit_once('@').map_or(host, |(_, host)| host).to_string()
+    }
+
+    pub fn job(&self) -> &str {
+        if self.job.is_empty() { "rollscope" } else { &self.job }
+    }
+}
+
+/// Prometheus's durations: `10s`, `1m30s`, `500ms`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    let bad = || format!("{text:?} is no duration: write 10s, 1m or 500ms");
+    let (mut rest, mut total) = (text.trim(), Duration::ZERO);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
+        let number: u32 = rest[..digits].parse().map_err(|_| bad())?;
+        rest = &rest[digits..];
+        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let unit = match &rest[..end] {
+            "ms" => Duration::from_millis(1),
+            "s" => Duration::from_secs(1),
+            "m" => Duration::from_secs(60),
+            "h" => Duration::from_secs(3600),
+            "d" => Duration::from_secs(86_400),
+            "w" => Duration::from_secs(7 * 86_400),
+            _ => return Err(bad()),
+        };
+        total = unit.checked_mul(number).and_then(|d| total.checked_add(d)).ok_or_else(bad)?;
+        rest = &rest[end..];
+    }
+    if total.is_zero() { Err(bad()) } else { Ok(total) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_with_intervals() {
+        let target = ScrapeTarget::parse("http://router:30000/engine_metrics@10s").unwrap();
+        assert_eq!((target.url.as_str(), target.interval_s), ("http://router:30000/engine_metrics", 10.0));
+        assert_eq!(target.instance(), "router:30000");
+        assert_eq!(ScrapeTarget::parse("http://h:1/metrics").unwrap().interval_s, 0.0);
+        assert_eq!(ScrapeTarget::parse("http://h/m@1m30s").unwrap().interval_s, 90.0);
+        assert_eq!(ScrapeTarget::parse("http://u@host:9/metrics").unwrap().instance(), "host:9");
+        for bad in ["router:30000", "ftp://x/y", "http:///metrics", "http://h/m@0s", "http://h/m@5x", "http://h/m@1ms"]
+        {
+            assert!(ScrapeTarget::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

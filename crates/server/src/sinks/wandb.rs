@@ -1,0 +1,131 @@
+//! Weights & Biases, through its own Python package: one small process a run, which reads JSON lines.
+
+use std::collections::HashMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Sink, StepRow, folder_name};
+
+const HELPER: &str = include_str!("wandb_sink.py");
+/// Runs that are written to at one time.
+const MAX_RUNS: usize = 8;
+
+/// `[server.sinks.wandb]` of the configuration file. Credentials are W&B's own business (`wandb login`, `WANDB_API_KEY`).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WandbConfig {
+    pub project: String,
+    pub entity: String,
+    /// `online` or `offline`.
+    pub mode: String,
+    /// Folder that W&B writes to.
+    pub dir: PathBuf,
+    /// The Python that has the package `wandb`.
+    pub python: PathBuf,
+}
+
+impl Default for WandbConfig {
+    fn default() -> Self {
+        WandbConfig {
+            project: "rollscope".into(),
+            entity: String::new(),
+            mode: "online".into(),
+            dir: ".".into(),
+            python: "python3".into(),
+        }
+    }
+}
+
+struct Helper {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // The end of its input ends it, after W&B has written everything.
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+impl Helper {
+    fn answer(&mut self) -> Result<String, String> {
+        loop {
+            let mut line = String::new();
+            match self.answers.read_line(&mut line) {
+                Ok(0) => return Err("the Python process ended; is the package wandb installed there?".into()),
+                Err(e) => return Err(e.to_string()),
+                Ok(_) => {}
+            }
+            // Whatever else is printed is W&B talking.
+            let line = line.trim();
+            if line == "ok" || line == "ready" {
+                return Ok(line.into());
+            }
+            if let Some(why) = line.strip_prefix("failed: ") {
+                return Err(why.into());
+            }
+        }
+    }
+}
+
+pub struct Wandb {
+    config: WandbConfig,
+    helpers: HashMap<String, Helper>,
+}
+
+impl Wandb {
+    pub fn new(config: WandbConfig) -> Self {
+        Wandb { config, helpers: HashMap::new() }
+    }
+
+    fn start(&self, run: &str) -> Result<Helper, String> {
+        let settings = serde_json::json!({
+            "project": self.config.project,
+            "entity": self.config.entity,
+            "mode": self.config.mode,
+            "dir": self.config.dir,
+            "run": run,
+            "id": folder_name(run),
+        });
+        std::fs::create_dir_all(&self.config.dir).map_err(|e| format!("{}: {e}", self.config.dir.display()))?;
+        let mut child = Command::new(&self.config.python)
+            .args(["-c", HELPER, &settings.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .map_err(|e| format!("{}: {e}", self.config.python.display()))?;
+        let answers = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut helper = Helper { child, answers };
+        helper.answer()?;
+        Ok(helper)
+    }
+}
+
+impl Sink for Wandb {
+    fn write(&mut self, row: &StepRow) -> Result<(), String> {
+        if !self.helpers.contains_key(&row.run) {
+            if self.helpers.len() >= MAX_RUNS {
+                self.helpers.clear();
+            }
+            let helper = self.start(&row.run)?;
+            self.helpers.insert(row.run.clone(), helper);
+        }
+        let helper = self.helpers.get_mut(&row.run).expect("it was put there");
+        let line = format!("{}\n", row.json());
+        let sent = match helper.child.stdin.as_mut() {
+            Some(stdin) => stdin.write_all(line.as_bytes()).map_err(|e| e.to_string()),
+            None => Err("its input is closed".into()),
+        };
+        let done = sent.and_then(|()| helper.answer());
+        if done.is_err() && helper.child.try_wait().ok().flatten().is_some() {
+            self.helpers.remove(&row.run);
+        }
+        done.map(|_| ())
+    }
+}

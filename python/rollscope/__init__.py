@@ -1,0 +1,79 @@
+"""Records what a reinforcement learning run of a language model does, and shows it.
+
+    import rollscope
+
+    run = rollscope.init(project="math", name="grpo-7b", config={...})
+    with rollscope.step(12):
+        with rollscope.span("generate", phase="rollout"):
+            ...
+    rollscope.log({"reward/mean": 0.42, "loss": 1.3}, step=12)
+    rollscope.log({"agent": rollscope.Trace(messages=[...], metadata={"reward": 1.0})}, step=12)
+
+Nothing here raises into your program, waits for the network, or needs a server: what cannot be sent is kept on disk and sent
+later. Every setting is an environment variable; `rollscope.ENVIRONMENT` lists them.
+"""
+
+from __future__ import annotations
+
+from ._client import Client
+from ._context import attach, current_span, extract, inject
+from ._core import NoSpan, Span, SpanContext, __version__, event, span
+from ._media import Image
+from ._run import Run, finish, flush, init, log, set_level, get_level, shutdown, stats
+from ._settings import ENVIRONMENT
+from ._trace import Trace
+from ._traced import sample, start_span, step, traced
+
+
+def instrument_http() -> list[str]:
+    """Sends the current span's context along with requests made by `httpx`, `aiohttp` and `requests`.
+
+    Patches those that are installed, and returns their names. A serving engine that reads `traceparent`, such as SGLang,
+    then hangs its own spans under yours.
+    """
+    from ._http import instrument
+
+    return instrument()
+
+
+def bridge_opentelemetry() -> bool:
+    """Joins with OpenTelemetry's context: their current span is the parent of ours, and ours of theirs.
+
+    `init()` does it by itself where OpenTelemetry has been imported before. Returns whether it is installed.
+    """
+    from ._otel import bridge
+
+    return bridge()
+
+
+__all__ = [
+    "ENVIRONMENT",
+    "Client",
+    "Image",
+    "NoSpan",
+    "Run",
+    "Span",
+    "SpanContext",
+    "Trace",
+    "__version__",
+    "attach",
+    "bridge_opentelemetry",
+    "current_span",
+    "event",
+    "extract",
+    "finish",
+    "flush",
+    "get_level",
+    "init",
+    "inject",
+    "instrument_http",
+    "log",
+    "sample",
+    "set_level",
+    "shutdown",
+    "span",
+    "start_span",
+    "stats",
+    "step",
+    "traced",
+]

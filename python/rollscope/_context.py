@@ -1,0 +1,59 @@
+"""Context in and out: W3C `traceparent` and `tracestate` in dicts and headers."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, MutableMapping
+
+from . import _core
+from ._core import Attached, NoSpan, Span, SpanContext, current_span
+from ._errors import harmless
+
+__all__ = ["attach", "current_span", "extract", "inject"]
+
+
+@harmless(None)
+def _inject(carrier, span):
+    context = _core.context_of(span) if not isinstance(span, NoSpan) else None
+    if context is not None:
+        carrier["traceparent"] = context.traceparent
+        if context.trace_state:
+            carrier["tracestate"] = context.trace_state
+
+
+def inject(carrier: MutableMapping[str, str] | None = None, span: Span | SpanContext | None = None) -> MutableMapping[str, str]:
+    """Writes the context of a span (the current one) into a dict or headers, and returns it."""
+    carrier = {} if carrier is None else carrier
+    _inject(carrier, span)
+    return carrier
+
+
+@harmless(None)
+def extract(carrier: Mapping[str, Any] | None) -> SpanContext | None:
+    """Reads a context out of a dict or headers; `None` if there is none. Names are compared without regard to case."""
+    if not carrier:
+        return None
+    parent = carrier.get("traceparent")
+    state = carrier.get("tracestate")
+    if parent is None:
+        for key in carrier:
+            name = key.decode("latin-1") if isinstance(key, bytes) else str(key)
+            if name.lower() == "traceparent":
+                parent = carrier[key]
+            elif name.lower() == "tracestate":
+                state = carrier[key]
+    if isinstance(parent, (list, tuple)):
+        parent = parent[0] if parent else None
+    if isinstance(parent, bytes):
+        parent = parent.decode("latin-1")
+    if not isinstance(parent, str):
+        return None
+    return _core.parse_context(parent, state if isinstance(state, str) else "")
+
+
+def attach(context: Span | SpanContext | NoSpan | Mapping[str, Any] | None) -> Attached:
+    """For a `with` block: spans inside are children of `context`: a span, a context, or a dict with `traceparent`."""
+    if isinstance(context, NoSpan):
+        context = current_span()
+    elif context is not None and not isinstance(context, (Span, SpanContext)) and hasattr(context, "get"):
+        context = extract(context)
+    return Attached(context)

@@ -1,0 +1,58 @@
+"""Our own mistakes stay ours: they are counted and logged, never raised into the caller."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import traceback
+
+logger = logging.getLogger("rollscope")
+
+_MAX_STACK = 16_384
+_MAX_MESSAGE = 4_096
+
+
+def swallowed(error: BaseException) -> None:
+    """Notes an error of our own."""
+    logger.debug("recording skipped: %r", error, exc_info=error)
+
+
+def warn(text: str) -> None:
+    logger.warning("%s", text)
+
+
+def describe(error: BaseException) -> dict:
+    """An exception as attributes of an event, bounded."""
+    attrs = {"exception.type": type(error).__qualname__}
+    if type(error).__module__ not in ("builtins", "__main__"):
+        attrs["exception.type"] = f"{type(error).__module__}.{type(error).__qualname__}"
+    try:
+        attrs["exception.message"] = str(error)[:_MAX_MESSAGE]
+    except Exception:
+        attrs["exception.message"] = "<no message>"
+    try:
+        stack = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-32, chain=False))
+        attrs["exception.stacktrace"] = stack[-_MAX_STACK:]
+    except Exception:
+        pass
+    return attrs
+
+
+def harmless(default=None):
+    """Decorator: what goes wrong inside is counted and logged, and `default` is returned."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def guarded(*args, **kwargs):
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:
+                from . import _core
+
+                _core.count_error()
+                swallowed(error)
+                return default
+
+        return guarded
+
+    return decorate

@@ -1,0 +1,420 @@
+"""Runs: `init`, `log`, `finish`, and the life of the recorder in this process."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import sys
+import threading
+from collections import OrderedDict
+from typing import Any, Iterable, Mapping
+
+from . import _core, _settings
+from ._errors import harmless, logger, swallowed
+from ._media import Image
+from ._trace import MAX_BYTES, Trace, plain, to_json
+
+_MAX_METRICS = 10_000
+_MAX_METRIC_DEPTH = 8
+_MEDIA_REMEMBERED = 10_000
+
+_lock = threading.RLock()
+_run: Run | None = None
+_owner_pid = 0
+_own_run_id: str | None = None
+_configured_for: str | None = None
+_exit_registered: set[int] = set()
+_media_sent: OrderedDict[str, None] = OrderedDict()
+_warned: set[str] = set()
+_embedded = None
+
+
+def _start(endpoint: str | None, service: str | None = None, instance: str | None = None, exporter: str = "network") -> None:
+    """Points the recorder at an address. The same address again changes only the resource."""
+    global _configured_for
+    with _lock:
+        settings = _settings.settings(endpoint, exporter)
+        resource = _settings.resource(service, instance)
+        key = f"{exporter} {settings['host']}:{settings['port']} {settings['protocol']} {settings['tls']}"
+        if _configured_for == key and exporter == "network":
+            _core.set_resource(list(resource.items()))
+            _core.switch(True)
+        else:
+            if _configured_for is not None:
+                _core.shutdown(_settings.exit_timeout())
+            settings["resource"] = list(resource.items())
+            _core.configure(settings)
+            _configured_for = key
+        _core.set_level(_settings.level())
+        if exporter == "network":
+            _register_exit()
+
+
+def _start_from_environment() -> None:
+    """Recording begins with the import where the environment says where to."""
+    if _settings.disabled():
+        return
+    endpoint = _settings.endpoint_from_environment()
+    if endpoint:
+        try:
+            _start(endpoint)
+        except Exception as error:
+            swallowed(error)
+
+
+def _register_exit() -> None:
+    pid = os.getpid()
+    if pid in _exit_registered:
+        return
+    _exit_registered.add(pid)
+    if len(_exit_registered) == 1:
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_after_fork)
+    # Children of multiprocessing end without atexit.
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        _register_finalizer()
+
+
+def _after_fork() -> None:
+    """The child joins the run: it neither began it nor ends it."""
+    global _run, _lock, _embedded
+    _lock = threading.RLock()
+    _embedded = None
+    if _run is not None:
+        _run._owner = False
+    util = sys.modules.get("multiprocessing.util")
+    if util is not None:
+        # It forgets every finalizer when the child starts, and calls these right after.
+        util.register_after_fork(_after_fork, lambda _: _register_finalizer())
+
+
+def _register_finalizer() -> None:
+    from multiprocessing import util
+
+    util.Finalize(None, _at_exit, exitpriority=10)
+
+
+def _at_exit() -> None:
+    try:
+        shutdown()
+        counts = stats()
+        lost = counts.get("dropped", 0) + counts.get("rejected", 0)
+        waiting = counts.get("spilled", 0) - counts.get("recovered", 0)
+        if counts.get("recorded"):
+            level = logging.WARNING if lost or waiting > 0 else logging.INFO
+            logger.log(
+                level,
+                "rollscope: %d recorded, %d sent, %d kept on disk for later, %d dropped, %d refused%s",
+                counts["recorded"],
+                counts["sent"] + counts["recovered"],
+                max(waiting, 0),
+                counts["dropped"],
+                counts["rejected"],
+                f" ({counts['last_error']})" if level == logging.WARNING and counts.get("last_error") else "",
+            )
+    except Exception as error:
+        swallowed(error)
+    finally:
+        if _embedded is not None:
+            _embedded.stop()
+
+
+class Run:
+    """A training run. Made by `rollscope.init`; also a context manager that finishes it."""
+
+    def __init__(self, run_id: str, project: str | None, name: str | None, config: Mapping[str, Any] | None,
+                 tags: Iterable[str] | None, framework: str | None, owner: bool):
+        self.id = run_id
+        self.project = project
+        self.name = name
+        self.config = dict(config) if config else {}
+        self.tags = list(tags) if tags else []
+        self.framework = framework
+        self.started_ns = _core.now_ns()
+        self.finished = False
+        #: Where the page is, for a server that `init` has started.
+        self.url: str | None = None
+        self._owner = owner
+        self._next_step = 0
+
+    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+        """See `rollscope.log`."""
+        _log(self, values, step)
+
+    def finish(self, status: str = "finished", *, flush: bool = True) -> None:
+        """Marks the run as ended and sends what there is."""
+        global _run, _own_run_id
+        if self.finished:
+            return
+        self.finished = True
+        if self._owner:
+            self._report(status, _core.now_ns())
+        if flush:
+            _core.flush(_settings.exit_timeout())
+        with _lock:
+            if _run is self:
+                _run = None
+            if self._owner and os.environ.get("ROLLSCOPE_RUN_ID") == self.id and _own_run_id == self.id:
+                # The next init in this process is another run.
+                os.environ.pop("ROLLSCOPE_RUN_ID", None)
+                _own_run_id = None
+
+    @harmless(None)
+    def _report(self, status: str, ended_ns: int | None) -> None:
+        attrs: dict[str, Any] = {
+            "rl.run.id": self.id,
+            "rollscope.status": status,
+            "rollscope.started_ns": self.started_ns,
+        }
+        for key, value in (("rl.project", self.project), ("rl.run.name", self.name), ("rl.system", self.framework)):
+            if value:
+                attrs[key] = str(value)
+        if self.config:
+            attrs["rollscope.config"] = _config_json(self.config)
+        if self.tags:
+            attrs["rollscope.tags"] = to_json([str(tag) for tag in self.tags])
+        if ended_ns is not None:
+            attrs["rollscope.ended_ns"] = ended_ns
+        _core.record("rollscope.run", attrs)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        self.finish("failed" if error is not None else "finished")
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r}, project={self.project!r}, name={self.name!r})"
+
+
+def _config_json(config: Mapping[str, Any]) -> str:
+    try:
+        text = to_json(plain(dict(config), [], "config"))
+    except (ValueError, RecursionError) as error:
+        text = to_json({"error": f"the configuration could not be written: {error}"})
+    return text if len(text) < 1 << 20 else to_json({"error": "the configuration is larger than 1 MiB"})
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() or c in "._-" else "-" for c in text)[:120].strip("-.")
+
+
+def init(
+    project: str | None = None,
+    name: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    *,
+    id: str | None = None,
+    endpoint: str | None = None,
+    tags: Iterable[str] | None = None,
+    framework: str | None = None,
+    service: str | None = None,
+    embedded: bool | str = False,
+    level: int | None = None,
+    **others: Any,
+) -> Run:
+    """Begins a run, or joins the one that a parent process began.
+
+    The server is found by `endpoint`, `ROLLSCOPE_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else at http://127.0.0.1:4317.
+    `embedded=True` starts one, over the folder `rollscope-data` (or the folder given); `run.url` is its page.
+
+    Several processes are one run if they share `id`, or the environment variable `ROLLSCOPE_RUN_ID`, which this sets for
+    processes started from here. Never raises: without a server, what is recorded waits on disk.
+    """
+    global _run, _own_run_id, _owner_pid
+    project = project or os.environ.get("ROLLSCOPE_PROJECT") or None
+    inherited = os.environ.get("ROLLSCOPE_RUN_ID") or None
+    if inherited is not None and inherited == _own_run_id and _owner_pid == os.getpid():
+        inherited = None
+    run_id = id or inherited
+    owner = inherited is None or id is not None
+    if run_id is None:
+        words = [w for w in (_slug(project or ""), _slug(name or "")) if w]
+        run_id = "-".join([*words, _core.random_bytes(4).hex()])
+    run = Run(str(run_id)[:256], project, name, config, tags, framework, owner)
+    try:
+        with _lock:
+            if _run is not None and not _run.finished:
+                _run.finish(flush=False)
+            if embedded and not _settings.disabled():
+                endpoint = _start_embedded(embedded, run) or endpoint
+            os.environ["ROLLSCOPE_RUN_ID"] = run.id
+            if endpoint:
+                os.environ["ROLLSCOPE_ENDPOINT"] = endpoint
+            if owner:
+                _own_run_id, _owner_pid = run.id, os.getpid()
+            if not _settings.disabled():
+                _start(endpoint or _settings.endpoint_from_environment(), service)
+                resource = dict(_core.get_resource())
+                for key, value in (("rl.project", project), ("rl.run.name", name), ("rl.system", framework)):
+                    if value:
+                        resource[key] = str(value)
+                _core.set_resource(list(resource.items()))
+            if level is not None:
+                _core.set_level(max(0, min(3, int(level))))
+            _run = run
+        if owner and not _settings.disabled():
+            run._report("running", None)
+        if "opentelemetry.trace" in sys.modules:
+            from ._otel import bridge
+
+            bridge()
+        if others:
+            logger.debug("init: ignored %s", ", ".join(sorted(others)))
+    except Exception as error:
+        swallowed(error)
+        logger.warning("rollscope.init failed, nothing is recorded: %s", error)
+    return run
+
+
+def _start_embedded(embedded: bool | str, run: Run) -> str | None:
+    global _embedded
+    from ._embedded import Embedded
+
+    if _embedded is None:
+        _embedded = Embedded(embedded if isinstance(embedded, str) else "rollscope-data")
+    run.url = _embedded.url
+    return _embedded.endpoint
+
+
+def log(values: Mapping[str, Any], step: int | None = None, **_others: Any) -> None:
+    """Logs numbers, conversations and images of a step.
+
+    A value is a number (of Python, numpy or torch; NaN is kept), a `Trace`, a list of them, an `Image`, or a dict of these.
+    Without `step`, it is the step of the surrounding `rollscope.step(...)`, else the next one.
+    """
+    _log(_run, values, step)
+
+
+def _current_step() -> int | None:
+    current = _core.current_span()
+    return getattr(current, "step", None) if isinstance(current, _core.Span) else None
+
+
+def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:
+    if not _core.enabled() and _settings.disabled():
+        return
+    try:
+        if run is None and not _core.enabled():
+            _warn_once("log", "rollscope.log before rollscope.init: nothing is recorded")
+            return
+        if not isinstance(values, Mapping):
+            _warn_once("values", f"rollscope.log takes a dict, not {type(values).__name__}")
+            return
+        if step is None:
+            step = _current_step()
+        if step is None and run is not None:
+            step = run._next_step
+        if run is not None and isinstance(step, int):
+            run._next_step = step + 1
+        number = None if step is None else _core.as_number(step)
+        step = None if number is None else int(number)
+        now = _core.now_ns()
+        numbers: dict[str, float] = {}
+        _sort_values(values, "", numbers, step, now, 0)
+        if numbers:
+            attrs: dict[str, Any] = {} if step is None else {"rl.step": step}
+            _core.record("rollscope.metrics", attrs, numbers, now)
+    except Exception as error:
+        _core.count_error()
+        logger.error("rollscope.log: %s", error)
+
+
+def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, float], step: int | None, now: int, depth: int) -> None:
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if type(value) is float or type(value) is int:
+            numbers[name] = float(value)
+        elif isinstance(value, Trace):
+            _conversation(value, name, 0, step, now)
+        elif isinstance(value, Image):
+            picture = Trace([{"role": "user", "content": [value]}])
+            _conversation(picture, name, 0, step, now)
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image)) for v in value):
+            for index, item in enumerate(value):
+                item = item if isinstance(item, Trace) else Trace([{"role": "user", "content": [item]}])
+                _conversation(item, name, index, step, now)
+        elif isinstance(value, Mapping) and depth < _MAX_METRIC_DEPTH:
+            _sort_values(value, f"{name}/", numbers, step, now, depth + 1)
+        else:
+            number = _core.as_number(value) if value is not None and not isinstance(value, str) else None
+            if number is None:
+                _warn_once(f"value {name}", f"rollscope.log: {name!r} is no number, Trace or Image ({type(value).__name__}); left out")
+            elif len(numbers) < _MAX_METRICS:
+                numbers[name] = number
+
+
+def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int) -> None:
+    media: list[Image] = []
+    try:
+        messages = to_json(plain(trace.messages, media, f"{key}.messages"))
+        metadata = to_json(plain(trace.metadata, media, f"{key}.metadata")) if trace.metadata else None
+    except (ValueError, RecursionError) as error:
+        _core.count_error()
+        logger.error("rollscope.log: %s; this conversation is left out", error)
+        return
+    if len(messages) + len(metadata or "") > MAX_BYTES:
+        _core.count_error()
+        logger.error("rollscope.log: %s is larger than %d bytes; left out", key, MAX_BYTES)
+        return
+    for image in media:
+        if image.sha256 in _media_sent:
+            continue
+        _core.record("rollscope.media", {"rollscope.mime": image.mime}, image.data, now)
+        _media_sent[image.sha256] = None
+        if len(_media_sent) > _MEDIA_REMEMBERED:
+            _media_sent.popitem(last=False)
+    attrs: dict[str, Any] = {"rollscope.id": _core.random_bytes(16).hex(), "rollscope.key": key, "rollscope.index": index}
+    if step is not None:
+        attrs["rl.step"] = step
+    if metadata is not None:
+        attrs["rollscope.metadata"] = metadata
+    _core.record("rollscope.conversation", attrs, messages, now, True)
+
+
+def _warn_once(key: str, text: str) -> None:
+    if key not in _warned and len(_warned) < 1000:
+        _warned.add(key)
+        logger.warning("%s", text)
+
+
+def finish(status: str = "finished") -> None:
+    """Ends the run that `init` began."""
+    if _run is not None:
+        _run.finish(status)
+    else:
+        _core.flush(_settings.exit_timeout())
+
+
+def flush(timeout: float = 10.0) -> bool:
+    """Waits until what was recorded has reached the server; returns whether it has."""
+    return _core.flush(float(timeout))
+
+
+def shutdown(timeout: float | None = None) -> None:
+    """Ends the run, sends what there is time for, keeps the rest on disk, and stops recording. Happens by itself at exit."""
+    failed = getattr(sys, "last_value", None) is not None or getattr(sys, "last_exc", None) is not None
+    if _run is not None and _run._owner and not _run.finished:
+        _run.finish("failed" if failed else "finished", flush=False)
+    _core.shutdown(_settings.exit_timeout() if timeout is None else float(timeout))
+
+
+def stats() -> dict[str, Any]:
+    """Counters of this process: recorded, sent, spilled (to disk), recovered (sent from disk), dropped, rejected (by the
+    server), errors (of our own, swallowed), and the last error of the connection."""
+    empty = dict.fromkeys(("recorded", "sent", "spilled", "recovered", "dropped", "rejected", "errors", "requests"), 0)
+    return {**empty, "queued_bytes": 0, "last_error": "", **_core.stats()}
+
+
+def set_level(level: int) -> None:
+    """0 nothing, 1 important spans, 2 all but nested, 3 all. The server can set it too."""
+    _core.set_level(max(0, min(3, int(level))))
+
+
+def get_level() -> int:
+    return _core.get_level()
+
+
+_start_from_environment()

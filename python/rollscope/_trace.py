@@ -1,0 +1,104 @@
+"""Conversations: what `rollscope.log` takes beside numbers."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from ._media import Image
+
+#: Deeper than this is refused.
+MAX_DEPTH = 64
+#: Messages and metadata of one conversation, as JSON.
+MAX_BYTES = 24 << 20
+
+
+class Trace:
+    """One conversation: messages in OpenAI's shape (`role`, `content`, `tool_calls`, ...) and what you want to remember of it.
+
+    `metadata` may hold anything; `reward`, `status`, `sample_id` and `group_id` in it are understood. Images may stand anywhere
+    in either.
+    """
+
+    def __init__(self, messages: list[dict[str, Any]], metadata: dict[str, Any] | None = None):
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise TypeError("`messages` must be a list of dictionaries.")
+        if metadata is not None and not isinstance(metadata, dict):
+            raise TypeError("`metadata` must be a dictionary.")
+        plain(messages, [], "messages")
+        plain(metadata or {}, [], "metadata")
+        self.messages = [dict(message) for message in messages]
+        self.metadata = dict(metadata) if metadata is not None else {}
+
+    def __repr__(self) -> str:
+        return f"Trace({len(self.messages)} messages, metadata={list(self.metadata)})"
+
+
+def plain(value: Any, media: list[Image], place: str, depth: int = 0, above: tuple[int, ...] = ()) -> Any:
+    """`value` as JSON can say it; images are collected into `media` and named by their hash.
+
+    Too deep a nesting or a cycle raises `ValueError`, naming the place.
+    """
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return {"$double": "NaN" if value != value else ("inf" if value > 0 else "-inf")}
+    if isinstance(value, Image):
+        media.append(value)
+        return value.reference()
+    if isinstance(value, Trace):
+        return plain({"messages": value.messages, "metadata": value.metadata}, media, place, depth, above)
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        if depth >= MAX_DEPTH:
+            raise ValueError(f"{_shorten(place)} is nested more than {MAX_DEPTH} deep")
+        if id(value) in above:
+            raise ValueError(f"{_shorten(place)} contains itself")
+        above = (*above, id(value))
+        if isinstance(value, dict):
+            return {
+                (key if isinstance(key, str) else str(key)): plain(item, media, f"{place}.{key}", depth + 1, above)
+                for key, item in value.items()
+            }
+        return [plain(item, media, f"{place}[{at}]", depth + 1, above) for at, item in enumerate(value)]
+    return _other(value, media, place, depth, above)
+
+
+def _other(value: Any, media: list[Image], place: str, depth: int, above: tuple[int, ...]) -> Any:
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return f"<{len(value)} bytes>"
+    # Scalars and arrays of numpy and torch, pydantic's models, dataclasses of clients.
+    for convert in ("tolist", "model_dump", "to_dict"):
+        method = getattr(value, convert, None)
+        if callable(method) and not isinstance(value, type):
+            size = getattr(value, "size", 0)
+            count = size if isinstance(size, int) else getattr(value, "numel", lambda: 0)()
+            if isinstance(count, int) and count > 100_000:
+                return f"<{type(value).__name__} of {count} values>"
+            try:
+                return plain(method(), media, place, depth + 1, above)
+            except (ValueError, RecursionError):
+                raise
+            except Exception:
+                break
+    try:
+        return repr(value)[:4096]
+    except Exception:
+        return f"<{type(value).__name__}>"
+
+
+def _shorten(place: str) -> str:
+    return place if len(place) <= 200 else f"{place[:120]}…{place[-60:]}"
+
+
+def to_json(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-8", "replace").decode()
+    return text

@@ -1,0 +1,131 @@
+//! One span as OTLP writes it: length first, then the bytes, both from the same parts.
+
+use crate::wire::{self, Out, field_len, raw};
+
+pub const KIND_INTERNAL: u8 = 1;
+pub const STATUS_UNSET: u8 = 0;
+pub const STATUS_OK: u8 = 1;
+pub const STATUS_ERROR: u8 = 2;
+
+const START_ATTRS: &[u8] = b"rollscope.start_attrs";
+
+pub struct Row<'a> {
+    pub trace_id: &'a [u8; 16],
+    pub span_id: &'a [u8; 8],
+    pub parent_id: Option<&'a [u8; 8]>,
+    pub trace_state: &'a str,
+    pub name: &'a [u8],
+    pub kind: u8,
+    pub start_ns: u64,
+    /// None: it is open.
+    pub end_ns: Option<u64>,
+    /// Encoded attributes: those of the start, and the others.
+    pub start_attrs: [&'a [u8]; 2],
+    pub start_count: u32,
+    pub end_attrs: [&'a [u8]; 2],
+    pub dropped: u32,
+    pub events: &'a [u8],
+    pub links: &'a [u8],
+    pub status: u8,
+    pub message: &'a str,
+}
+
+impl Row<'_> {
+    fn start_count_len(&self) -> usize {
+        if self.start_count == 0 {
+            return 0;
+        }
+        let value = 1 + wire::varint_len(u64::from(self.start_count));
+        field_len(field_len(START_ATTRS.len()) + field_len(value))
+    }
+
+    fn status_len(&self) -> usize {
+        match (self.status, self.message.is_empty()) {
+            (STATUS_UNSET, true) => 0,
+            (_, true) => 2,
+            (_, false) => 2 + field_len(self.message.len()),
+        }
+    }
+
+    fn body_len(&self) -> usize {
+        let mut len = 18 + 10 + 2 + 9 + field_len(self.name.len()) + self.start_count_len();
+        if self.parent_id.is_some() {
+            len += 10;
+        }
+        if self.end_ns.is_some() {
+            len += 9;
+        }
+        if !self.trace_state.is_empty() {
+            len += field_len(self.trace_state.len());
+        }
+        for attrs in self.start_attrs.iter().chain(&self.end_attrs) {
+            len += attrs.len();
+        }
+        if self.dropped > 0 {
+            len += 1 + wire::varint_len(u64::from(self.dropped));
+        }
+        let status = self.status_len();
+        if status > 0 {
+            len += field_len(status);
+        }
+        len + self.events.len() + self.links.len()
+    }
+
+    /// Bytes with tag and length.
+    pub fn len(&self) -> usize {
+        field_len(self.body_len())
+    }
+
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let body = self.body_len();
+        let len = field_len(body);
+        // SAFETY: `body_len` counts every byte that is written here.
+        unsafe {
+            let start = out.room(len);
+            let mut at = raw::varint(raw::byte(start, 0x12), body as u64);
+            at = raw::field(at, 0x0a, self.trace_id);
+            at = raw::field(at, 0x12, self.span_id);
+            if !self.trace_state.is_empty() {
+                at = raw::field(at, 0x1a, self.trace_state.as_bytes());
+            }
+            if let Some(parent) = self.parent_id {
+                at = raw::field(at, 0x22, parent);
+            }
+            at = raw::field(at, 0x2a, self.name);
+            at = raw::byte(raw::byte(at, 0x30), self.kind);
+            at = raw::fixed64(at, 0x39, self.start_ns);
+            if let Some(end) = self.end_ns {
+                at = raw::fixed64(at, 0x41, end.max(self.start_ns));
+            }
+            for attrs in self.start_attrs {
+                at = raw::copy(at, attrs);
+            }
+            if self.start_count > 0 {
+                let number = 1 + wire::varint_len(u64::from(self.start_count));
+                let pair = field_len(START_ATTRS.len()) + field_len(number);
+                at = raw::varint(raw::byte(at, wire::attrs_of::SPAN), pair as u64);
+                at = raw::field(at, 0x0a, START_ATTRS);
+                at = raw::byte(raw::byte(raw::byte(at, 0x12), number as u8), 0x18);
+                at = raw::varint(at, u64::from(self.start_count));
+            }
+            for attrs in self.end_attrs {
+                at = raw::copy(at, attrs);
+            }
+            if self.dropped > 0 {
+                at = raw::varint(raw::byte(at, 0x50), u64::from(self.dropped));
+            }
+            at = raw::copy(at, self.events);
+            at = raw::copy(at, self.links);
+            let status = self.status_len();
+            if status > 0 {
+                at = raw::varint(raw::byte(at, 0x7a), status as u64);
+                if !self.message.is_empty() {
+                    at = raw::field(at, 0x12, self.message.as_bytes());
+                }
+                at = raw::byte(raw::byte(at, 0x18), self.status);
+            }
+            debug_assert_eq!(at.offset_from(start) as usize, len);
+            out.advance(len);
+        }
+    }
+}

@@ -1,0 +1,520 @@
+//! The background thread: takes full buffers, wraps them into requests, sends them, and keeps what cannot be sent on disk.
+//! It never needs Python's lock, so it cannot be in the way and cannot be stopped by an interpreter that shuts down.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use crate::clock;
+use crate::config::{Config, Exporter};
+use crate::core::{Chunk, Core, Queue, Signal, lock, set_level_from_server, stats_record};
+use crate::spill::{Spill, Spilled};
+use crate::transport::{Link, Outcome};
+use crate::wire::{Out, field_len};
+
+/// Buffers are put together up to this size.
+const MAX_REQUEST_BYTES: usize = 4 << 20;
+/// With the server away for longer than this, things go to disk.
+const PATIENCE: Duration = Duration::from_secs(2);
+const FIRST_BACKOFF: Duration = Duration::from_millis(250);
+const LAST_BACKOFF: Duration = Duration::from_secs(15);
+/// How often we look whether processes before us left something.
+const ADOPT_EVERY: Duration = Duration::from_secs(20);
+/// Open spans looked at under one lock.
+const SCAN_SLICE: usize = 256;
+/// Of the time to exit, what is kept for writing to disk.
+const SPILL_RESERVE: Duration = Duration::from_millis(300);
+
+/// One message, ready to send.
+pub struct Request {
+    pub signal: Signal,
+    pub records: u64,
+    /// Bytes of the queue that it stands for.
+    pub queued: usize,
+    /// Five bytes for the gRPC frame, then the message.
+    pub framed: Bytes,
+}
+
+impl Request {
+    fn message(&self) -> &[u8] {
+        &self.framed[5..]
+    }
+
+    fn from_spilled(spilled: &Spilled) -> Request {
+        let mut framed = frame(spilled.message.len());
+        framed.put(&spilled.message);
+        Request { signal: spilled.signal, records: spilled.records, queued: 0, framed: framed.into() }
+    }
+}
+
+/// The frame of a gRPC message, with room for it.
+fn frame(len: usize) -> Vec<u8> {
+    let mut framed = Vec::with_capacity(len + 5);
+    framed.push(0);
+    framed.put(&(len as u32).to_be_bytes());
+    framed
+}
+
+/// `Export…ServiceRequest { Resource… { resource, Scope… { scope, items } } }`; the tags are the same for spans and logs.
+pub fn envelope(resource: &[u8], chunks: &[&[u8]]) -> Vec<u8> {
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+    let mut scope = Vec::with_capacity(32);
+    scope.field(0x0a, b"rollscope");
+    scope.field(0x12, VERSION.as_bytes());
+    let items: usize = chunks.iter().map(|c| c.len()).sum();
+    let scoped = field_len(scope.len()) + items;
+    let all = field_len(resource.len()) + field_len(scoped);
+    let mut framed = frame(field_len(all));
+    framed.byte(0x0a);
+    framed.varint(all as u64);
+    framed.field(0x0a, resource);
+    framed.byte(0x12);
+    framed.varint(scoped as u64);
+    framed.field(0x0a, &scope);
+    chunks.iter().for_each(|chunk| framed.put(chunk));
+    framed
+}
+
+pub fn start(core: &'static Core) {
+    if matches!(core.config.exporter, Exporter::Memory) {
+        return;
+    }
+    let spawned = std::thread::Builder::new().name("rollscope".into()).stack_size(1 << 20).spawn(move || run(core));
+    if let Err(error) = spawned {
+        core.note_error(format!("cannot start a thread: {error}"));
+        core.counters.errors.fetch_add(1, Relaxed);
+    }
+}
+
+fn run(core: &'static Core) {
+    // Signals are for Python's threads.
+    // SAFETY: the set is ours, and filled before it is used.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &all, std::ptr::null_mut());
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            core.note_error(format!("cannot start: {error}"));
+            core.counters.errors.fetch_add(1, Relaxed);
+            return;
+        }
+    };
+    runtime.block_on(Sender::new(core).run());
+}
+
+struct Sender {
+    core: &'static Core,
+    link: Option<Link>,
+    spill: Spill,
+    /// A request that could not be sent yet.
+    held: Option<Arc<Request>>,
+    away: Option<Away>,
+    last_scan: Instant,
+    last_seal: Instant,
+    last_stats: Option<Instant>,
+    last_adopt: Option<Instant>,
+}
+
+/// The server does not take anything now.
+struct Away {
+    since: Instant,
+    until: Instant,
+    backoff: Duration,
+}
+
+impl Sender {
+    fn new(core: &'static Core) -> Sender {
+        let Config { exporter, spill_dir, spill_bytes, .. } = &core.config;
+        let link = match exporter {
+            Exporter::Network(endpoint) => Some(Link::new(endpoint.clone())),
+            _ => None,
+        };
+        Sender {
+            core,
+            link,
+            spill: Spill::new(spill_dir.clone(), *spill_bytes),
+            held: None,
+            away: None,
+            last_scan: Instant::now(),
+            last_seal: Instant::now(),
+            last_stats: None,
+            last_adopt: None,
+        }
+    }
+
+    async fn run(mut self) {
+        loop {
+            let (flush, close) = {
+                let orders = lock(&self.core.orders);
+                (orders.flush_asked, orders.close)
+            };
+            let asked = flush > lock(&self.core.orders).flush_done;
+            if let Some(patience) = close {
+                self.close(patience).await;
+                return;
+            }
+            if asked && let Some(away) = &mut self.away {
+                away.until = Instant::now();
+            }
+            self.scan_open();
+            self.report_stats(false);
+            self.seal(asked);
+            self.drain(None).await;
+            self.send_spilled(None).await;
+            self.core.counters.thread_cpu_ns.store(thread_cpu_ns(), Relaxed);
+            if asked {
+                let mut orders = lock(&self.core.orders);
+                orders.flush_done = flush;
+                orders.flush_sent = self.away.is_none() && self.spill.waiting() == 0;
+                self.core.done.notify_all();
+                continue;
+            }
+            let nap = self.core.config.flush_interval;
+            // Between two seals a full buffer may come; everything else waits for its time.
+            let _ = tokio::time::timeout(nap, self.core.wake.notified()).await;
+            self.core.heard();
+        }
+    }
+
+    /// Sends what there is within the time, keeps the rest on disk, and says that it is done.
+    async fn close(&mut self, patience: Duration) {
+        let deadline = Instant::now() + patience.saturating_sub(SPILL_RESERVE.min(patience / 4));
+        self.report_stats(true);
+        self.seal(true);
+        if let Some(away) = &mut self.away {
+            away.until = Instant::now();
+        }
+        self.drain(Some(deadline)).await;
+        self.send_spilled(Some(deadline)).await;
+        if self.away.is_none() {
+            // The last word: the counters as they are now.
+            self.report_stats(true);
+            self.seal(true);
+            self.drain(Some(deadline)).await;
+        }
+        self.spill_all();
+        self.spill.close();
+        self.core.counters.thread_cpu_ns.store(thread_cpu_ns(), Relaxed);
+        lock(&self.core.orders).closed = true;
+        self.core.done.notify_all();
+    }
+
+    fn seal(&mut self, now: bool) {
+        if now || self.last_seal.elapsed() >= self.core.config.flush_interval {
+            self.last_seal = Instant::now();
+            let mut queue = self.core.queue();
+            queue.seal(Signal::Spans);
+            queue.seal(Signal::Records);
+        }
+    }
+
+    /// Reports spans that have been open for a while.
+    fn scan_open(&mut self) {
+        let after = self.core.config.pending_after;
+        if self.last_scan.elapsed() < after / 4 {
+            return;
+        }
+        self.last_scan = Instant::now();
+        let before = clock::now_ns().saturating_sub(after.as_nanos() as u64);
+        let mut at = 0;
+        loop {
+            let mut queue = self.core.queue();
+            let end = (at + SCAN_SLICE).min(queue.open.slots.len());
+            if at >= end {
+                return;
+            }
+            for slot in at..end {
+                let Some(part) = queue.open.slots[slot] else { continue };
+                // SAFETY: a span takes its pointer out under this lock before its memory goes.
+                let part = unsafe { part.as_ref() };
+                if part.start_ns() > before || part.reported().swap(true, Relaxed) {
+                    continue;
+                }
+                let Queue { spans, bytes, .. } = &mut *queue;
+                let from = spans.bytes.len();
+                // Not counted: it is recorded when it ends.
+                part.write_open(&mut spans.bytes);
+                *bytes += spans.bytes.len() - from;
+            }
+            at = end;
+        }
+    }
+
+    fn report_stats(&mut self, now: bool) {
+        let due = self.last_stats.is_none_or(|at| at.elapsed() >= self.core.config.stats_interval);
+        if self.link.is_none() || !(now || due) || self.core.totals().0 == 0 {
+            return;
+        }
+        // Not at once: the first seconds are for what was recorded.
+        if self.last_stats.is_none() && !now {
+            self.last_stats = Some(Instant::now());
+            return;
+        }
+        self.last_stats = Some(Instant::now());
+        let record = stats_record(self.core, clock::now_ns());
+        let mut queue = self.core.queue();
+        queue.bytes += record.len();
+        queue.records.bytes.put(&record);
+    }
+
+    /// Sends requests until there are none, or the server does not want any.
+    async fn drain(&mut self, deadline: Option<Instant>) {
+        loop {
+            if self.away.as_ref().is_some_and(|away| Instant::now() < away.until) {
+                self.keep_while_away();
+                return;
+            }
+            if deadline.is_some_and(|d| Instant::now() >= d) {
+                return;
+            }
+            let request = match self.held.take() {
+                Some(request) => request,
+                None => match self.next_request() {
+                    Some(request) => Arc::new(request),
+                    None => return,
+                },
+            };
+            self.deliver(request, deadline).await;
+        }
+    }
+
+    /// Full buffers of one kind and resource, as one request.
+    fn next_request(&mut self) -> Option<Request> {
+        let mut chunks: Vec<Chunk> = Vec::new();
+        let mut bytes = 0;
+        {
+            let mut queue = self.core.queue();
+            while let Some(next) = queue.full.front() {
+                let fits = chunks.first().is_none_or(|first| {
+                    first.signal == next.signal
+                        && Arc::ptr_eq(&first.resource, &next.resource)
+                        && bytes + next.bytes.len() <= MAX_REQUEST_BYTES
+                });
+                if !fits {
+                    break;
+                }
+                bytes += next.bytes.len();
+                chunks.extend(queue.full.pop_front());
+            }
+        }
+        let first = chunks.first()?;
+        let parts: Vec<&[u8]> = chunks.iter().map(|c| c.bytes.as_slice()).collect();
+        let request = Request {
+            signal: first.signal,
+            records: chunks.iter().map(|c| c.records).sum(),
+            queued: bytes,
+            framed: envelope(&first.resource, &parts).into(),
+        };
+        let mut queue = self.core.queue();
+        chunks.into_iter().for_each(|chunk| queue.recycle(chunk.bytes));
+        Some(request)
+    }
+
+    async fn deliver(&mut self, request: Arc<Request>, deadline: Option<Instant>) {
+        let Some(link) = &mut self.link else {
+            // Measuring: it went nowhere.
+            self.core.counters.sent.fetch_add(request.records, Relaxed);
+            let mut queue = self.core.queue();
+            queue.bytes = queue.bytes.saturating_sub(request.queued);
+            return;
+        };
+        *lock(&self.core.inflight) = Some(request.clone());
+        let mut timeout = self.core.config.timeout;
+        if let Some(deadline) = deadline {
+            timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
+        }
+        self.core.counters.requests.fetch_add(1, Relaxed);
+        let outcome = {
+            let mut sending = std::pin::pin!(link.send(request.signal, request.framed.clone(), timeout));
+            loop {
+                tokio::select! {
+                    outcome = &mut sending => break outcome,
+                    () = self.core.wake.notified() => {
+                        self.core.heard();
+                        overflow(self.core, &mut self.spill);
+                    }
+                }
+            }
+        };
+        *lock(&self.core.inflight) = None;
+        match outcome {
+            Outcome::Taken { rejected, message, level } => {
+                self.away = None;
+                set_level_from_server(level);
+                self.taken(rejected, message);
+                self.core.counters.sent.fetch_add(request.records.saturating_sub(rejected), Relaxed);
+                let mut queue = self.core.queue();
+                queue.bytes = queue.bytes.saturating_sub(request.queued);
+            }
+            Outcome::Refused { why } => {
+                self.away = None;
+                self.core.note_error(why);
+                self.core.counters.rejected.fetch_add(request.records, Relaxed);
+                let mut queue = self.core.queue();
+                queue.bytes = queue.bytes.saturating_sub(request.queued);
+            }
+            Outcome::Later { why, after } => {
+                self.core.note_error(why);
+                self.stay_away(after);
+                self.held = Some(request);
+            }
+        }
+    }
+
+    fn taken(&self, rejected: u64, message: String) {
+        if rejected > 0 {
+            self.core.counters.rejected.fetch_add(rejected, Relaxed);
+            self.core.note_error(message);
+        }
+    }
+
+    fn stay_away(&mut self, after: Option<Duration>) {
+        let now = Instant::now();
+        let (since, backoff) = match &self.away {
+            Some(away) => (away.since, (away.backoff * 2).min(LAST_BACKOFF)),
+            None => (now, FIRST_BACKOFF),
+        };
+        // Many processes must not come back in the same instant.
+        let mut jitter = [0u8; 1];
+        clock::system_random(&mut jitter);
+        let wait = after.unwrap_or(backoff).max(backoff).min(LAST_BACKOFF);
+        let wait = wait + wait.mul_f64(f64::from(jitter[0]) / 512.0);
+        self.away = Some(Away { since, until: now + wait, backoff });
+    }
+
+    fn keep_while_away(&mut self) {
+        let long = self.away.as_ref().is_some_and(|away| away.since.elapsed() >= PATIENCE);
+        if long {
+            self.spill_all();
+        } else {
+            overflow(self.core, &mut self.spill);
+        }
+    }
+
+    /// Everything that waits in memory goes to disk, or is dropped where there is no room.
+    fn spill_all(&mut self) {
+        if self.link.is_none() {
+            return;
+        }
+        if let Some(held) = self.held.take() {
+            keep(self.core, &mut self.spill, &held);
+        }
+        while let Some(request) = self.next_request() {
+            keep(self.core, &mut self.spill, &request);
+        }
+    }
+
+    /// Sends what is on disk, as long as nothing new waits.
+    async fn send_spilled(&mut self, deadline: Option<Instant>) {
+        // A process that ends does not do the work of others.
+        if deadline.is_none() && self.away.is_none() && self.link.is_some() {
+            let due = self.last_adopt.is_none_or(|at| at.elapsed() >= ADOPT_EVERY);
+            if due && self.core.counters.requests.load(Relaxed) > 0 {
+                self.last_adopt = Some(Instant::now());
+                self.spill.adopt();
+            }
+        }
+        while self.away.is_none() && deadline.is_none_or(|d| Instant::now() < d) {
+            let Some(spilled) = self.spill.next() else { break };
+            let request = Arc::new(Request::from_spilled(&spilled));
+            let Some(link) = &mut self.link else { return };
+            let mut timeout = self.core.config.timeout;
+            if let Some(deadline) = deadline {
+                timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
+            }
+            self.core.counters.requests.fetch_add(1, Relaxed);
+            match link.send(request.signal, request.framed.clone(), timeout).await {
+                Outcome::Taken { rejected, message, level } => {
+                    set_level_from_server(level);
+                    self.taken(rejected, message);
+                    self.core.counters.recovered.fetch_add(request.records.saturating_sub(rejected), Relaxed);
+                    self.spill.done(&spilled);
+                }
+                Outcome::Refused { why } => {
+                    self.core.note_error(why);
+                    self.core.counters.rejected.fetch_add(request.records, Relaxed);
+                    self.spill.done(&spilled);
+                }
+                Outcome::Later { why, after } => {
+                    self.core.note_error(why);
+                    self.stay_away(after);
+                }
+            }
+            // What is new comes first.
+            self.seal(false);
+            self.drain(deadline).await;
+        }
+        self.spill.leave();
+    }
+}
+
+/// Keeps memory under its bound while a request is on its way: the oldest buffers go to disk.
+fn overflow(core: &Core, spill: &mut Spill) {
+    loop {
+        let chunk = {
+            let mut queue = core.queue();
+            if queue.bytes <= core.config.queue_bytes / 2 {
+                return;
+            }
+            match queue.full.pop_front() {
+                Some(chunk) => chunk,
+                None => return,
+            }
+        };
+        let request = Request {
+            signal: chunk.signal,
+            records: chunk.records,
+            queued: chunk.bytes.len(),
+            framed: envelope(&chunk.resource, &[&chunk.bytes]).into(),
+        };
+        core.queue().recycle(chunk.bytes);
+        keep(core, spill, &request);
+    }
+}
+
+/// Puts a request on disk, or counts it as lost.
+fn keep(core: &Core, spill: &mut Spill, request: &Request) {
+    if spill.write(request.signal, request.records, request.message()) {
+        core.counters.spilled.fetch_add(request.records, Relaxed);
+    } else {
+        core.counters.dropped.fetch_add(request.records, Relaxed);
+    }
+    let mut queue = core.queue();
+    queue.bytes = queue.bytes.saturating_sub(request.queued);
+}
+
+/// The process ends and the background thread does not answer: what it had goes to disk from here.
+pub fn rescue(core: &Core) {
+    let mut spill = Spill::new(core.config.spill_dir.clone(), core.config.spill_bytes);
+    if let Ok(mut inflight) = core.inflight.try_lock()
+        && let Some(request) = inflight.take()
+        && spill.write(request.signal, request.records, request.message())
+    {
+        core.counters.spilled.fetch_add(request.records, Relaxed);
+    }
+    let Some(mut queue) = core.try_queue() else { return };
+    queue.seal(Signal::Spans);
+    queue.seal(Signal::Records);
+    for chunk in std::mem::take(&mut queue.full) {
+        let framed = envelope(&chunk.resource, &[&chunk.bytes]);
+        if spill.write(chunk.signal, chunk.records, &framed[5..]) {
+            core.counters.spilled.fetch_add(chunk.records, Relaxed);
+        } else {
+            core.counters.dropped.fetch_add(chunk.records, Relaxed);
+        }
+    }
+    drop(queue);
+    spill.close();
+}
+
+fn thread_cpu_ns() -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the pointer is to a timespec of ours.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}

@@ -1,0 +1,66 @@
+"""The package, as its users have it: installed, against the real server. What ends or breaks a process runs in one of its own."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+# The harness of the other tests: a file of the same name, one folder up.
+_spec = importlib.util.spec_from_file_location("rollscope_tests", Path(__file__).resolve().parents[1] / "conftest.py")
+_harness = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_harness)
+BINARY, ROOT, wait_until = _harness.BINARY, _harness.ROOT, _harness.wait_until
+serve, server = _harness.serve, _harness.server
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch, tmp_path):
+    """No test sees the machine's settings, and none leaves anything outside its folder."""
+    for name in list(os.environ):
+        if name.startswith(("ROLLSCOPE_", "OTEL_", "SGLANG_", "ROLL_")) and name != "ROLLSCOPE_BIN":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("ROLLSCOPE_SPILL_DIR", str(tmp_path / "spill"))
+
+
+@pytest.fixture
+def seen():
+    from rollscope.testing import capture
+
+    with capture() as captured:
+        yield captured
+
+
+class Program:
+    """A Python program of a test."""
+
+    def __init__(self, tmp_path):
+        self.tmp_path = tmp_path
+
+    def start(self, code, endpoint=None, **env):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "OTEL_"))}
+        environment["ROLLSCOPE_SPILL_DIR"] = str(self.tmp_path / "spill")
+        if endpoint is not None:
+            environment["ROLLSCOPE_ENDPOINT"] = endpoint
+        environment.update({k: str(v) for k, v in env.items()})
+        return subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment, cwd=self.tmp_path)
+
+    def run(self, code, endpoint=None, **env):
+        """Runs it to its end, which must be good; the last line it prints, as JSON."""
+        process = self.start(code, endpoint, **env)
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == 0, err[-4000:]
+        self.stderr = err
+        lines = out.strip().splitlines()
+        return json.loads(lines[-1]) if lines else None
+
+
+@pytest.fixture
+def program(tmp_path):
+    return Program(tmp_path)
