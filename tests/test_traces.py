@@ -333,7 +333,7 @@ def test_jaeger_gives_fixtures_whole(server, path):
     assert envelope(server.get("/jaeger/api/traces/nothex"), 400)["errors"]
 
 
-def test_trace_level(tmp_path):
+def test_trace_level(server):
     import http.server
     import threading
 
@@ -359,5 +359,8 @@ def test_trace_level(tmp_path):
     bad = run("trace-level", "off", "http://127.0.0.1:1", urls[0], check=False)
     assert bad.returncode == 1 and "failed" in bad.stdout and "level 0" in bad.stdout
     assert run("trace-level", "7", urls[0], check=False).returncode == 2
+    # Our own SDKs hear it from the server they send to.
+    assert "level 1" in run("trace-level", "1", server.url).stdout
+    assert server.get("/api/v1/trace-level").json() == {"level": 1}
     for s in servers:
         s.shutdown()

@@ -328,10 +328,10 @@ pub struct OtelcolArgs {
 pub struct TraceLevelArgs {
     /// 0 (off), 1 (important slices), 2 (all but nested) or 3 (all).
     pub level: String,
-    /// SGLang servers, such as http://10.0.0.5:30000.
+    /// SGLang servers, such as http://10.0.0.5:30000; or rollscope servers, which tell the SDKs that send to them.
     #[arg(required = true, value_name = "URL")]
     pub urls: Vec<String>,
-    /// SGLang's API key, where it has one.
+    /// SGLang's API key, or rollscope's token, where there is one.
     #[arg(long, value_name = "KEY", env = "SGLANG_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// Longest time for one server, in seconds.
