@@ -3,6 +3,7 @@
 //! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
+mod conversations;
 mod disk;
 mod dumps;
 mod ingest;
@@ -38,6 +39,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("page") {
         page::run(&mut report)?;
+    }
+    if chosen("conversations") {
+        conversations::run(&mut report)?;
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;

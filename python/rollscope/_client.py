@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any, Iterator
-from urllib.parse import quote, urlencode
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterator
+
 
 
 class RequestError(Exception):
@@ -65,6 +67,7 @@ class Client:
         self._token = token or os.environ.get("ROLLSCOPE_TOKEN")
 
     def _request(self, path: str, body: Any = None, method: str | None = None) -> bytes:
+        import json
         import urllib.error
         import urllib.request
 
@@ -93,6 +96,8 @@ class Client:
 
     def sql(self, query: str) -> Result:
         """Runs read-only SQL. Rows as they come; `.to_arrow()`, `.to_pandas()` and `.to_polars()` on the result."""
+        import json
+
         return Result(self, query, json.loads(self._sql(query, "json")))
 
     def get_traces(
@@ -110,6 +115,9 @@ class Client:
         `run` is a run's name or id. `sort` is a column or `metadata.FIELD`, with `-` before it for descending:
         `"-metadata.reward"`, `"step"`.
         """
+        import json
+        from urllib.parse import quote, urlencode
+
         asked = {"project": project, "run": run_id or run, "search": search, "sort": sort, "limit": limit, "offset": offset or None}
         query = urlencode({k: v for k, v in asked.items() if v is not None}, quote_via=quote)
         answer = json.loads(self._request(f"/api/v1/conversations?{query}"))
@@ -122,6 +130,8 @@ class Client:
 
 def _trace(row: dict[str, Any]) -> dict[str, Any]:
     """Messages and metadata as objects, wherever the server sends them as text."""
+    import json
+
     for key in ("messages", "metadata"):
         if isinstance(row.get(key), str):
             row[key] = json.loads(row[key])

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, MutableMapping
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Mapping, MutableMapping
+
 
 from . import _core
 from ._core import Attached, NoSpan, Span, SpanContext, current_span

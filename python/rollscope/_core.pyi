@@ -5,10 +5,11 @@ from typing import Any, Iterable, Literal, Mapping
 
 from typing_extensions import Self
 
-from . import _core_sglang as sglang
-from . import _core_slime as slime
+from . import _core_sglang, _core_slime
 
 __version__: str
+slime = _core_slime
+sglang = _core_sglang
 
 class SpanContext:
     """A span of somewhere else: another process, another library."""

@@ -34,9 +34,10 @@ class Embedded:
             stdout=subprocess.PIPE, stderr=self.log, stdin=subprocess.DEVNULL, text=True, env=environment,
             start_new_session=True,
         )
-        self.url = self.endpoint = None
+        self.url: str | None = None
+        self.endpoint: str | None = None
         self.pid = os.getpid()
-        for line in self.process.stdout:
+        for line in self.process.stdout or ():
             if line.startswith("rollscope is at"):
                 self.url = line.split()[-1]
             elif line.startswith("OTLP") and "grpc" in line.lower():

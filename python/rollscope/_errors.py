@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import traceback
 
 logger = logging.getLogger("rollscope")
 
@@ -31,6 +30,8 @@ def describe(error: BaseException) -> dict:
     except Exception:
         attrs["exception.message"] = "<no message>"
     try:
+        import traceback
+
         stack = "".join(traceback.format_exception(type(error), error, error.__traceback__, limit=-32, chain=False))
         attrs["exception.stacktrace"] = stack[-_MAX_STACK:]
     except Exception:

@@ -41,7 +41,7 @@ def _httpx() -> None:
                 _put(request.headers)
                 return await _original(self, request, *args, **kwargs)
 
-        client.send = send
+        setattr(client, "send", send)
 
 
 def _requests() -> None:
@@ -54,7 +54,7 @@ def _requests() -> None:
         _put(request.headers)
         return original(self, request, **kwargs)
 
-    requests.Session.send = send
+    setattr(requests.Session, "send", send)
 
 
 def _aiohttp() -> None:
@@ -72,7 +72,7 @@ def _aiohttp() -> None:
             swallowed(error)
         return await original(self, method, url, headers=headers, **kwargs)
 
-    aiohttp.ClientSession._request = _request
+    setattr(aiohttp.ClientSession, "_request", _request)
 
 
 def instrument() -> list[str]:

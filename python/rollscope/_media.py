@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 import os
-from typing import Any
 
 #: Larger ones are refused.
 MAX_BYTES = 24 << 20
@@ -27,6 +30,8 @@ class Image:
         self.data, self.mime = _read(value)
         if len(self.data) > MAX_BYTES:
             raise ValueError(f"the image has {len(self.data)} bytes, more than {MAX_BYTES}")
+        import hashlib
+
         self.sha256 = hashlib.sha256(self.data).hexdigest()
 
     def reference(self) -> dict[str, Any]:

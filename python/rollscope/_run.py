@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Iterable
+
 import atexit
 import logging
 import os
 import sys
 import threading
 from collections import OrderedDict
-from typing import Any, Iterable, Mapping
+from collections.abc import Mapping
 
 from . import _core, _settings
 from ._errors import harmless, logger, swallowed
@@ -290,7 +295,7 @@ def log(values: Mapping[str, Any], step: int | None = None, **_others: Any) -> N
 
 def _current_step() -> int | None:
     current = _core.current_span()
-    return getattr(current, "step", None) if isinstance(current, _core.Span) else None
+    return getattr(current, "step", None)
 
 
 def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from urllib.parse import unquote, urlsplit
 
 DEFAULT_ENDPOINT = "http://127.0.0.1:4317"
 
@@ -63,6 +62,10 @@ def endpoint_from_environment() -> str | None:
 
 def _pairs(text: str | None) -> list[tuple[str, str]]:
     """`key=value,key=value`, as OpenTelemetry writes it."""
+    if not text:
+        return []
+    from urllib.parse import unquote
+
     found = []
     for part in (text or "").split(","):
         key, equals, value = part.partition("=")
@@ -73,9 +76,11 @@ def _pairs(text: str | None) -> list[tuple[str, str]]:
 
 def parse_endpoint(endpoint: str) -> dict:
     """Host, port, protocol and the rest of an address. Port 4318 and a path mean HTTP, everything else gRPC."""
+    from urllib.parse import urlsplit
+
     text = endpoint if "://" in endpoint else f"http://{endpoint}"
     parts = urlsplit(text)
-    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname:
+    if parts.scheme not in ("http", "https", "grpc") or not parts.hostname or any(c.isspace() for c in endpoint):
         raise ValueError(f"{endpoint!r} is no address; write http://HOST:4317 or https://HOST:4317")
     prefix = parts.path.rstrip("/")
     if prefix.endswith("/v1/traces"):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 import math
-from typing import Any
 
 from ._media import Image
 
@@ -96,6 +99,8 @@ def _shorten(place: str) -> str:
 
 
 def to_json(value: Any) -> str:
+    import json
+
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     try:
         text.encode()

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-import inspect
-from typing import Any, Callable, Mapping, TypeVar, overload
 
 from ._core import NoSpan, Span, span
 from ._errors import swallowed
 
-F = TypeVar("F", bound=Callable[..., Any])
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any, Callable, Mapping, TypeVar, overload
+
+    F = TypeVar("F", bound=Callable[..., Any])
 
 
 def step(number: int, attrs: Mapping[str, Any] | None = None) -> Span | NoSpan:
@@ -34,16 +37,18 @@ def start_span(name: str, attrs: Mapping[str, Any] | None = None, **options: Any
     return span(name, attrs, **options)
 
 
-@overload
-def traced(function: F) -> F: ...
-@overload
-def traced(
-    name: str | None = None,
-    *,
-    attrs: Mapping[str, Any] | Callable[..., Mapping[str, Any] | None] | None = None,
-    phase: str | None = None,
-    level: int = 1,
-) -> Callable[[F], F]: ...
+if TYPE_CHECKING:
+
+    @overload
+    def traced(function: F) -> F: ...
+    @overload
+    def traced(
+        name: str | None = None,
+        *,
+        attrs: Mapping[str, Any] | Callable[..., Mapping[str, Any] | None] | None = None,
+        phase: str | None = None,
+        level: int = 1,
+    ) -> Callable[[F], F]: ...
 
 
 def traced(name=None, *, attrs=None, phase=None, level=1):
@@ -58,6 +63,8 @@ def traced(name=None, *, attrs=None, phase=None, level=1):
 
 
 def _wrap(function, name, attrs, phase, level):
+    import inspect
+
     name = name or getattr(function, "__qualname__", None) or repr(function)
     if callable(attrs):
         of_call = attrs

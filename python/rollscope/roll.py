@@ -98,7 +98,7 @@ class _NoTracer(Tracer):
         return _nothing()
 
 
-def _nothing() -> NoSpan:
+def _nothing() -> Any:
     # Above the highest level: never recorded.
     return _core.span("", level=255)
 

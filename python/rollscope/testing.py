@@ -167,6 +167,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
     while at < len(data):
         tag, at = _varint(data, at)
         kind = tag & 7
+        value: Any
         if kind == 0:
             value, at = _varint(data, at)
         elif kind == 1:
@@ -247,8 +248,8 @@ def _span(data: bytes, resource: dict[str, Any]) -> RecordedSpan:
                 )
             )
         elif number == 13:
-            parts = dict(_fields(value))
-            span.links.append((parts[1].hex(), parts[2].hex()))
+            link = dict(_fields(value))
+            span.links.append((link[1].hex(), link[2].hex()))
         elif number == 15:
             for inner, item in _fields(value):
                 if inner == 2:

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::wire::{self, Out, attrs_of};
@@ -129,7 +129,8 @@ pub struct Orders {
     pub flush_done: u64,
     /// Whether everything up to `flush_done` reached the server.
     pub flush_sent: bool,
-    pub close: Option<Duration>,
+    /// The process ends: by when everything must be sent or on disk.
+    pub close: Option<Instant>,
     pub closed: bool,
 }
 

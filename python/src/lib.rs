@@ -132,7 +132,7 @@ fn record(
         let mut any = Vec::new();
         if let Ok(bytes) = body.cast::<PyBytes>() {
             any.field(0x3a, bytes.as_bytes());
-        } else if let Ok(text) = body.cast::<pyo3::types::PyString>().and_then(|t| Ok(t.to_str().unwrap_or_default())) {
+        } else if let Ok(text) = body.cast::<pyo3::types::PyString>().map(|t| t.to_str().unwrap_or_default()) {
             any.field(0x0a, text.as_bytes());
         } else {
             value::any_value(&mut any, body, 0);
@@ -256,7 +256,7 @@ fn shutdown(py: Python<'_>, timeout: f64) {
         if orders.closed {
             return;
         }
-        orders.close = Some(patience);
+        orders.close = Some(deadline);
         core.nudge();
         core.wake.notify_one();
         while !orders.closed {
@@ -271,6 +271,7 @@ fn shutdown(py: Python<'_>, timeout: f64) {
         drop(orders);
         core.close_for_good();
         if !answered {
+            core.note_error("the server did not answer before the process ended".into());
             sender::rescue(core);
         }
     });

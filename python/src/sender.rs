@@ -154,8 +154,8 @@ impl Sender {
                 (orders.flush_asked, orders.close)
             };
             let asked = flush > lock(&self.core.orders).flush_done;
-            if let Some(patience) = close {
-                self.close(patience).await;
+            if let Some(by) = close {
+                self.close(by).await;
                 return;
             }
             if asked && let Some(away) = &mut self.away {
@@ -182,8 +182,9 @@ impl Sender {
     }
 
     /// Sends what there is within the time, keeps the rest on disk, and says that it is done.
-    async fn close(&mut self, patience: Duration) {
-        let deadline = Instant::now() + patience.saturating_sub(SPILL_RESERVE.min(patience / 4));
+    async fn close(&mut self, by: Instant) {
+        let patience = by.saturating_duration_since(Instant::now());
+        let deadline = by - SPILL_RESERVE.min(patience / 4);
         self.report_stats(true);
         self.seal(true);
         if let Some(away) = &mut self.away {
@@ -331,12 +332,27 @@ impl Sender {
         self.core.counters.requests.fetch_add(1, Relaxed);
         let outcome = {
             let mut sending = std::pin::pin!(link.send(request.signal, request.framed.clone(), timeout));
+            let mut give_up: Option<Instant> = None;
             loop {
+                let end = async {
+                    match give_up {
+                        Some(at) => tokio::time::sleep_until(at.into()).await,
+                        None => std::future::pending().await,
+                    }
+                };
                 tokio::select! {
                     outcome = &mut sending => break outcome,
+                    () = end => {
+                        let why = "no answer before the process ended".to_string();
+                        break Outcome::Later { why, after: None };
+                    }
                     () = self.core.wake.notified() => {
                         self.core.heard();
                         overflow(self.core, &mut self.spill);
+                        if give_up.is_none() && deadline.is_none() {
+                            let now = Instant::now();
+                            give_up = lock(&self.core.orders).close.map(|by| now + by.saturating_duration_since(now) / 2);
+                        }
                     }
                 }
             }

@@ -218,9 +218,12 @@ fn ensure<'py>(
     Ok(Target { carrier, events, trace, sample_id, group_id, attempt, parent: None, handle: None })
 }
 
-fn bind_sample<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Target<'py>> {
+/// A sample has `index` and `group_index`; anything else gives `None`.
+fn bind_sample<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Option<Target<'py>>> {
     let py = sample.py();
-    let (index, group) = (sample.getattr(intern!(py, "index"))?, sample.getattr(intern!(py, "group_index"))?);
+    // This one first: texts and lists have an `index` too.
+    let Some(group) = sample.getattr_opt(intern!(py, "group_index"))? else { return Ok(None) };
+    let Some(index) = sample.getattr_opt(intern!(py, "index"))? else { return Ok(None) };
     let trace = sample.getattr_opt(intern!(py, "trace"))?.filter(|t| !t.is_none());
     let carrier = match trace {
         Some(trace) => Some(trace.cast_into::<PyDict>().map_err(|_| PyTypeError::new_err("sample.trace is no dict"))?),
@@ -231,7 +234,7 @@ fn bind_sample<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Target<'py>> {
     if given.is_none_or(|given| !given.is(&target.carrier)) {
         sample.setattr(intern!(py, "trace"), &target.carrier)?;
     }
-    Ok(target)
+    Ok(Some(target))
 }
 
 fn from_handle<'py>(handle: &Bound<'py, PyAny>) -> PyResult<Target<'py>> {
@@ -268,13 +271,6 @@ fn is_handle(value: &Bound<'_, PyAny>) -> bool {
         || (value.hasattr("carrier").unwrap_or(false) && value.hasattr("parent_span_id").unwrap_or(false))
 }
 
-fn is_sample(value: &Bound<'_, PyAny>) -> bool {
-    let py = value.py();
-    value.hasattr(intern!(py, "index")).unwrap_or(false)
-        && value.hasattr(intern!(py, "group_index")).unwrap_or(false)
-        && !value.is_instance_of::<PyList>()
-}
-
 /// slime's box around a prompt and what was generated from it.
 fn unbox<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     if value.get_type().name().ok()?.to_str().ok()? != "SampleBox" {
@@ -294,8 +290,8 @@ fn collect<'py>(target: &Bound<'py, PyAny>, out: &mut Vec<Target<'py>>, depth: u
             collect(&item, out, depth + 1)?;
         }
     } else if target.is_none() {
-    } else if is_sample(target) {
-        out.push(bind_sample(target)?);
+    } else if let Some(bound) = bind_sample(target)? {
+        out.push(bound);
     } else if is_handle(target) {
         out.push(from_handle(target)?);
     } else if let Some(inside) = unbox(target) {
@@ -366,8 +362,11 @@ fn seconds(py: Python<'_>, ns: u64) -> Bound<'_, PyAny> {
     PyFloat::new(py, ns as f64 / 1e9).into_any()
 }
 
+/// Encoded attributes of an identity.
+type Ids = SmallVec<[u8; 80]>;
+
 /// What the attributes of the targets' identity look like on the wire, and the step of the current context.
-fn identity(target: &Target<'_>, step: Option<i64>, out: &mut Vec<u8>) -> u32 {
+fn identity(target: &Target<'_>, step: Option<i64>, out: &mut Ids) -> u32 {
     let mut count = 0;
     if let Some(step) = step {
         wire::int_attr(out, attrs_of::SPAN, b"rl.step", step);
@@ -402,7 +401,7 @@ struct Record {
     parent: Option<[u8; 8]>,
     /// The parent's id as text, where the wire has another.
     parent_text: SmallVec<[u8; 32]>,
-    identity: Vec<u8>,
+    identity: Ids,
     identity_count: u32,
 }
 
@@ -470,7 +469,7 @@ impl OpenSpan for Open {
 }
 
 /// A span over one sample or a group: what `trace_span` gives to its block.
-#[pyclass(frozen, weakref, module = "rollscope.slime")]
+#[pyclass(frozen, module = "rollscope.slime")]
 pub struct SlimeSpan {
     inner: Held<Inner>,
 }
@@ -492,9 +491,12 @@ struct Inner {
     current: Option<Py<PyAny>>,
     live: Option<Live>,
     /// Ids of the only record, for children in the same trace.
-    alone: Option<([u8; 16], [u8; 8], Vec<u8>, u32)>,
+    alone: Option<Alone>,
     step: Option<i64>,
 }
+
+/// Trace id, span id, encoded identity and how many attributes that is.
+type Alone = ([u8; 16], [u8; 8], Vec<u8>, u32);
 
 struct Side {
     carrier: Py<PyDict>,
@@ -579,7 +581,7 @@ impl SlimeSpan {
             target.events.append(&event)?;
             if live.is_some() {
                 let parent_text = parent.as_ref().and_then(|p| p.to_str().ok()).unwrap_or_default().as_bytes();
-                let mut ids = Vec::with_capacity(64);
+                let mut ids = Ids::new();
                 let identity_count = identity(&target, step, &mut ids);
                 records.push(Record {
                     trace_id,
@@ -607,7 +609,7 @@ impl SlimeSpan {
         let token = SLIME.set(Bound::new(py, frame)?.as_any()).map(Bound::unbind);
         let alone = (records.len() == 1).then(|| {
             let r: &Record = &records[0];
-            (r.trace_id, r.span_id, r.identity.clone(), r.identity_count)
+            (r.trace_id, r.span_id, r.identity.to_vec(), r.identity_count)
         });
         let live = match live {
             Some(core) => {
@@ -857,6 +859,12 @@ impl SlimeSpan {
         Self::update(slf, attrs)
     }
 
+    /// The training step it belongs to, if any.
+    #[getter(step)]
+    fn step_number(&self) -> Option<i64> {
+        self.step()
+    }
+
     #[getter]
     fn start_ts(&self) -> f64 {
         self.inner.with(|i| i.start_ns) as f64 / 1e9
@@ -974,7 +982,7 @@ fn put_instants<'py>(
         let place = target.events.len() as u32;
         target.events.append(&event)?;
         if let Some(core) = live {
-            let mut ids = Vec::with_capacity(64);
+            let mut ids = Ids::new();
             let ids_count = identity(target, step, &mut ids);
             let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p.as_bytes()));
             span::instant(
@@ -998,8 +1006,10 @@ fn put_instants<'py>(
 /// Makes sure that a sample has a carrier; raises what is wrong with it.
 #[pyfunction]
 fn bind<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
-    let target = bind_sample(sample)?;
-    handle_of(sample.py(), &target)
+    match bind_sample(sample)? {
+        Some(target) => handle_of(sample.py(), &target),
+        None => Err(PyTypeError::new_err("a sample has index and group_index")),
+    }
 }
 
 /// The same for a carrier without a sample.
@@ -1074,7 +1084,7 @@ fn emit_child<'py>(
     let Some(core) = core::core().filter(|_| core::level() > 0) else { return Ok(()) };
     let target = from_handle(handle)?;
     let trace_id = trace_id_of(&target.trace);
-    let mut ids = Vec::with_capacity(64);
+    let mut ids = Ids::new();
     let ids_count = identity(&target, current_step(py), &mut ids);
     let mut encoded = SmallVec::<[u8; 256]>::new();
     let count = attrs.map_or(0, |a| value::put_dict(&mut encoded, attrs_of::SPAN, a, 0).0);

@@ -163,7 +163,7 @@ struct Late {
 }
 
 /// A piece of work with a beginning and an end. Made by `rollscope.span(...)`.
-#[pyclass(frozen, subclass, weakref, module = "rollscope")]
+#[pyclass(frozen, module = "rollscope")]
 pub struct Span {
     pub open: OpenPart,
     late: Held<Late>,

@@ -64,3 +64,39 @@ class Program:
 @pytest.fixture
 def program(tmp_path):
     return Program(tmp_path)
+
+
+class ServerAt(_harness.Server):
+    """A server whose gRPC port is given, so that another one can take its place."""
+
+    def __init__(self, data, port):
+        self.port = port
+        super().__init__(data)
+
+    def start(self):
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
+        self.log = open(self.data.parent / f"{self.data.name}.log", "ab")
+        self.process = subprocess.Popen(
+            [BINARY, "serve", "--data", self.data, "--listen", "127.0.0.1:0", "--otlp-grpc", f"127.0.0.1:{self.port}",
+             "--otlp-http", ""], stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment)
+        for line in self.process.stdout:
+            if line.startswith("rollscope is at"):
+                self.url = line.split()[-1]
+            elif line.startswith("data"):
+                return
+        raise RuntimeError("rollscope did not start: " + Path(self.log.name).read_text()[-2000:])
+
+
+@pytest.fixture
+def serve_at(tmp_path):
+    """Starts servers over one folder on one port, one after the other."""
+    started = []
+
+    def start(port):
+        started.append(ServerAt(tmp_path / "data", port))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            server.stop()

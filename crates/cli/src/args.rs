@@ -21,6 +21,10 @@ pub enum Command {
     View(ViewArgs),
     /// Ask the store in SQL, read-only.
     Sql(SqlArgs),
+    /// Find conversations, read one, or take a selection along.
+    Conversations(ConversationsArgs),
+    /// Build the search index of conversations anew. The store must not be in use.
+    Reindex(FolderArgs),
     /// Put files of any known format into a store.
     Import(ImportArgs),
     /// Write what a store holds for other tools.
@@ -164,6 +168,52 @@ pub struct SqlArgs {
     pub timeout: u64,
     /// The query; `-` reads it from standard input. Tables: runs, spans, samples, conversations, metrics, series.
     pub query: String,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum ConversationsFormat {
+    /// A list for people; with --id the conversation as text.
+    Table,
+    /// One JSON document, as the API answers.
+    Json,
+    /// One conversation a line, with `messages` as OpenAI writes them.
+    Jsonl,
+    /// The columns of the table; needs --out.
+    Parquet,
+}
+
+#[derive(Args)]
+pub struct ConversationsArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// What to look for, as in the search box: words, "phrases", role:tool, reward:<0.5, step:100..120, status:truncated ...
+    pub search: Vec<String>,
+    /// Show this conversation.
+    #[arg(long, value_name = "ID", conflicts_with_all = ["search", "run", "project"])]
+    pub id: Option<String>,
+    /// Only this run, by id or name.
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// Only runs of this project.
+    #[arg(long, value_name = "PROJECT")]
+    pub project: Option<String>,
+    /// Only this step, or a range such as 100..120.
+    #[arg(long, value_name = "N")]
+    pub step: Option<String>,
+    /// What to sort by, with - before it for descending order: -reward, step, -metadata.score ...
+    #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
+    pub sort: Option<String>,
+    /// Most conversations [default: 20 as a table, 50 as JSON, all as a file].
+    #[arg(long, value_name = "N")]
+    pub limit: Option<usize>,
+    /// Leave out so many.
+    #[arg(long, value_name = "N")]
+    pub offset: Option<usize>,
+    #[arg(long, value_enum, default_value_t = ConversationsFormat::Table)]
+    pub format: ConversationsFormat,
+    /// Where to write [default: standard output].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
 }
 
 #[derive(Args)]

@@ -54,7 +54,7 @@ pub fn table(schema: &Schema, batches: &[RecordBatch]) -> anyhow::Result<Table> 
     Ok(table)
 }
 
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     let mut out = String::new();
     for (i, c) in text.chars().enumerate() {
         if i == CELL {

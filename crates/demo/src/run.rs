@@ -404,9 +404,11 @@ impl Generator {
     ) {
         let said = text::conversation(task, &w.sample_id, &self.media);
         let times = &plan.outcome.samples[index];
+        let last = task.attempts() - 1;
+        let response_tokens: i64 = task.turns.iter().filter(|t| t.attempt == last).map(|t| t.completion_tokens).sum();
         let metadata = json!({
             "reward": task.reward, "source": task.domain.source(), "status": task.status.name(),
-            "prompt_id": task.problem, "duration_s": seconds(times.end - times.start), "attempt": task.attempts() - 1,
+            "prompt_id": task.problem, "response_tokens": response_tokens, "duration_s": seconds(times.end - times.start), "attempt": task.attempts() - 1,
         });
         out.push(&NewConversation {
             id: &format!("{}/{}/rollout/{index}", self.options.run_id, plan.step),

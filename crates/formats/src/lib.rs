@@ -5,6 +5,7 @@
 
 mod any_value;
 pub mod conversation;
+pub mod conversations;
 pub mod export;
 pub mod import;
 mod json;

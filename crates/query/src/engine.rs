@@ -210,6 +210,31 @@ impl Engine {
         .await
     }
 
+    /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
+    pub async fn conversations(&self, ids: Vec<String>) -> Result<Vec<RecordBatch>, QueryError> {
+        if ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        let inner = &*self.inner;
+        let snapshot = inner.source.snapshot();
+        let sessions = inner.sessions.clone();
+        let progress = Arc::new(Progress::new(0, "conversations by id"));
+        self.direct(async move {
+            let mut state = sessions.open(&snapshot, &progress)?;
+            state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
+            let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
+            let schema = DFSchema::try_from(tables::schema(Table::Conversations))?;
+            let predicate = state.create_physical_expr(filter.clone(), &schema)?;
+            let table = sessions.table(&snapshot, Table::Conversations, &progress);
+            let scan = table.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
+            let found = Arc::new(FilterExec::try_new(predicate, scan)?);
+            let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
+            let batches = collect(plan, state.task_ctx()).await?;
+            Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
+        })
+        .await
+    }
+
     /// Size and range of every table, from the manifest and the tail alone.
     pub fn table_stats(&self) -> Vec<TableStats> {
         describe::table_stats(&self.inner.source.snapshot())

@@ -1,1 +1,27 @@
 //! Full-text search over conversations: the only crate that knows tantivy.
+//!
+//! A [`Follower`] keeps an index beside the store up to date: from snapshots of the store it takes rows that it has not
+//! seen ([`follow`]), [`text`] finds who said what in their messages, [`words`] cuts that into words, [`schema`] makes a
+//! document of it. A question goes the other way: [`query`] reads the language of the search box, [`plan`] turns it into
+//! what the index does, [`collect`] walks over what matches once and brings back a page of it, in order, with the count and
+//! the facets. The index can always be thrown away: everything in it comes from the store.
+
+mod collect;
+mod error;
+mod follow;
+mod index;
+mod plan;
+mod query;
+mod schema;
+pub mod snippet;
+pub mod text;
+mod words;
+
+pub use collect::{By, Place, Sort};
+pub use error::SearchError;
+pub use follow::{Follower, Status, catch_up};
+pub use index::{
+    Answer, FACETS, Facet, FacetValue, MAX_LIMIT, MAX_OFFSET, Request, Row, Search, parse_search, parse_sort,
+};
+pub use query::Node;
+pub use schema::id_hash;

@@ -98,6 +98,10 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
         DataType::FixedSizeBinary(_) => bytes!(array.as_fixed_size_binary()),
         DataType::Dictionary(_, _) => {
             let dictionary = array.as_any_dictionary();
+            // Nothing but nulls: there are no values to point at.
+            if dictionary.values().is_empty() {
+                return Ok(Box::new(|out, _| out.extend_from_slice(b"null")));
+            }
             let value = cell(dictionary.values().as_ref())?;
             let keys = dictionary.normalized_keys();
             Box::new(move |out, row| value(out, keys[row]))

@@ -11,6 +11,7 @@ mod api;
 mod auth;
 pub mod collect;
 pub mod config;
+pub mod conversations;
 pub mod encode;
 mod ingest;
 mod listen;
@@ -47,6 +48,7 @@ use tower_http::trace::TraceLayer;
 
 use auth::{Auth, Door};
 pub use config::{Limits, Secret, ServerConfig, TlsConfig};
+use conversations::Conversations;
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
@@ -91,6 +93,10 @@ pub(crate) struct Shared {
     store: Store,
     engine: Engine,
     ingest: Ingest,
+    /// None: the search index could not be opened.
+    conversations: Option<Conversations>,
+    /// Images decoded at one time.
+    thumbnails: tokio::sync::Semaphore,
     counters: Arc<Counters>,
     limits: Limits,
     promql: rollscope_query::promql::PromLimits,
@@ -99,7 +105,7 @@ pub(crate) struct Shared {
     steps: Arc<StepCounters>,
     stop: CancellationToken,
     watched: api::Watched,
-    steps: api::StepsCache,
+    known_steps: api::StepsCache,
 }
 
 impl Deref for App {
@@ -150,6 +156,7 @@ pub struct Server {
     limits: Limits,
     stop: CancellationToken,
     abort: CancellationToken,
+    conversations: Option<Conversations>,
     /// Closed when the last task has ended.
     ended: mpsc::Receiver<Infallible>,
 }
@@ -185,7 +192,17 @@ impl Server {
             };
             tokio::spawn(watcher.run(shared.stop.clone()));
         }
+        let conversations = match Conversations::start(&store, engine.clone()) {
+            Ok(conversations) => Some(conversations),
+            Err(error) => {
+                tracing::error!(%error, "conversations cannot be searched");
+                None
+            }
+        };
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let app = App(Arc::new(Shared {
+            conversations: conversations.clone(),
+            thumbnails: tokio::sync::Semaphore::new(cores),
             ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
             store,
             engine,
@@ -197,7 +214,7 @@ impl Server {
             steps,
             stop: shared.stop.clone(),
             watched: api::Watched::default(),
-            steps: api::StepsCache::default(),
+            known_steps: api::StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         for (listener, router) in
@@ -217,7 +234,7 @@ impl Server {
             tokio::spawn(listen::serve(listener, router, shared.clone()));
         }
         let (stop, abort) = (shared.stop.clone(), shared.abort.clone());
-        Ok(Server { addresses, limits: config.limits.clone(), stop, abort, ended })
+        Ok(Server { addresses, limits: config.limits.clone(), stop, abort, conversations, ended })
     }
 
     pub fn addresses(&self) -> Addresses {
@@ -232,6 +249,9 @@ impl Server {
             tracing::warn!("some requests did not end within shutdown_s; they are cut off");
             self.abort.cancel();
             self.ended.recv().await;
+        }
+        if let Some(conversations) = &self.conversations {
+            conversations.stop().await;
         }
     }
 }

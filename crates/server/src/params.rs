@@ -37,7 +37,12 @@ impl<S: Sync> FromRequestParts<S> for Params {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Problem> {
-        let pairs: Vec<_> = pairs(parts.uri.query().unwrap_or("")).collect();
+        Params::from_pairs(pairs(parts.uri.query().unwrap_or("")).collect())
+    }
+}
+
+impl Params {
+    pub fn from_pairs(pairs: Vec<(String, String)>) -> Result<Self, Problem> {
         for (n, (key, value)) in pairs.iter().enumerate() {
             if value.len() > MAX_VALUE {
                 return Err(Problem::parameter(key, format!("at most {MAX_VALUE} bytes")));
@@ -48,9 +53,13 @@ impl<S: Sync> FromRequestParts<S> for Params {
         }
         Ok(Params { pairs, known: Vec::new() })
     }
-}
 
-impl Params {
+    /// Takes a parameter out, so that whoever reads the rest need not know it.
+    pub fn take(&mut self, name: &str) -> Option<String> {
+        let at = self.pairs.iter().position(|(key, _)| key == name)?;
+        Some(self.pairs.remove(at).1)
+    }
+
     pub fn text(&mut self, name: &'static str) -> Option<&str> {
         self.known.push(name);
         self.pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())

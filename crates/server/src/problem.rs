@@ -59,6 +59,10 @@ impl Problem {
         problem
     }
 
+    pub fn set_parameter(&mut self, name: &str) {
+        self.parameter = Some(name.to_string());
+    }
+
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
     }

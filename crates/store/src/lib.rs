@@ -39,6 +39,7 @@ pub use identity::{identity_hashes, identity_hashes_of};
 pub use manifest::{AttrTypes, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;
-pub use snapshot::{Snapshot, SnapshotSource, TableSnapshot};
+pub use segment::parquet_file;
+pub use snapshot::{SegmentBatches, Snapshot, SnapshotSource, TableSnapshot};
 pub use store::{Appended, Health, Store, StoreStats};
 pub use touched::Step;

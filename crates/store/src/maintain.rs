@@ -53,8 +53,8 @@ pub(crate) async fn run(weak: WeakShared) {
                 if let Err(e) = tidied.await {
                     tracing::warn!(error = %e, "background tidying failed; it will be tried again");
                 }
-                shared.delete_doomed().await;
             }
+            shared.delete_doomed().await;
         }
         tokio::task::yield_now().await;
     }
@@ -101,7 +101,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     manifest.segments.retain(|s| !expired.contains(&s.path));
     shared.counters.expired_segments.fetch_add((before - manifest.segments.len()) as u64, Ordering::Relaxed);
     shared.commit_manifest(manifest, |_| {}).await?;
-    expired.into_iter().for_each(|path| shared.doom(path));
+    expired.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
 }
 
@@ -205,7 +205,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     }
     shared.commit_manifest(manifest, |_| {}).await?;
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
-    paths.into_iter().for_each(|path| shared.doom(path));
+    paths.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
 }
 

@@ -31,6 +31,12 @@ use crate::manifest::Segment;
 /// A trace is looked up by reading one row group: small enough to be quick, large enough to compress.
 const ROW_GROUP_ROWS: usize = 128 << 10;
 
+/// A conversation is looked up by reading one page of its text, and its text is thousands of times larger than a span.
+/// Pages must hold several neighbours all the same: neighbours begin alike, and what repeats inside a page is stored once.
+const TEXT_ROW_GROUP_ROWS: usize = 8 << 10;
+const TEXT_PAGE_BYTES: usize = 512 << 10;
+const TEXT_BATCH_ROWS: usize = 16;
+
 /// What the segment says of itself, in the file's own metadata: enough to rebuild a lost manifest.
 const SELF_KEY: &str = "rollscope.segment";
 
@@ -117,9 +123,19 @@ fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) 
         .set_statistics_enabled(EnabledStatistics::Chunk)
         .set_key_value_metadata(Some(vec![KeyValue::new(SELF_KEY.to_string(), about)]))
         .set_created_by(format!("rollscope {}", env!("CARGO_PKG_VERSION")));
+    let mut group_rows = ROW_GROUP_ROWS;
+    if table == Table::Conversations {
+        group_rows = TEXT_ROW_GROUP_ROWS;
+        props = props
+            .set_max_row_group_row_count(Some(TEXT_ROW_GROUP_ROWS))
+            .set_data_page_size_limit(TEXT_PAGE_BYTES)
+            .set_write_batch_size(TEXT_BATCH_ROWS)
+            .set_column_dictionary_enabled(ColumnPath::from("messages"), false)
+            .set_column_statistics_enabled(ColumnPath::from("messages"), EnabledStatistics::None);
+    }
     for column in table.bloom_columns() {
         let path = ColumnPath::from(*column);
-        let distinct = distinct(batch.column_by_name(column).expect("declared"), ROW_GROUP_ROWS);
+        let distinct = distinct(batch.column_by_name(column).expect("declared"), group_rows);
         props = props
             .set_column_bloom_filter_enabled(path.clone(), true)
             .set_column_bloom_filter_fpp(path.clone(), 0.01)
@@ -216,6 +232,9 @@ fn times(table: Table, batch: &RecordBatch) -> &arrow::array::Int64Array {
 fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
     let times = times(table, batch).values();
     let time = |row: u32| times[row as usize];
+    if table == Table::Conversations {
+        return order_of_texts(batch, rows, times);
+    }
     if !table.sort_columns().is_empty() {
         let ranks: Vec<Vec<u32>> = table
             .sort_columns()
@@ -279,6 +298,17 @@ pub(crate) fn ranks(column: &arrow::array::DictionaryArray<Int32Type>) -> Vec<u3
     column.keys().iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
 }
 
+/// Conversations stand in the order of their text: siblings of a prompt and successive turns of one conversation begin
+/// alike, so they become neighbours, and the compressor stores their common beginning once (docs/adr/0010).
+fn order_of_texts(batch: &RecordBatch, mut rows: Vec<u32>, times: &[i64]) -> UInt32Array {
+    let texts = batch.column_by_name("messages").expect("declared").as_string::<i32>();
+    rows.sort_by(|a, b| {
+        let (a, b) = (*a as usize, *b as usize);
+        texts.value(a).cmp(texts.value(b)).then(times[a].cmp(&times[b]))
+    });
+    rows.into()
+}
+
 fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
     let times = times(table, batch);
     let min = arrow::compute::min(times).unwrap_or(0);
@@ -338,6 +368,35 @@ pub(crate) fn read(table: Table, data: Bytes) -> Result<Vec<RecordBatch>, StoreE
     reader.map(|batch| upgrade(table, &batch?)).collect()
 }
 
+/// Some columns of a segment, in small batches.
+pub(crate) fn read_columns(
+    table: Table,
+    data: Bytes,
+    columns: &[&str],
+) -> Result<crate::snapshot::SegmentBatches, StoreError> {
+    let builder = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(1024);
+    let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().copied());
+    let reader = builder.with_projection(mask).build()?;
+    let schema = table.schema();
+    Ok(Box::new(reader.map(move |batch| {
+        let batch = batch?;
+        // Text that is a dictionary by declaration may come back plain, and the other way round.
+        let columns = batch
+            .schema()
+            .fields()
+            .iter()
+            .zip(batch.columns())
+            .map(|(field, column)| match schema.field_with_name(field.name()) {
+                Ok(declared) if declared.data_type() != column.data_type() => {
+                    Ok((field.name().clone(), arrow::compute::cast(column, declared.data_type())?))
+                }
+                _ => Ok((field.name().clone(), column.clone())),
+            })
+            .collect::<Result<Vec<_>, StoreError>>()?;
+        Ok(RecordBatch::try_from_iter(columns)?)
+    })))
+}
+
 /// Gives a batch of any earlier version the present columns: those it lacks are null, or zero where null is not allowed.
 pub(crate) fn upgrade(table: Table, batch: &RecordBatch) -> Result<RecordBatch, StoreError> {
     let schema = table.schema();
@@ -385,6 +444,14 @@ pub(crate) fn without(
     let hashes = identity_hashes(table, &batch);
     let keep: arrow::array::BooleanArray = hashes.iter().map(|h| Some(!gone.contains(h))).collect();
     Ok(arrow::compute::filter_record_batch(&batch, &keep)?)
+}
+
+/// Any batch as a Parquet file, for people to take along.
+pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
+    let props = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?)).build();
+    let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(props))?;
+    writer.write(batch)?;
+    Ok(writer.into_inner()?)
 }
 
 pub(crate) fn arc(segment: Segment) -> Arc<Segment> {

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use object_store::ObjectStore;
+use object_store::{ObjectStore, ObjectStoreExt};
 use rollscope_model::Table;
 
+use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
+use crate::segment;
 
 /// One table at one moment.
 #[derive(Clone, Default)]
@@ -45,7 +47,23 @@ impl Snapshot {
             .contains(&version)
             .then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
     }
+
+    /// Reads some columns of a segment, batch by batch. For whoever follows the store without SQL; the rows in
+    /// [`TableSnapshot::replaced`] are among them.
+    pub async fn read_segment(
+        &self,
+        table: Table,
+        segment: &Segment,
+        columns: &[&str],
+    ) -> Result<SegmentBatches, StoreError> {
+        let path = object_store::path::Path::from(segment.path.as_str());
+        let data = self.object_store.get(&path).await?.bytes().await?;
+        segment::read_columns(table, data, columns)
+    }
 }
+
+/// Batches of a segment, decoded as they are asked for.
+pub type SegmentBatches = Box<dyn Iterator<Item = Result<RecordBatch, StoreError>> + Send>;
 
 /// The server's store, or a folder opened for reading.
 pub trait SnapshotSource: Send + Sync {

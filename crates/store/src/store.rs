@@ -39,6 +39,8 @@ const QUEUE: usize = 512;
 const GROUP_BYTES: usize = 64 << 20;
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
+/// What queries under way get when a run is deleted.
+const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
 
 /// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
 #[derive(Clone)]
@@ -75,6 +77,7 @@ pub(crate) struct Shared {
     /// Unique in this store: part of the name of every segment.
     pub writer_id: String,
     names: AtomicU64,
+    /// Files to delete, and when.
     doomed: Mutex<Vec<(Instant, String)>>,
     wal_dir: PathBuf,
     closed: AtomicBool,
@@ -212,6 +215,7 @@ impl Store {
             }
             shared.record_set_aside(opened.set_aside).await;
         }
+        shared.doom_leftovers().await?;
         let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
         std::thread::Builder::new()
             .name("store-writer".into())
@@ -271,9 +275,9 @@ impl Store {
         }
         manifest.segments.retain(|s| !gone(s));
         self.shared.commit_manifest(manifest, |state| state.settled = state.version + 1).await?;
-        // Asked for by a person: gone at once, not after the grace that readers get elsewhere.
+        // Asked for by a person: no query finds it any more, and the files go as soon as queries under way are done with them.
         for path in doomed {
-            self.shared.root.delete(&path).await?;
+            self.shared.doom(path, DELETED_RUN_GRACE);
         }
         Ok(true)
     }
@@ -416,16 +420,32 @@ impl Shared {
         self.record_set_aside(vec![SetAside { file: path.into(), why, at_ns: now_ns() }]).await;
     }
 
-    /// Deletes a file that is no longer live once readers had time to finish.
-    pub fn doom(&self, path: String) {
-        self.doomed.lock().push((Instant::now(), path));
+    /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
+    pub fn doom(&self, path: String, at_most: Duration) {
+        let grace = Duration::from_secs(self.options.delete_grace_s).min(at_most);
+        self.doomed.lock().push((Instant::now() + grace, path));
+    }
+
+    /// Files that no manifest names: left by a process that ended before their time had come.
+    async fn doom_leftovers(&self) -> Result<(), StoreError> {
+        let live: HashSet<String> =
+            self.state.read().manifest.segments.iter().map(|segment| segment.path.clone()).collect();
+        for table in Table::ALL {
+            for object in self.root.list(table.name()).await? {
+                let path = object.location.to_string();
+                if !live.contains(&path) {
+                    self.doom(path, Duration::MAX);
+                }
+            }
+        }
+        Ok(())
     }
 
     pub async fn delete_doomed(&self) {
-        let grace = Duration::from_secs(self.options.delete_grace_s);
         let due: Vec<String> = {
             let mut doomed = self.doomed.lock();
-            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| at.elapsed() >= grace);
+            let now = Instant::now();
+            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| *at <= now);
             *doomed = wait;
             let due: Vec<(Instant, String)> = due;
             due.into_iter().map(|(_, path)| path).collect()
@@ -531,7 +551,7 @@ impl Shared {
             }
         }
         for path in gone {
-            self.doom(path);
+            self.doom(path, Duration::MAX);
         }
         for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
             let path = wal::path(&self.wal_dir, number);

@@ -46,6 +46,17 @@ export const KEYS: { title: string; keys: [string[], string][] }[] = [
       [['double click'], 'zoom to a span'],
     ],
   },
+  {
+    title: 'Conversations',
+    keys: [
+      [['/'], 'search'],
+      [['J', 'K', '↑', '↓'], 'next, previous conversation'],
+      [['j', 'k'], 'next, previous message of the open one'],
+      [['Enter'], 'the open one on a page of its own'],
+      [['m'], 'Markdown or raw text'],
+      [['Esc'], 'close it'],
+    ],
+  },
   { title: 'SQL', keys: [[['Ctrl Enter'], 'run the query']] },
 ];
 

@@ -52,7 +52,8 @@ export function phaseBins(items: Items, layout: Layout, bins: number, t0: number
     for (let l = laneOf[r + 1] - 1; l >= laneOf[r]; l--) {
       const need = have + 2 * (itemsOf[l + 1] - itemsOf[l]) + 4;
       if (next.length < need) next = new Float64Array(need * 2);
-      let k = 0;
+      let k = 0; // next of what is covered to go into `next`
+      let from = 0; // first of what is covered that may touch the item
       let n = 0;
       const put = (s: number, e: number): void => {
         if (n > 0 && s <= next[n - 1]) next[n - 1] = Math.max(next[n - 1], e);
@@ -70,8 +71,9 @@ export function phaseBins(items: Items, layout: Layout, bins: number, t0: number
           put(covered[k], covered[k + 1]);
           k += 2;
         }
-        // Between what is covered.
-        for (let c = k; c < have && covered[c] < e; c += 2) {
+        // Between what is covered. An interval may cover several items, so it stays.
+        while (from < have && covered[from + 1] <= s) from += 2;
+        for (let c = from; c < have && covered[c] < e; c += 2) {
           if (covered[c] > s) add(phase[i], s, covered[c]);
           s = Math.max(s, covered[c + 1]);
         }

@@ -295,9 +295,17 @@ export class Scene {
           for (let x = bars[b + 1]; x < bars[b + 2]; x++) if (line[x] === color) pixels[y * W + x] = theme.badRgba;
         }
       }
-      if (tall && this.labels.length < LABELS_MAX * 5 && bars[b + 2] - bars[b + 1] > 24 * d && (lane || !(f & PARENT))) {
-        this.labels.push(i, bars[b + 1] / d, bars[b + 2] / d, y0 / d, (y1 - y0) / d);
-      }
+    }
+    // Names, the innermost first: in a collapsed row only one of several bars in a place is named.
+    const named: number[] = [];
+    for (let b = bars.length - 3; tall && b >= 0 && this.labels.length < LABELS_MAX * 5; b -= 3) {
+      const [xa, xb] = [bars[b + 1], bars[b + 2]];
+      if (xb - xa <= 24 * d || (!lane && items.flags[bars[b]] & PARENT)) continue;
+      let free = true;
+      for (let k = 0; !lane && free && k < named.length; k += 2) free = xb <= named[k] || xa >= named[k + 1];
+      if (!free) continue;
+      if (!lane) named.push(xa, xb);
+      this.labels.push(bars[b], xa / d, xb / d, y0 / d, (y1 - y0) / d);
     }
     for (let m = 0; m < marks.length; m += 3) {
       const i = marks[m];
@@ -425,7 +433,8 @@ export class Scene {
           ctx.font = FONT_SMALL;
           ctx.textAlign = 'right';
           ctx.fillStyle = theme.faint;
-          ctx.fillText(`g${items.groups[table.group[r]]}`.slice(0, 6), 33, top + Math.min(line, 12) / 2 + 1);
+          const group = items.groups[table.group[r]];
+          ctx.fillText((/^\d/.test(group) ? `g${group}` : group).slice(0, 6), 33, top + Math.min(line, 12) / 2 + 1);
         }
       }
     }

@@ -33,5 +33,9 @@ export const VIEWS: readonly ViewSpec[] = [
         { key: 'traces', title: 'Traces', path: 'traces', nav: 'always', needs: 'live', shortcut: 'x', load: () => import('../trace/Traces.svelte') },
         { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', load: () => import('../trace/Trace.svelte') },
       ] satisfies ViewSpec[])),
+  { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
+  { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },
+  { key: 'group', title: 'Group', path: 'run/:run/group/:step/:group', nav: 'never', load: () => import('../conversations/Group.svelte') },
+  { key: 'all-conversations', title: 'Conversations of all runs', path: 'conversations', nav: 'never', load: () => import('../conversations/List.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

@@ -307,6 +307,7 @@ describe('rows', () => {
   it('a row counts once however many spans run in it', () => {
     const x = itemsOf([
       { id: 1, start: 0, end: 100, sample: 'a', name: 'rollout' }, { id: 2, parent: 1, start: 10, end: 60, sample: 'a', name: 'decode' }, { id: 3, parent: 1, start: 20, end: 90, sample: 'a', name: 'bash tool' },
+      ...Array.from({ length: 8 }, (_, k) => ({ id: 10 + k, parent: 1, start: 12 + k * 5, end: 16 + k * 5, sample: 'a', name: 'reward' })),
     ]);
     const b = phaseBins(x, buildLayout(x, 'sample'), 100, 0, 100, null);
     for (let k = 0; k < 100; k++) expect(PHASES.reduce((a, _, p) => a + b.counts[p * 100 + k], 0)).toBeCloseTo(1);

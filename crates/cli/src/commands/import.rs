@@ -82,7 +82,12 @@ pub async fn file(
         if table == Table::Runs {
             runs.widen(&batch)?;
         } else {
+            // Model calls on spans are conversations too.
+            let talks = (table == Table::Spans).then(|| rollscope_formats::conversations::from_spans(&batch)).flatten();
             let accepted = store.append(table, batch).await?.accepted;
+            if let Some(talks) = talks {
+                store.append(Table::Conversations, talks).await?;
+            }
             // Rows of other tables replace what was there, so whether they are new is not known here.
             new += if table == Table::Spans { accepted } else { 0 };
         }

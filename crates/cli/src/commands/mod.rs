@@ -2,6 +2,7 @@
 
 mod collect;
 mod compact;
+mod conversations;
 mod demo;
 mod export;
 mod export_html;
@@ -24,6 +25,8 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Collect(args) => collect::run(args).await,
         Command::TraceLevel(args) => trace_level::run(args).await,
         Command::Sql(args) => sql::run(args).await,
+        Command::Conversations(args) => conversations::run(args).await,
+        Command::Reindex(args) => conversations::reindex(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {
             ExportCommand::Otlp(args) => export::otlp(args).await,

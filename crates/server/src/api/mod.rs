@@ -1,6 +1,7 @@
 //! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod conversations;
 mod health;
 mod jaeger;
 mod live;
@@ -63,6 +64,11 @@ use crate::problem::Problem;
         metrics::points,
         metrics::sinks,
         scrape::scrape,
+        conversations::list,
+        conversations::one,
+        conversations::stats,
+        conversations::export,
+        conversations::media_file,
         openapi,
     ),
     components(schemas(Problem))
@@ -93,6 +99,11 @@ pub fn router(app: &App) -> Router {
         .route("/scrape", get(scrape::scrape))
         .route("/live", get(live::live))
         .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
+        .route("/conversations", get(conversations::list))
+        .route("/conversations/{*id}", get(conversations::one))
+        .route("/conversations-stats", get(conversations::stats))
+        .route("/conversations-export", get(conversations::export))
+        .route("/media/{hash}", get(conversations::media_file))
         .route("/openapi.json", get(openapi))
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method);
@@ -148,7 +159,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert!(paths.len() >= 21, "{:?}", paths.keys());
+        assert!(paths.len() >= 26, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

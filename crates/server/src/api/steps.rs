@@ -118,7 +118,7 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
     params.done()?;
     let snapshot = app.store.snapshot();
     let segments = segments_of(&snapshot, &run);
-    let (mut steps, from) = app.steps.known(&run, segments, &snapshot);
+    let (mut steps, from) = app.known_steps.known(&run, segments, &snapshot);
     if from < i64::MAX {
         steps.retain(|step, _| *step < from);
         // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
@@ -128,7 +128,7 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
         };
         steps.extend(fresh);
     }
-    app.steps.keep(&run, Known { segments, version: snapshot.version, steps: steps.clone() });
+    app.known_steps.keep(&run, Known { segments, version: snapshot.version, steps: steps.clone() });
     let steps = steps.into_iter().map(|(step, info)| StepInfo { step, ..info }).collect();
     to_json(&StepsAnswer { steps })
 }

@@ -109,3 +109,13 @@ fn types_have_short_names() {
     assert_eq!(name("start_attrs"), "Map<Utf8, Utf8>");
     assert!(name("events").starts_with("List<Struct<time_ns: Int64, "), "{}", name("events"));
 }
+
+#[test]
+fn a_dictionary_of_nothing_but_nulls_is_null() {
+    let keys = arrow::array::Int32Array::from(vec![None, None]);
+    let values = std::sync::Arc::new(arrow::array::StringArray::from(Vec::<&str>::new()));
+    let column: arrow::array::ArrayRef =
+        std::sync::Arc::new(arrow::array::DictionaryArray::<arrow::datatypes::Int32Type>::new(keys, values));
+    let batch = RecordBatch::try_from_iter_with_nullable([("thread", column, true)]).unwrap();
+    assert_eq!(json_object(&batch, 1).unwrap(), br#"{"thread":null}"#);
+}

@@ -17,12 +17,14 @@ use arrow::array::RecordBatch;
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
+use rollscope_formats::conversations;
 use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded, DecodedLogs, RunRecord, RunSeen};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
 
 use crate::config::Limits;
+use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
@@ -236,11 +238,22 @@ impl Ingest {
             runs.enter(&rows.runs).await?;
         }
         for (table, batch) in rows.batches {
-            if batch.num_rows() > 0 {
-                let appended = store.append(table, batch).await?;
-                add(&counters.accepted, appended.accepted);
-                add(&counters.duplicates, appended.duplicates);
+            if batch.num_rows() == 0 {
+                continue;
             }
+            // Model calls on spans are conversations too.
+            let talks = if table == Table::Spans { conversations::from_spans(&batch) } else { None };
+            let batch = match table {
+                Table::Conversations => lift::media(store, batch).await?,
+                _ => batch,
+            };
+            let appended = store.append(table, batch).await?;
+            if let Some(talks) = talks {
+                let talks = lift::media(store, talks).await?;
+                store.append(Table::Conversations, talks).await?;
+            }
+            add(&counters.accepted, appended.accepted);
+            add(&counters.duplicates, appended.duplicates);
         }
         let message = match rows.rejected {
             0 => String::new(),

@@ -26,6 +26,33 @@ async fn compaction_merges_small_segments_of_a_run() {
     assert_eq!(seen(&open(dir.path()).await), all);
 }
 
+fn files(dir: &std::path::Path) -> usize {
+    let folders: Vec<_> = std::fs::read_dir(dir.join("spans")).unwrap().map(|e| e.unwrap()).collect();
+    folders.iter().map(|f| std::fs::read_dir(f.path()).unwrap().count()).sum()
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_left_behind_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for first in [0, 100, 200] {
+        store.append(Table::Spans, spans("a", first, 10)).await.unwrap();
+        store.flush().await.unwrap();
+    }
+    store.compact().await.unwrap();
+    drop(store);
+    assert_eq!(files(dir.path()), 4, "three that were merged are still there for readers");
+    let store = open_with(dir.path(), |o| o.delete_grace_s = 0).await;
+    for _ in 0..200 {
+        if files(dir.path()) == 1 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert_eq!(files(dir.path()), 1);
+    assert_eq!(seen(&store).len(), 30);
+}
+
 #[tokio::test]
 async fn a_deleted_run_is_gone_from_memory_and_disk() {
     let dir = tempfile::tempdir().unwrap();
@@ -35,9 +62,14 @@ async fn a_deleted_run_is_gone_from_memory_and_disk() {
     assert!(store.delete_run("../b c/ü").await.unwrap());
     assert!(!store.delete_run("../b c/ü").await.unwrap());
     assert_eq!(seen(&store), expected("a", 0..10));
-    let folders: Vec<_> = std::fs::read_dir(dir.path().join("spans")).unwrap().map(|e| e.unwrap()).collect();
-    let files: usize = folders.iter().map(|f| std::fs::read_dir(f.path()).unwrap().count()).sum();
-    assert_eq!(files, 1);
+    // Queries under way get a few seconds.
+    for _ in 0..200 {
+        if files(dir.path()) == 1 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert_eq!(files(dir.path()), 1);
     drop(store);
     assert_eq!(seen(&open(dir.path()).await), expected("a", 0..10));
 }

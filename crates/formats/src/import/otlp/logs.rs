@@ -224,7 +224,7 @@ impl Writer<'_> {
         }
         let step = scene.step();
         for (pair, value) in values.values.iter().zip(numbers) {
-            let row = NewMetric { run_id: scene.run, step, time_ns: scene.time, name: &pair.key, value };
+            let row = NewMetric { run_id: scene.run, step, time_ns: scene.time, name: &pair.key, value, source: None };
             self.metrics.push(&row);
         }
         self.rows[0] += values.values.len();

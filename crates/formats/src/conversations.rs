@@ -1,0 +1,611 @@
+//! Conversations that spans tell. Agent frameworks put the messages of a model call on its span; the dialects differ:
+//!
+//! | dialect | where |
+//! |---|---|
+//! | OpenTelemetry | attributes `gen_ai.system_instructions`, `gen_ai.input.messages`, `gen_ai.output.messages`, on the span or on an event |
+//! | OpenTelemetry before 1.37 | events `gen_ai.user.message`, `gen_ai.choice`, ...; `gen_ai.prompt` and `gen_ai.completion` as JSON |
+//! | OpenLLMetry | `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, `gen_ai.completion.0.tool_calls.0.name`, ... |
+//! | OpenInference | `llm.input_messages.0.message.role`, `llm.output_messages.0.message.tool_calls.0.tool_call.id`, ... |
+//! | Pydantic AI, Logfire | `pydantic_ai.all_messages`, `all_messages_events`, `request_data` and `response_data` |
+//!
+//! All become one kind of row: messages as OpenAI writes them (`role`, `content`, `reasoning_content`, `tool_calls`,
+//! `tool_call_id`), parts that nobody knows kept as they are.
+
+use std::collections::BTreeMap;
+
+use arrow::array::{Array, AsArray, MapArray, RecordBatch};
+use arrow::datatypes::{Int32Type, Int64Type};
+use rollscope_model::build::{ConversationsBuilder, NewConversation};
+use serde_json::{Map, Value, json};
+
+/// Largest number in a name such as `gen_ai.prompt.17.content`, and deepest name.
+const MAX_INDEX: usize = 100_000;
+const MAX_NAME_DEPTH: usize = 12;
+
+/// The conversations in a batch of spans. `None` if there are none, which is found out quickly.
+pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
+    let columns = Columns::new(spans)?;
+    if !columns.maps().any(mentions_messages) {
+        return None;
+    }
+    let mut rows = ConversationsBuilder::default();
+    let mut any = false;
+    for row in 0..spans.num_rows() {
+        if let Some(talk) = columns.talk(row) {
+            columns.push(&mut rows, row, &talk);
+            any = true;
+        }
+    }
+    any.then(|| rows.finish().ok()).flatten()
+}
+
+/// The bytes of all keys of all rows lie in one buffer: one quick look over it.
+fn mentions_messages(map: &MapArray) -> bool {
+    let Some(keys) = map.keys().as_string_opt::<i32>() else { return false };
+    let bytes = keys.value_data();
+    [&b"gen_ai."[..], b"llm.", b"all_messages", b"request_data"]
+        .iter()
+        .any(|needle| memchr::memmem::find(bytes, needle).is_some())
+}
+
+struct Columns<'a> {
+    batch: &'a RecordBatch,
+    start: &'a MapArray,
+    end: &'a MapArray,
+    event_offsets: &'a [i32],
+    event_names: &'a arrow::array::StringArray,
+    event_attrs: &'a MapArray,
+}
+
+struct Talk {
+    messages: Vec<Value>,
+    metadata: Map<String, Value>,
+    finish: Option<String>,
+    reward: Option<f64>,
+}
+
+type Attrs = BTreeMap<String, Value>;
+
+fn attrs_of(map: &MapArray, row: usize, into: &mut Attrs) {
+    let (Some(keys), Some(values)) = (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>()) else {
+        return;
+    };
+    for i in map.offsets()[row] as usize..map.offsets()[row + 1] as usize {
+        let key = keys.value(i);
+        if interesting(key)
+            && let Ok(value) = serde_json::from_str(values.value(i))
+        {
+            into.insert(key.to_string(), value);
+        }
+    }
+}
+
+fn interesting(key: &str) -> bool {
+    key.starts_with("gen_ai.")
+        || key.starts_with("llm.")
+        || key.starts_with("openinference.")
+        || matches!(
+            key,
+            "pydantic_ai.all_messages"
+                | "all_messages_events"
+                | "request_data"
+                | "response_data"
+                | "input.value"
+                | "output.value"
+                | "content"
+                | "role"
+                | "tool_calls"
+                | "message"
+                | "id"
+                | "name"
+                | "index"
+                | "finish_reason"
+                | "reasoning_content"
+                | "rl.reward"
+                | "reward"
+        )
+}
+
+impl<'a> Columns<'a> {
+    fn new(batch: &'a RecordBatch) -> Option<Columns<'a>> {
+        let events = batch.column_by_name("events")?.as_list_opt::<i32>()?;
+        let items = events.values().as_struct_opt()?;
+        Some(Columns {
+            batch,
+            start: batch.column_by_name("start_attrs")?.as_map_opt()?,
+            end: batch.column_by_name("end_attrs")?.as_map_opt()?,
+            event_offsets: events.value_offsets(),
+            event_names: items.column_by_name("name")?.as_string_opt::<i32>()?,
+            event_attrs: items.column_by_name("attrs")?.as_map_opt()?,
+        })
+    }
+
+    fn maps(&self) -> impl Iterator<Item = &'a MapArray> {
+        [self.start, self.end, self.event_attrs].into_iter()
+    }
+
+    fn text(&self, column: &str, row: usize) -> Option<&'a str> {
+        let dict = self.batch.column_by_name(column)?.as_dictionary_opt::<Int32Type>()?;
+        Some(dict.values().as_string_opt::<i32>()?.value(dict.key(row)?))
+    }
+
+    fn int(&self, column: &str, row: usize) -> Option<i64> {
+        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Int64Type>()?;
+        (!column.is_null(row)).then(|| column.value(row))
+    }
+
+    fn talk(&self, row: usize) -> Option<Talk> {
+        if self.text("state", row) != Some("closed") {
+            return None;
+        }
+        let mut attrs = Attrs::new();
+        attrs_of(self.start, row, &mut attrs);
+        attrs_of(self.end, row, &mut attrs);
+        let mut events = Vec::new();
+        for i in self.event_offsets[row] as usize..self.event_offsets[row + 1] as usize {
+            let name = self.event_names.value(i);
+            if name.starts_with("gen_ai.") {
+                let mut of_event = Attrs::new();
+                attrs_of(self.event_attrs, i, &mut of_event);
+                events.push((name, of_event));
+            }
+        }
+        let messages = read(&attrs, &events);
+        if messages.is_empty() {
+            return None;
+        }
+        let (metadata, finish) = self.about(&attrs, row);
+        let reward = ["rl.reward", "reward"].iter().find_map(|name| attrs.get(*name)?.as_f64());
+        Some(Talk { messages, metadata, finish, reward })
+    }
+
+    fn about(&self, attrs: &Attrs, row: usize) -> (Map<String, Value>, Option<String>) {
+        let first = |names: &[&str]| names.iter().find_map(|name| attrs.get(*name)).cloned();
+        let mut about = Map::new();
+        for (name, sources) in [
+            ("model", &["gen_ai.response.model", "gen_ai.request.model", "llm.model_name"] as &[&str]),
+            ("agent", &["gen_ai.agent.name"]),
+            ("conversation_id", &["gen_ai.conversation.id"]),
+            ("operation", &["gen_ai.operation.name"]),
+            ("temperature", &["gen_ai.request.temperature"]),
+            ("prompt_tokens", &["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"]),
+            (
+                "completion_tokens",
+                &["gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"],
+            ),
+        ] {
+            if let Some(value) = first(sources) {
+                about.insert(name.to_string(), value);
+            }
+        }
+        let finish = match first(&["gen_ai.response.finish_reasons", "gen_ai.completion.0.finish_reason"]) {
+            Some(Value::Array(reasons)) => reasons.first().and_then(Value::as_str).map(str::to_string),
+            Some(Value::String(reason)) => Some(reason),
+            _ => None,
+        };
+        if let Some(finish) = &finish {
+            about.insert("finish_reason".into(), finish.as_str().into());
+        }
+        if let (Some(start), Some(end)) = (self.int("start_ns", row), self.int("end_ns", row)) {
+            about.insert("duration_s".into(), json!((end - start) as f64 / 1e9));
+        }
+        (about, finish)
+    }
+
+    fn push(&self, rows: &mut ConversationsBuilder, row: usize, talk: &Talk) {
+        let ids = |column: &str| self.batch.column_by_name(column).and_then(|c| c.as_fixed_size_binary_opt());
+        let (Some(traces), Some(spans)) = (ids("trace_id"), ids("span_id")) else { return };
+        let (trace, span) = (traces.value(row), spans.value(row));
+        let run = self.text("run_id", row).unwrap_or_default();
+        let counts = Counts::of(&talk.messages);
+        let status = match (self.text("status", row), talk.finish.as_deref()) {
+            (Some("error"), _) => "failed",
+            (_, Some("length" | "max_tokens")) => "truncated",
+            _ => "completed",
+        };
+        rows.push(&NewConversation {
+            id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
+            run_id: run,
+            step: self.int("step", row),
+            key: self.text("name", row),
+            sample_id: self.text("sample_id", row),
+            group_id: self.text("group_id", row),
+            trace_id: trace.try_into().ok(),
+            span_id: span.try_into().ok(),
+            messages: &Value::from(talk.messages.clone()).to_string(),
+            metadata: Some(&Value::from(talk.metadata.clone()).to_string()),
+            reward: talk.reward,
+            status: Some(status),
+            message_count: counts.messages,
+            turn_count: counts.turns,
+            tool_call_count: counts.tool_calls,
+            media_count: counts.media,
+            char_count: counts.chars,
+            logged_ns: self.int("end_ns", row).or(self.int("start_ns", row)).unwrap_or_default(),
+            ..NewConversation::default()
+        });
+    }
+}
+
+/// The figures of a list of messages, as the columns of `conversations` have them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    pub messages: i64,
+    pub turns: i64,
+    pub tool_calls: i64,
+    pub media: i64,
+    pub chars: i64,
+}
+
+impl Counts {
+    pub fn of(messages: &[Value]) -> Counts {
+        let mut counts = Counts { messages: messages.len() as i64, ..Counts::default() };
+        for message in messages {
+            counts.turns += i64::from(message["role"] == "assistant");
+            counts.tool_calls += message["tool_calls"].as_array().map_or(0, |calls| calls.len() as i64);
+            for (key, value) in message.as_object().into_iter().flatten() {
+                if !matches!(key.as_str(), "role" | "tool_call_id" | "name" | "id") {
+                    counts.look(value, 0);
+                }
+            }
+        }
+        counts
+    }
+
+    fn look(&mut self, value: &Value, depth: usize) {
+        match value {
+            Value::String(text) if !text.starts_with("data:") => self.chars += text.chars().count() as i64,
+            Value::Array(items) if depth < MAX_NAME_DEPTH => items.iter().for_each(|v| self.look(v, depth + 1)),
+            Value::Object(fields) if depth < MAX_NAME_DEPTH => {
+                let kind = fields.get("type").and_then(Value::as_str).unwrap_or_default();
+                let is_media = matches!(
+                    kind,
+                    "image" | "image_url" | "input_image" | "audio" | "input_audio" | "video" | "file" | "blob" | "uri"
+                );
+                self.media += i64::from(is_media);
+                for (key, value) in fields {
+                    if !matches!(key.as_str(), "type" | "id" | "name" | "media" | "mime_type" | "data") {
+                        self.look(value, depth + 1);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// The messages of a model call, in the first dialect that has any.
+fn read(attrs: &Attrs, events: &[(&str, Attrs)]) -> Vec<Value> {
+    let sources = std::iter::once(attrs).chain(events.iter().map(|(_, attrs)| attrs));
+    for source in sources.clone() {
+        let list = |name: &str| source.get(name).map(parsed).unwrap_or_default();
+        let mut messages = Vec::new();
+        match source.get("gen_ai.system_instructions").map(parsed_one) {
+            Some(Value::Array(parts)) => messages.push(normal(json!({ "role": "system", "parts": parts }), "system")),
+            Some(Value::String(text)) => messages.push(json!({ "role": "system", "content": text })),
+            _ => {}
+        }
+        messages.extend(list("gen_ai.input.messages").into_iter().map(|m| normal(m, "user")));
+        messages.extend(list("gen_ai.output.messages").into_iter().map(|m| normal(m, "assistant")));
+        if !messages.is_empty() {
+            return messages.into_iter().flatten_tools().collect();
+        }
+    }
+    for (input, output) in [("gen_ai.prompt", "gen_ai.completion"), ("llm.input_messages", "llm.output_messages")] {
+        let mut messages: Vec<Value> = unflatten(attrs, input).into_iter().map(|m| normal(m, "user")).collect();
+        messages.extend(unflatten(attrs, output).into_iter().map(|m| normal(m, "assistant")));
+        if !messages.is_empty() {
+            return messages;
+        }
+        for source in sources.clone() {
+            let of = |name: &str, role| source.get(name).map(|v| plain(v, role)).unwrap_or_default();
+            let mut messages = of(input, "user");
+            messages.extend(of(output, "assistant"));
+            if !messages.is_empty() {
+                // Prompt and answer may stand on two events.
+                for (_, other) in events.iter().filter(|(_, e)| !std::ptr::eq(e, source)) {
+                    messages.extend(other.get(output).map(|v| plain(v, "assistant")).unwrap_or_default());
+                }
+                return messages;
+            }
+        }
+    }
+    let told: Vec<Value> = events.iter().filter_map(|(name, attrs)| event_message(name, attrs)).collect();
+    if !told.is_empty() {
+        return told;
+    }
+    for name in ["pydantic_ai.all_messages", "all_messages_events"] {
+        let messages: Vec<Value> = attrs.get(name).map(parsed).unwrap_or_default();
+        if !messages.is_empty() {
+            return messages.into_iter().map(|m| normal(m, "user")).flatten_tools().collect();
+        }
+    }
+    if let Some(request) = attrs.get("request_data").map(parsed_one) {
+        let mut messages: Vec<Value> =
+            request["messages"].as_array().into_iter().flatten().map(|m| normal(m.clone(), "user")).collect();
+        let answer = attrs.get("response_data").map(parsed_one).unwrap_or_default();
+        if answer["message"].is_object() {
+            messages.push(normal(answer["message"].clone(), "assistant"));
+        }
+        return messages;
+    }
+    if attrs.get("openinference.span.kind").and_then(Value::as_str) == Some("LLM") {
+        let of = |name: &str, role| attrs.get(name).map(|v| plain(v, role)).unwrap_or_default();
+        let mut messages = of("input.value", "user");
+        messages.extend(of("output.value", "assistant"));
+        return messages;
+    }
+    Vec::new()
+}
+
+/// Values that may be JSON inside a text.
+fn parsed_one(value: &Value) -> Value {
+    match value {
+        Value::String(text) if text.trim_start().starts_with(['[', '{', '"']) => {
+            serde_json::from_str(text).unwrap_or_else(|_| value.clone())
+        }
+        other => other.clone(),
+    }
+}
+
+fn parsed(value: &Value) -> Vec<Value> {
+    match parsed_one(value) {
+        Value::Array(items) => items,
+        Value::Null => Vec::new(),
+        one => vec![one],
+    }
+}
+
+/// A whole prompt or answer in one attribute: a list of messages, an object that has one, or text.
+fn plain(value: &Value, role: &str) -> Vec<Value> {
+    match parsed_one(value) {
+        Value::Array(items) => items.into_iter().map(|m| normal(m, role)).collect(),
+        Value::Object(fields) => match fields.get("messages") {
+            Some(Value::Array(items)) => items.iter().map(|m| normal(m.clone(), role)).collect(),
+            _ => vec![normal(Value::Object(fields), role)],
+        },
+        Value::Null => Vec::new(),
+        Value::String(text) => vec![json!({ "role": role, "content": text })],
+        other => vec![json!({ "role": role, "content": other.to_string() })],
+    }
+}
+
+fn event_message(name: &str, attrs: &Attrs) -> Option<Value> {
+    let role = match name {
+        "gen_ai.system.message" => "system",
+        "gen_ai.user.message" => "user",
+        "gen_ai.assistant.message" | "gen_ai.choice" => "assistant",
+        "gen_ai.tool.message" => "tool",
+        _ => return None,
+    };
+    let mut fields = Map::new();
+    if let Some(Value::Object(message)) = attrs.get("message").map(parsed_one) {
+        fields.extend(message);
+    }
+    for (key, value) in attrs {
+        match key.strip_prefix("gen_ai.event.").unwrap_or(key) {
+            "id" if role == "tool" => drop(fields.insert("tool_call_id".into(), value.clone())),
+            "tool_calls" => drop(fields.insert("tool_calls".into(), parsed_one(value))),
+            key @ ("content" | "role" | "name" | "reasoning_content") => drop(fields.insert(key.into(), value.clone())),
+            key if key.starts_with("message.") => drop(fields.insert(key[8..].into(), parsed_one(value))),
+            _ => {}
+        }
+    }
+    Some(normal(Value::Object(fields), role))
+}
+
+/// `PREFIX.3.message.role` and its like as a list of nested values.
+fn unflatten(attrs: &Attrs, prefix: &str) -> Vec<Value> {
+    let mut list: BTreeMap<usize, Value> = BTreeMap::new();
+    let start = format!("{prefix}.");
+    for (key, value) in attrs.range(start.clone()..).take_while(|(key, _)| key.starts_with(&start)) {
+        let path: Vec<&str> = key[start.len()..].split('.').collect();
+        let Some(index) = path[0].parse().ok().filter(|n| *n <= MAX_INDEX) else { continue };
+        if path.len() < 2 || path.len() > MAX_NAME_DEPTH {
+            continue;
+        }
+        put(list.entry(index).or_insert_with(|| json!({})), &path[1..], value);
+    }
+    list.into_values().collect()
+}
+
+fn put(into: &mut Value, path: &[&str], value: &Value) {
+    let Some((first, rest)) = path.split_first() else {
+        *into = value.clone();
+        return;
+    };
+    match first.parse::<usize>() {
+        Ok(index) if index <= MAX_INDEX => {
+            if !into.is_array() {
+                *into = Value::Array(Vec::new());
+            }
+            let items = into.as_array_mut().expect("made above");
+            // Numbers that come out of order or with gaps: names are sorted as text, so 10 comes before 2.
+            while items.len() <= index && items.len() < 4096 {
+                items.push(Value::Null);
+            }
+            if let Some(slot) = items.get_mut(index) {
+                put(slot, rest, value);
+            }
+        }
+        _ => {
+            if !into.is_object() {
+                *into = json!({});
+            }
+            let slot = into.as_object_mut().expect("made above").entry((*first).to_string()).or_insert(Value::Null);
+            put(slot, rest, value);
+        }
+    }
+}
+
+/// A message of any dialect as OpenAI would write it. What is not known stays as it is.
+fn normal(message: Value, role: &str) -> Value {
+    let mut fields = match message {
+        Value::Object(fields) => fields,
+        Value::String(text) => return json!({ "role": role, "content": text }),
+        other => return json!({ "role": role, "content": other.to_string() }),
+    };
+    // OpenInference wraps every message.
+    if fields.len() == 1
+        && let Some(Value::Object(inner)) = fields.remove("message")
+    {
+        fields = inner;
+    }
+    let named = fields.remove("role").and_then(|r| r.as_str().map(str::to_string)).unwrap_or_else(|| role.to_string());
+    let mut out = Map::new();
+    out.insert(
+        "role".into(),
+        match named.as_str() {
+            "human" => "user".into(),
+            "ai" | "model" => "assistant".into(),
+            _ => Value::from(named),
+        },
+    );
+    if let Some(Value::Array(parts)) = fields.remove("parts") {
+        take_parts(&mut out, parts);
+    }
+    if let Some(Value::Array(parts)) = fields.remove("contents") {
+        let parts: Vec<Value> = parts.into_iter().map(unwrap_content).collect();
+        out.insert("content".into(), Value::Array(parts));
+    }
+    if let Some(calls) = fields.remove("tool_calls") {
+        let calls = match calls {
+            Value::Array(calls) => calls,
+            one => vec![one],
+        };
+        out.insert("tool_calls".into(), calls.into_iter().filter(|c| !c.is_null()).map(call).collect());
+    }
+    if let Some(content) = fields.remove("content") {
+        out.insert(
+            "content".into(),
+            match parsed_content(content) {
+                Value::Array(parts)
+                    if parts.iter().all(|p| p["type"] == "text" && p["text"].is_string()) && parts.len() == 1 =>
+                {
+                    parts[0]["text"].clone()
+                }
+                other => other,
+            },
+        );
+    }
+    out.extend(fields);
+    out.entry("content").or_insert(Value::from(""));
+    Value::Object(out)
+}
+
+/// Content that is a list of parts written as text.
+fn parsed_content(content: Value) -> Value {
+    match &content {
+        Value::String(text) if text.starts_with("[{\"type\"") => serde_json::from_str(text).unwrap_or(content),
+        _ => content,
+    }
+}
+
+fn unwrap_content(part: Value) -> Value {
+    let inner = part.get("message_content").cloned().unwrap_or(part);
+    match inner["image"]["image"]["url"].as_str() {
+        Some(url) => json!({ "type": "image_url", "image_url": { "url": url } }),
+        None => inner,
+    }
+}
+
+/// A tool call as `{id, type, function: {name, arguments}}`. Arguments stay the text they came as.
+fn call(call: Value) -> Value {
+    let call = call.get("tool_call").cloned().unwrap_or(call);
+    if call["function"].is_object() {
+        return call;
+    }
+    let Value::Object(mut fields) = call else { return call };
+    let name = fields.remove("name").unwrap_or_default();
+    let arguments = match fields.remove("arguments").or_else(|| fields.remove("input")) {
+        Some(Value::String(text)) => text,
+        Some(other) => other.to_string(),
+        None => String::new(),
+    };
+    fields.insert("type".into(), "function".into());
+    fields.insert("function".into(), json!({ "name": name, "arguments": arguments }));
+    Value::Object(fields)
+}
+
+/// OpenTelemetry's parts: text is content, reasoning and tool calls have their own places.
+fn take_parts(out: &mut Map<String, Value>, parts: Vec<Value>) {
+    let (mut content, mut reasoning, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    for part in parts {
+        let text = |key: &str| part[key].as_str().map(str::to_string);
+        match part["type"].as_str() {
+            Some("text") => match text("content").or_else(|| text("text")) {
+                Some(text) => content.push(json!({ "type": "text", "text": text })),
+                None => content.push(part),
+            },
+            Some("reasoning" | "thinking") => match text("content").or_else(|| text("text")) {
+                Some(text) => reasoning.push(text),
+                None => content.push(part),
+            },
+            Some("tool_call") => calls.push(call(part)),
+            Some("blob") => {
+                let mime = text("mime_type").unwrap_or_else(|| "application/octet-stream".into());
+                match text("content").or_else(|| text("data")) {
+                    Some(data) => content.push(
+                        json!({ "type": "image_url", "image_url": { "url": format!("data:{mime};base64,{data}") } }),
+                    ),
+                    None => content.push(part),
+                }
+            }
+            _ => content.push(part),
+        }
+    }
+    let only_text = content.iter().all(|p| p["type"] == "text");
+    let value = match content.as_slice() {
+        [one] if only_text => one["text"].clone(),
+        [] => Value::from(""),
+        _ => Value::Array(content),
+    };
+    out.insert("content".into(), value);
+    if !reasoning.is_empty() {
+        out.insert("reasoning_content".into(), reasoning.join("\n\n").into());
+    }
+    if !calls.is_empty() {
+        out.insert("tool_calls".into(), Value::Array(calls));
+    }
+}
+
+/// OpenTelemetry puts the answers of several tools into one message; here each is a message of its own.
+trait FlattenTools: Iterator<Item = Value> + Sized {
+    fn flatten_tools(self) -> impl Iterator<Item = Value> {
+        self.flat_map(|message| {
+            let is_answer = |p: &Value| matches!(p["type"].as_str(), Some("tool_call_response" | "tool_result"));
+            let parts = match &message["content"] {
+                Value::Array(parts) if parts.iter().any(is_answer) => parts.clone(),
+                _ => return vec![message],
+            };
+            let (answers, rest): (Vec<Value>, Vec<Value>) = parts.into_iter().partition(is_answer);
+            let mut all: Vec<Value> = answers
+                .into_iter()
+                .map(|part| {
+                    let said = ["response", "result", "content"].iter().map(|k| &part[*k]).find(|v| !v.is_null());
+                    let content = match said {
+                        Some(Value::String(text)) => text.clone(),
+                        Some(other) => other.to_string(),
+                        None => String::new(),
+                    };
+                    let mut answer = json!({ "role": "tool", "tool_call_id": part["id"], "content": content });
+                    if part["name"].is_string() {
+                        answer["name"] = part["name"].clone();
+                    }
+                    answer
+                })
+                .collect();
+            if !rest.is_empty() {
+                let mut message = message;
+                message["content"] = Value::Array(rest);
+                all.push(message);
+            }
+            all
+        })
+    }
+}
+
+impl<I: Iterator<Item = Value>> FlattenTools for I {}
+
+#[cfg(test)]
+mod tests;

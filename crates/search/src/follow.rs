@@ -1,0 +1,429 @@
+//! The index follows the store. It is made from snapshots alone: rows of the live tail that it has not seen, segments that
+//! it has not covered, and runs that lost rows. Every pass is idempotent (a row is known by its id and version), so it does
+//! not matter where a crash cut it off: each commit carries the list of segments that it covers, and whatever came after
+//! is looked at again.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::Int32Type;
+use parking_lot::Mutex;
+use rollscope_model::Table;
+use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, identity_hashes};
+use serde::{Deserialize, Serialize};
+use tantivy::columnar::Column;
+use tantivy::query::TermQuery;
+use tantivy::schema::IndexRecordOption;
+use tantivy::{DocSet, IndexWriter, Searcher, TERMINATED, TantivyDocument, Term};
+use tokio::sync::watch;
+
+use crate::error::SearchError;
+use crate::index::Search;
+use crate::schema::{Rows, id_hash, light_columns};
+
+/// Memory of the writer, for all its threads.
+const WRITER_BYTES: usize = 128 << 20;
+/// The index is never further behind than this, as long as it keeps up.
+const COMMIT_EVERY: Duration = Duration::from_millis(300);
+/// In a long catching-up, a commit after so many conversations: a crash does not start from the beginning.
+const COMMIT_ROWS: u64 = 50_000;
+/// After a failure.
+const REST: Duration = Duration::from_secs(2);
+
+/// What a commit covers.
+#[derive(Default, Serialize, Deserialize)]
+struct Covered {
+    /// Paths of segments, with their run and rows.
+    segments: BTreeMap<String, (String, u64)>,
+    /// Runs that have conversations in the index.
+    #[serde(default)]
+    runs: BTreeSet<String>,
+}
+
+/// What became of following, for health and for who waits.
+#[derive(Clone, Debug, Default)]
+pub struct Status {
+    /// The snapshot that the index shows.
+    pub version: u64,
+    pub added: u64,
+    pub failure: Option<String>,
+}
+
+/// Keeps an index up to date on a thread of its own. Dropping it ends the thread after a last commit.
+pub struct Follower {
+    stop: watch::Sender<bool>,
+    status: Arc<Mutex<Status>>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Follower {
+    /// Must be called inside a tokio runtime: segments are read through it.
+    pub fn start(
+        search: Search,
+        source: Arc<dyn SnapshotSource>,
+        changes: watch::Receiver<u64>,
+    ) -> Result<Follower, SearchError> {
+        let (stop, stopped) = watch::channel(false);
+        let status = Arc::new(Mutex::new(Status::default()));
+        let handle = tokio::runtime::Handle::current();
+        let shared = status.clone();
+        let thread = std::thread::Builder::new()
+            .name("search-index".into())
+            .spawn(move || follow(&search, &*source, changes, stopped, &handle, &shared))?;
+        Ok(Follower { stop, status, thread: Some(thread) })
+    }
+
+    pub fn status(&self) -> Status {
+        self.status.lock().clone()
+    }
+
+    /// Asks the thread to end, and waits for it.
+    pub fn stop(&mut self) {
+        let _ = self.stop.send(true);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        let _ = self.stop.send(true);
+    }
+}
+
+fn follow(
+    search: &Search,
+    source: &dyn SnapshotSource,
+    mut changes: watch::Receiver<u64>,
+    mut stopped: watch::Receiver<bool>,
+    handle: &tokio::runtime::Handle,
+    status: &Mutex<Status>,
+) {
+    changes.mark_changed();
+    while !*stopped.borrow() {
+        let followed = Indexer::new(search).and_then(|mut indexer| {
+            loop {
+                let ended = handle.block_on(async {
+                    tokio::select! {
+                        changed = changes.changed() => changed.is_err(),
+                        _ = stopped.changed() => true,
+                    }
+                });
+                let started = Instant::now();
+                changes.borrow_and_update();
+                let snapshot = source.snapshot();
+                indexer.pass(&snapshot, handle)?;
+                indexer.commit()?;
+                {
+                    let mut status = status.lock();
+                    *status = Status { version: snapshot.version, added: indexer.added, failure: None };
+                }
+                if ended || *stopped.borrow() {
+                    return Ok(());
+                }
+                drop(snapshot);
+                // What comes meanwhile goes into the next commit.
+                if let Some(left) = COMMIT_EVERY.checked_sub(started.elapsed()) {
+                    let _ = handle.block_on(async { tokio::time::timeout(left, stopped.changed()).await });
+                }
+            }
+        });
+        match followed {
+            Ok(()) => return,
+            Err(error) => {
+                tracing::warn!(%error, "the search index is behind; it will try again");
+                status.lock().failure = Some(error.to_string());
+                changes.mark_changed();
+                std::thread::sleep(REST);
+            }
+        }
+    }
+}
+
+/// Brings an index up to a snapshot, once. For the command line.
+pub fn catch_up(search: &Search, snapshot: &Snapshot, handle: &tokio::runtime::Handle) -> Result<u64, SearchError> {
+    let mut indexer = Indexer::new(search)?;
+    indexer.pass(snapshot, handle)?;
+    indexer.commit()?;
+    indexer.wait_for_merges()?;
+    Ok(indexer.added)
+}
+
+struct Indexer<'s> {
+    search: &'s Search,
+    writer: Option<IndexWriter>,
+    searcher: Searcher,
+    covered: Covered,
+    /// The tail as the last pass saw it. Batches are told by where their text lies in memory, which holding them keeps true.
+    seen: Vec<RecordBatch>,
+    /// Ids and versions added since the last commit, which no searcher sees yet.
+    pending: HashMap<u64, u64>,
+    dirty: bool,
+    added: u64,
+}
+
+impl<'s> Indexer<'s> {
+    fn new(search: &'s Search) -> Result<Indexer<'s>, SearchError> {
+        let inner = &search.inner;
+        let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let threads = (cores / 2).clamp(1, 4);
+        let writer = inner.index.writer_with_num_threads(threads, WRITER_BYTES)?;
+        inner.reader.reload()?;
+        let payload = inner.index.load_metas()?.payload;
+        let covered = payload.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+        Ok(Indexer {
+            search,
+            writer: Some(writer),
+            searcher: inner.reader.searcher(),
+            covered,
+            seen: Vec::new(),
+            pending: HashMap::new(),
+            dirty: false,
+            added: 0,
+        })
+    }
+
+    fn writer(&self) -> &IndexWriter {
+        self.writer.as_ref().expect("the writer lives as long as the indexer")
+    }
+
+    /// Looks at everything in a snapshot that may not be in the index yet.
+    fn pass(&mut self, snapshot: &Snapshot, handle: &tokio::runtime::Handle) -> Result<(), SearchError> {
+        let Some(table) = snapshot.tables.get(&Table::Conversations) else { return Ok(()) };
+        for batch in &table.tail {
+            if !self.seen.iter().any(|seen| same(seen, batch)) {
+                self.add(batch)?;
+            }
+        }
+        self.seen = table.tail.clone();
+        for segment in &table.segments {
+            if !self.covered.segments.contains_key(&segment.path) {
+                self.cover(snapshot, table, segment, handle)?;
+            }
+        }
+        self.forget_runs(table);
+        self.forget(snapshot, table, handle)
+    }
+
+    /// Runs of which nothing is left.
+    fn forget_runs(&mut self, table: &TableSnapshot) {
+        let mut live: BTreeSet<&str> = table.segments.iter().map(|s| s.run_id.as_str()).collect();
+        for batch in &table.tail {
+            let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+            let names = runs.and_then(|d| d.values().as_string_opt::<i32>());
+            live.extend(names.into_iter().flat_map(|names| names.iter().flatten()));
+        }
+        let gone: Vec<String> = self.covered.runs.iter().filter(|r| !live.contains(r.as_str())).cloned().collect();
+        for run in gone {
+            self.writer().delete_term(Term::from_field_text(self.search.inner.fields.run, &run));
+            self.covered.runs.remove(&run);
+            self.dirty = true;
+        }
+    }
+
+    /// The rows of a batch that are new or changed go in; `messages` must be among the columns.
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), SearchError> {
+        let rows = Rows::new(batch);
+        for row in 0..rows.len() {
+            self.add_row(&rows, row)?;
+        }
+        Ok(())
+    }
+
+    fn add_row(&mut self, rows: &Rows, row: usize) -> Result<(), SearchError> {
+        let id = rows.id(row);
+        let version = rows.version(row);
+        match self.known(id)? {
+            Some(known) if known == version => return Ok(()),
+            Some(_) => {
+                self.writer().delete_term(Term::from_field_text(self.search.inner.fields.id, id));
+            }
+            None => {}
+        }
+        let document: TantivyDocument = rows.document(&self.search.inner.fields, row);
+        self.writer().add_document(document)?;
+        self.pending.insert(id_hash(id), version);
+        if let Some(run) = rows.text("run_id", row)
+            && !self.covered.runs.contains(run)
+        {
+            self.covered.runs.insert(run.to_string());
+        }
+        self.dirty = true;
+        self.added += 1;
+        Ok(())
+    }
+
+    /// The version under which a conversation is in the index.
+    fn known(&self, id: &str) -> Result<Option<u64>, SearchError> {
+        if let Some(version) = self.pending.get(&id_hash(id)) {
+            return Ok(Some(*version));
+        }
+        let term = Term::from_field_text(self.search.inner.fields.id, id);
+        for segment in self.searcher.segment_readers() {
+            let inverted = segment.inverted_index(self.search.inner.fields.id)?;
+            let Some(mut postings) = inverted.read_postings(&term, IndexRecordOption::Basic)? else { continue };
+            while postings.doc() != TERMINATED {
+                if !segment.is_deleted(postings.doc()) {
+                    let versions: Column<u64> = segment.fast_fields().u64("version")?;
+                    return Ok(versions.first(postings.doc()));
+                }
+                postings.advance();
+            }
+        }
+        Ok(None)
+    }
+
+    /// A segment that is new to us. Most of the time it is the tail that we have seen, flushed, or segments that we know,
+    /// merged: then its messages need not be read.
+    fn cover(
+        &mut self,
+        snapshot: &Snapshot,
+        table: &TableSnapshot,
+        segment: &Segment,
+        handle: &tokio::runtime::Handle,
+    ) -> Result<(), SearchError> {
+        let read = |columns: &[&str]| handle.block_on(snapshot.read_segment(Table::Conversations, segment, columns));
+        let mut missing = false;
+        'look: for batch in read(&light_columns())? {
+            let batch = batch?;
+            let replaced = replaced(table, &batch);
+            let rows = Rows::new(&batch);
+            for row in (0..rows.len()).filter(|row| !replaced(*row)) {
+                if self.known(rows.id(row))? != Some(rows.version(row)) {
+                    missing = true;
+                    break 'look;
+                }
+            }
+        }
+        if missing {
+            let schema = Table::Conversations.schema();
+            let all: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
+            let mut since = self.added;
+            for batch in read(&all)? {
+                let batch = batch?;
+                let replaced = replaced(table, &batch);
+                let rows = Rows::new(&batch);
+                for row in (0..rows.len()).filter(|row| !replaced(*row)) {
+                    self.add_row(&rows, row)?;
+                }
+                if self.added - since > COMMIT_ROWS {
+                    since = self.added;
+                    self.commit()?;
+                }
+            }
+        }
+        self.covered.segments.insert(segment.path.clone(), (segment.run_id.clone(), segment.rows));
+        self.dirty = true;
+        Ok(())
+    }
+
+    /// Segments that are gone: where their rows are not elsewhere (a run was deleted, retention, damage), they leave the
+    /// index too.
+    fn forget(
+        &mut self,
+        snapshot: &Snapshot,
+        table: &TableSnapshot,
+        handle: &tokio::runtime::Handle,
+    ) -> Result<(), SearchError> {
+        let live: HashSet<&str> = table.segments.iter().map(|s| s.path.as_str()).collect();
+        let gone: Vec<String> = self.covered.segments.keys().filter(|p| !live.contains(p.as_str())).cloned().collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        let runs: BTreeSet<String> =
+            gone.iter().filter_map(|p| self.covered.segments.remove(p)).map(|(run, _)| run).collect();
+        self.dirty = true;
+        self.commit()?;
+        for run in runs {
+            // Merged and flushed segments hold what the old ones held: most of the time nothing is lost.
+            let of_run = table.segments.iter().filter(|s| s.run_id == run);
+            let stored = of_run.map(|s| s.rows).sum::<u64>().saturating_sub(table.replaced.len() as u64);
+            let indexed = self.searcher.doc_freq(&Term::from_field_text(self.search.inner.fields.run, &run))?;
+            if indexed <= stored {
+                continue;
+            }
+            let mut ids: HashSet<u64> = HashSet::new();
+            for batch in &table.tail {
+                let rows = Rows::new(batch);
+                ids.extend(
+                    (0..rows.len()).filter(|r| rows.text("run_id", *r) == Some(&*run)).map(|r| id_hash(rows.id(r))),
+                );
+            }
+            for segment in table.segments.iter().filter(|s| s.run_id == run) {
+                for batch in handle.block_on(snapshot.read_segment(Table::Conversations, segment, &["id"]))? {
+                    let batch = batch?;
+                    let rows = Rows::new(&batch);
+                    ids.extend((0..rows.len()).map(|row| id_hash(rows.id(row))));
+                }
+            }
+            self.retain(&run, &ids)?;
+        }
+        Ok(())
+    }
+
+    /// Drops every conversation of a run that is not in `ids`.
+    fn retain(&mut self, run: &str, ids: &HashSet<u64>) -> Result<(), SearchError> {
+        let fields = &self.search.inner.fields;
+        let term = Term::from_field_text(fields.run, run);
+        if ids.is_empty() {
+            self.writer().delete_term(term);
+            self.dirty = true;
+            return Ok(());
+        }
+        let query = TermQuery::new(term, IndexRecordOption::Basic);
+        let found = self.searcher.search(&query, &tantivy::collector::DocSetCollector)?;
+        for address in found {
+            let segment = self.searcher.segment_reader(address.segment_ord);
+            let hashes: Column<u64> = segment.fast_fields().u64("id_hash")?;
+            if hashes.first(address.doc_id).is_some_and(|hash| !ids.contains(&hash)) {
+                let row = self.search.row_id(&self.searcher, address)?;
+                self.writer().delete_term(Term::from_field_text(fields.id, &row));
+                self.dirty = true;
+            }
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self) -> Result<(), SearchError> {
+        if !self.dirty {
+            return Ok(());
+        }
+        let payload = serde_json::to_string(&self.covered).expect("a list of paths is plain data");
+        let writer = self.writer.as_mut().expect("the writer lives as long as the indexer");
+        let mut prepared = writer.prepare_commit()?;
+        prepared.set_payload(&payload);
+        prepared.commit()?;
+        self.dirty = false;
+        self.pending.clear();
+        self.search.inner.reader.reload()?;
+        self.searcher = self.search.inner.reader.searcher();
+        Ok(())
+    }
+
+    fn wait_for_merges(&mut self) -> Result<(), SearchError> {
+        if let Some(writer) = self.writer.take() {
+            writer.wait_merging_threads()?;
+        }
+        self.search.inner.reader.reload()?;
+        Ok(())
+    }
+}
+
+/// Which rows of a segment's batch newer rows replace.
+fn replaced<'a>(table: &'a TableSnapshot, batch: &RecordBatch) -> impl Fn(usize) -> bool + use<'a> {
+    let hashes = if table.replaced.is_empty() { Vec::new() } else { identity_hashes(Table::Conversations, batch) };
+    move |row| hashes.get(row).is_some_and(|hash| table.replaced.contains(hash))
+}
+
+/// The same batch, not an equal one.
+fn same(a: &RecordBatch, b: &RecordBatch) -> bool {
+    let text = |batch: &RecordBatch| {
+        let column = batch.column_by_name("messages")?.to_data();
+        let [offsets, values] = column.buffers() else { return None };
+        Some((offsets.as_ptr(), values.as_ptr(), column.offset(), column.len()))
+    };
+    text(a).is_some() && text(a) == text(b)
+}

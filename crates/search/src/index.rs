@@ -1,0 +1,340 @@
+//! The index on disk, and questions to it.
+
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use serde_json::value::RawValue;
+use tantivy::columnar::Column;
+use tantivy::schema::Value as _;
+use tantivy::tokenizer::TextAnalyzer;
+use tantivy::{Index, IndexReader, IndexSettings, ReloadPolicy, Searcher, TantivyDocument};
+
+use crate::collect::{By, FacetCounts, FacetKind, FacetWanted, MAX_FACET_VALUES, Page, Place, Sort, bucket_width};
+use crate::error::SearchError;
+use crate::plan;
+use crate::query::{self, Node};
+use crate::schema::{self, Fields, NUMBERS, TEXTS, VERSION};
+use crate::words::{self, Words};
+
+/// Facets that can be asked for.
+pub const FACETS: &[&str] = &["step", "reward", "status", "tool", "source", "key", "role", "run"];
+/// Most conversations of one answer, and deepest offset: further on, a cursor leads.
+pub const MAX_LIMIT: usize = 1000;
+pub const MAX_OFFSET: usize = 100_000;
+
+/// A handle; clones share the index.
+#[derive(Clone)]
+pub struct Search {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub dir: PathBuf,
+    pub index: Index,
+    pub reader: IndexReader,
+    pub fields: Fields,
+}
+
+/// What is asked. Everything is a condition that must hold.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub search: Node,
+    /// Only these runs.
+    pub runs: Option<Vec<String>>,
+    pub filters: Vec<Node>,
+    pub sort: Sort,
+    pub limit: usize,
+    pub offset: usize,
+    pub after: Option<Place>,
+    pub facets: Vec<&'static str>,
+    /// Only these conversations, by the hash of their ids: what looking through the texts found.
+    pub allowed: Option<Arc<HashSet<u64>>>,
+}
+
+impl Default for Request {
+    fn default() -> Self {
+        Request {
+            search: Node::And(Vec::new()),
+            runs: None,
+            filters: Vec::new(),
+            sort: Sort { by: By::Number("time"), descending: true },
+            limit: 50,
+            offset: 0,
+            after: None,
+            facets: Vec::new(),
+            allowed: None,
+        }
+    }
+}
+
+/// One conversation of an answer.
+pub struct Row {
+    pub id: String,
+    /// What a list shows of it, as a JSON object.
+    pub json: Box<RawValue>,
+}
+
+pub struct Answer {
+    pub rows: Vec<Row>,
+    pub total: u64,
+    /// Where the next page begins.
+    pub next: Option<Place>,
+    pub facets: Vec<(&'static str, Facet)>,
+}
+
+/// A facet: values with counts, most frequent first (numbers in their order).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Facet {
+    pub values: Vec<FacetValue>,
+    /// Values beyond the most frequent ones.
+    pub left_out: u64,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub enum FacetValue {
+    Text(String, u64),
+    Integer(i64, u64),
+    /// From, to (not included), count.
+    Bucket(f64, f64, u64),
+}
+
+/// Reads a sort key: a name, with `-` before it for descending order.
+pub fn parse_sort(text: &str) -> Result<Sort, SearchError> {
+    let (name, descending) = match text.strip_prefix('-') {
+        Some(name) => (name, true),
+        None => (text.strip_prefix('+').unwrap_or(text), false),
+    };
+    let by = match name {
+        // What its name was in other tools.
+        "time" | "logged_ns" | "timestamp" | "created" => By::Number("time"),
+        "turn_count" => By::Number("turns"),
+        "message_count" => By::Number("messages"),
+        "char_count" => By::Number("length"),
+        "duration_s" => By::Number("duration"),
+        "relevance" | "score" => By::Relevance,
+        "run_id" => By::Text("run"),
+        "sample_id" => By::Text("sample"),
+        "group_id" => By::Text("group"),
+        _ => {
+            let number = NUMBERS.iter().find(|(n, _)| *n == name).map(|(n, _)| By::Number(n));
+            let text = TEXTS.iter().find(|(n, _)| *n == name && !matches!(*n, "id" | "trace"));
+            let metadata = name.strip_prefix("metadata.").filter(|key| !key.is_empty() && key.len() <= 256);
+            match number.or_else(|| text.map(|(n, _)| By::Text(n))).or_else(|| metadata.map(|m| By::Metadata(m.into())))
+            {
+                Some(by) => by,
+                None => {
+                    let good: Vec<&str> = NUMBERS
+                        .iter()
+                        .chain(TEXTS)
+                        .map(|(n, _)| *n)
+                        .filter(|n| !matches!(*n, "id" | "trace"))
+                        .collect();
+                    return Err(SearchError::Parameter {
+                        name: "sort",
+                        text: format!(
+                            "one of: relevance, {}, or metadata.NAME, with - before it for descending order",
+                            good.join(", ")
+                        ),
+                    });
+                }
+            }
+        }
+    };
+    // The best match first, whatever the sign.
+    let descending = descending || by == By::Relevance;
+    Ok(Sort { by, descending })
+}
+
+impl Search {
+    /// Opens the index in a folder, or makes an empty one: also in place of one that is damaged or of another version, for
+    /// everything in it can be had again from the store.
+    pub fn open(dir: &Path) -> Result<Search, SearchError> {
+        match Self::open_existing(dir) {
+            Ok(search) => Ok(search),
+            Err(error) => {
+                if dir.join("meta.json").exists() {
+                    tracing::info!(%error, "the search index is built anew");
+                }
+                Self::create(dir)
+            }
+        }
+    }
+
+    /// Opens an index that is there, for asking only: somebody else may be writing it.
+    pub fn open_existing(dir: &Path) -> Result<Search, SearchError> {
+        let stale = |why: &str| SearchError::Io(std::io::Error::other(why.to_string()));
+        if !dir.join("meta.json").is_file() {
+            return Err(stale("there is none yet"));
+        }
+        match std::fs::read_to_string(dir.join(VERSION_FILE)) {
+            Ok(text) if text.trim() == VERSION.to_string() => {}
+            _ => return Err(stale("it is of another version")),
+        }
+        let index = Index::open_in_dir(dir)?;
+        if index.schema() != schema::schema().0 {
+            return Err(stale("its fields are others"));
+        }
+        Self::with(dir, index)
+    }
+
+    /// An empty index, whatever was there before.
+    pub fn create(dir: &Path) -> Result<Search, SearchError> {
+        if dir.exists() {
+            std::fs::remove_dir_all(dir)?;
+        }
+        std::fs::create_dir_all(dir)?;
+        std::fs::write(dir.join(VERSION_FILE), VERSION.to_string())?;
+        let index =
+            Index::builder().schema(schema::schema().0).settings(IndexSettings::default()).create_in_dir(dir)?;
+        Self::with(dir, index)
+    }
+
+    fn with(dir: &Path, index: Index) -> Result<Search, SearchError> {
+        index.tokenizers().register(words::NAME, TextAnalyzer::from(Words::default()));
+        let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
+        let (_, fields) = schema::schema();
+        Ok(Search { inner: Arc::new(Inner { dir: dir.to_path_buf(), index, reader, fields }) })
+    }
+
+    /// Conversations in the index.
+    pub fn len(&self) -> u64 {
+        self.inner.reader.searcher().num_docs()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes on disk.
+    pub fn bytes(&self) -> u64 {
+        let Ok(entries) = std::fs::read_dir(&self.inner.dir) else { return 0 };
+        entries.flatten().filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
+    }
+
+    /// Characters of text of all conversations.
+    pub fn chars(&self) -> u64 {
+        let mut sum = 0;
+        for segment in self.inner.reader.searcher().segment_readers() {
+            let Ok(column): tantivy::Result<Column<i64>> = segment.fast_fields().i64("length") else { continue };
+            sum += segment.doc_ids_alive().filter_map(|d| column.first(d)).map(|n| n.max(0) as u64).sum::<u64>();
+        }
+        sum
+    }
+
+    pub fn ask(&self, request: &Request) -> Result<Answer, SearchError> {
+        let searcher = self.inner.reader.searcher();
+        let query = self.plan(request)?;
+        let facets = request.facets.iter().map(|name| wanted(&searcher, name)).collect::<Result<Vec<_>, _>>()?;
+        let limit = request.limit.min(MAX_LIMIT);
+        let offset = if request.after.is_some() { 0 } else { request.offset.min(MAX_OFFSET) };
+        let page = Page {
+            sort: request.sort.clone(),
+            after: request.after.clone(),
+            // One more than wanted: is there a next page?
+            limit: offset + limit + 1,
+            facets: facets.clone(),
+            allowed: request.allowed.clone(),
+        };
+        let mut found = searcher.search(&*query, &page)?;
+        let more = found.hits.len() > offset + limit;
+        found.hits.truncate(offset + limit);
+        let shown = found.hits.get(offset..).unwrap_or_default();
+        let rows = shown.iter().map(|hit| self.row(&searcher, hit.address)).collect::<Result<Vec<_>, _>>()?;
+        let next = if more { shown.last().map(|hit| hit.place.clone()) } else { None };
+        let facets =
+            facets.iter().zip(found.facets).map(|(wanted, counts)| (wanted.name, finish(wanted, counts))).collect();
+        Ok(Answer { rows, total: found.total, next, facets })
+    }
+
+    /// The hashes of the ids of everything that the indexed part of a request finds.
+    pub fn candidates(&self, request: &Request) -> Result<HashSet<u64>, SearchError> {
+        let searcher = self.inner.reader.searcher();
+        let found = searcher.search(&*self.plan(request)?, &tantivy::collector::DocSetCollector)?;
+        let ids: Vec<Column<u64>> = searcher
+            .segment_readers()
+            .iter()
+            .map(|s| s.fast_fields().u64("id_hash"))
+            .collect::<tantivy::Result<_>>()?;
+        Ok(found.into_iter().filter_map(|at| ids[at.segment_ord as usize].first(at.doc_id)).collect())
+    }
+
+    fn plan(&self, request: &Request) -> Result<Box<dyn tantivy::query::Query>, SearchError> {
+        let fields = &self.inner.fields;
+        let mut parts = vec![plan::plan(fields, &request.search)?];
+        for filter in &request.filters {
+            parts.push(plan::plan(fields, filter)?);
+        }
+        if let Some(runs) = &request.runs {
+            parts.push(plan::one_of_runs(fields, runs));
+        }
+        Ok(plan::all_of(parts))
+    }
+
+    pub(crate) fn row_id(&self, searcher: &Searcher, address: tantivy::DocAddress) -> Result<String, SearchError> {
+        Ok(self.row(searcher, address)?.id)
+    }
+
+    fn row(&self, searcher: &Searcher, address: tantivy::DocAddress) -> Result<Row, SearchError> {
+        let doc: TantivyDocument = searcher.doc(address)?;
+        let damaged = || SearchError::Io(std::io::Error::other("a row is damaged: run `rollscope reindex`"));
+        let bytes = doc.get_first(self.inner.fields.row).and_then(|v| v.as_bytes()).ok_or_else(damaged)?;
+        #[derive(serde::Deserialize)]
+        struct Id {
+            id: String,
+        }
+        let text = String::from_utf8(bytes.to_vec()).map_err(|_| damaged())?;
+        let Id { id } = serde_json::from_str(&text).map_err(|_| damaged())?;
+        Ok(Row { id, json: RawValue::from_string(text).map_err(|_| damaged())? })
+    }
+}
+
+const VERSION_FILE: &str = "rollscope-index-version";
+
+/// Reads a search text, as it stands in a search box.
+pub fn parse_search(text: &str) -> Result<Node, SearchError> {
+    query::parse(text)
+}
+
+fn wanted(searcher: &Searcher, name: &&'static str) -> Result<FacetWanted, SearchError> {
+    let kind = match *name {
+        "step" => FacetKind::Integers,
+        "reward" => {
+            let (mut min, mut max) = (f64::INFINITY, f64::NEG_INFINITY);
+            for segment in searcher.segment_readers() {
+                let column: Column<f64> = segment.fast_fields().f64("reward")?;
+                if column.values.num_vals() > 0 {
+                    min = min.min(column.min_value());
+                    max = max.max(column.max_value());
+                }
+            }
+            FacetKind::Buckets(bucket_width(min, max))
+        }
+        _ => FacetKind::Texts,
+    };
+    Ok(FacetWanted { name, kind })
+}
+
+fn finish(wanted: &FacetWanted, counts: FacetCounts) -> Facet {
+    let mut values: Vec<FacetValue> = match wanted.kind {
+        FacetKind::Integers => counts.integers.into_iter().map(|(n, count)| FacetValue::Integer(n, count)).collect(),
+        FacetKind::Buckets(width) => {
+            // Edges as people write them: 0.3, not 0.30000000000000004.
+            let digits = 10f64.powi((3.0 - width.log10().floor()) as i32);
+            let edge = |n: i64| (n as f64 * width * digits).round() / digits;
+            counts.buckets.into_iter().map(|(n, count)| FacetValue::Bucket(edge(n), edge(n + 1), count)).collect()
+        }
+        FacetKind::Texts => {
+            let mut all: Vec<(String, u64)> = counts.texts.into_iter().collect();
+            all.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
+            all.into_iter().map(|(text, count)| FacetValue::Text(text, count)).collect()
+        }
+    };
+    let left_out = values.len().saturating_sub(MAX_FACET_VALUES) as u64;
+    if left_out > 0 && matches!(wanted.kind, FacetKind::Integers) {
+        // The newest steps are the interesting ones.
+        values.drain(..left_out as usize);
+    }
+    values.truncate(MAX_FACET_VALUES);
+    Facet { values, left_out }
+}

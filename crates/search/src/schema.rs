@@ -1,0 +1,424 @@
+//! The fields of the index, and how a row of `conversations` becomes a document. Numbers and short texts are columns
+//! ("fast fields"): sorting, facets and ranges read them, whatever the page. What a list shows of a conversation is kept
+//! beside them as one small JSON text, so that a list needs nothing but the index.
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
+use serde_json::{Map, Value, json};
+use tantivy::TantivyDocument;
+use tantivy::schema::{
+    FAST, Field, INDEXED, IndexRecordOption, JsonObjectOptions, OwnedValue, STORED, Schema, TextFieldIndexing,
+    TextOptions,
+};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
+
+use crate::text::{Role, Said};
+use crate::words;
+
+/// Rises when the fields or what goes into them change: an index of another version is built anew.
+pub const VERSION: u32 = 1;
+
+/// Text of one conversation that goes into the index, in bytes. What is beyond is kept and shown, but not found by words.
+pub const MAX_INDEXED_BYTES: usize = 64 << 20;
+
+/// Metadata that can be searched and sorted by: so many values, of so many bytes, so deep.
+const MAX_METADATA_VALUES: usize = 64;
+const MAX_METADATA_BYTES: usize = 256;
+const MAX_METADATA_DEPTH: usize = 4;
+/// Metadata up to this size is in the list; beyond it is only in the conversation itself.
+const MAX_LISTED_METADATA_BYTES: usize = 4096;
+/// Characters of the opening and closing words in a list.
+const PREVIEW_CHARS: usize = 240;
+const MAX_THUMBNAILS: usize = 4;
+
+/// Columns that can be sorted by and asked for, with what they hold.
+pub const NUMBERS: &[(&str, &str)] = &[
+    ("step", "training step"),
+    ("reward", "reward"),
+    ("time", "when it was logged, nanoseconds"),
+    ("turns", "assistant messages"),
+    ("messages", "messages"),
+    ("length", "characters of text"),
+    ("tokens", "tokens, where the metadata say"),
+    ("duration", "seconds, where the metadata say"),
+    ("tool_calls", "tool calls"),
+    ("media", "images and other media"),
+    ("index", "position where several were logged together"),
+];
+pub const TEXTS: &[(&str, &str)] = &[
+    ("status", "completed, truncated, aborted, failed, ..."),
+    ("source", "data set or task"),
+    ("key", "the name it was logged under"),
+    ("run", "run id"),
+    ("sample", "sample id"),
+    ("group", "group id"),
+    ("tool", "name of a tool that was called"),
+    ("trace", "trace id, hex"),
+    ("id", "the conversation's id"),
+];
+
+/// Metadata that mean the same under several names.
+const SOURCE: &[&str] = &["source", "data_source", "dataset", "task"];
+const DURATION: &[&str] = &["duration_s", "duration", "latency_s", "latency", "elapsed_s"];
+const TOKENS: &[&str] = &[
+    "response_tokens",
+    "completion_tokens",
+    "output_tokens",
+    "total_tokens",
+    "num_tokens",
+    "tokens",
+    "response_length",
+];
+
+#[derive(Clone)]
+pub struct Fields {
+    pub id: Field,
+    pub id_hash: Field,
+    pub version: Field,
+    pub run: Field,
+    pub sample: Field,
+    pub group: Field,
+    pub trace: Field,
+    pub key: Field,
+    pub status: Field,
+    pub source: Field,
+    pub role: Field,
+    pub tool: Field,
+    pub numbers: Vec<(&'static str, Field, bool)>,
+    /// By role, in the order of [`Role::ALL`].
+    pub said: Vec<Field>,
+    pub about: Field,
+    pub metadata: Field,
+    pub row: Field,
+}
+
+/// Columns of floating numbers; the others are integers.
+pub fn is_float(name: &str) -> bool {
+    matches!(name, "reward" | "duration")
+}
+
+pub fn schema() -> (Schema, Fields) {
+    let mut b = Schema::builder();
+    let raw = TextFieldIndexing::default()
+        .set_tokenizer("raw")
+        .set_fieldnorms(false)
+        .set_index_option(IndexRecordOption::Basic);
+    let name = TextOptions::default().set_indexing_options(raw.clone());
+    let column = name.clone().set_fast("raw");
+    let text = TextOptions::default().set_indexing_options(
+        TextFieldIndexing::default()
+            .set_tokenizer(words::NAME)
+            .set_index_option(IndexRecordOption::WithFreqsAndPositions),
+    );
+    let fields = Fields {
+        id: b.add_text_field("id", name.clone()),
+        id_hash: b.add_u64_field("id_hash", FAST),
+        version: b.add_u64_field("version", FAST),
+        run: b.add_text_field("run", column.clone()),
+        sample: b.add_text_field("sample", column.clone()),
+        group: b.add_text_field("group", column.clone()),
+        trace: b.add_text_field("trace", name),
+        key: b.add_text_field("key", column.clone()),
+        status: b.add_text_field("status", column.clone()),
+        source: b.add_text_field("source", column.clone()),
+        role: b.add_text_field("role", column.clone()),
+        tool: b.add_text_field("tool", column),
+        numbers: NUMBERS
+            .iter()
+            .map(|(n, _)| match is_float(n) {
+                true => (*n, b.add_f64_field(n, FAST), true),
+                // Steps are asked for by equality all the time.
+                false if *n == "step" => (*n, b.add_i64_field(n, FAST | INDEXED), false),
+                false => (*n, b.add_i64_field(n, FAST), false),
+            })
+            .collect(),
+        said: Role::ALL.iter().map(|r| b.add_text_field(&format!("said_{}", r.name()), text.clone())).collect(),
+        about: b.add_text_field("about", text),
+        metadata: b.add_json_field(
+            "metadata",
+            JsonObjectOptions::default().set_indexing_options(raw).set_fast("raw").set_expand_dots_enabled(),
+        ),
+        row: b.add_bytes_field("row", STORED),
+    };
+    (b.build(), fields)
+}
+
+impl Fields {
+    pub fn said(&self, role: Role) -> Field {
+        self.said[Role::ALL.iter().position(|r| *r == role).expect("every role has a field")]
+    }
+
+    pub fn number(&self, name: &str) -> Option<(Field, bool)> {
+        self.numbers.iter().find(|(n, _, _)| *n == name).map(|(_, field, float)| (*field, *float))
+    }
+
+    pub fn name(&self, name: &str) -> Option<Field> {
+        Some(match name {
+            "id" => self.id,
+            "run" => self.run,
+            "sample" => self.sample,
+            "group" => self.group,
+            "trace" => self.trace,
+            "key" => self.key,
+            "status" => self.status,
+            "source" => self.source,
+            "tool" => self.tool,
+            _ => return None,
+        })
+    }
+}
+
+/// What stands for an id in sets and orders.
+pub fn id_hash(id: &str) -> u64 {
+    xxh3_64(id.as_bytes())
+}
+
+/// Rows of `conversations`, column by column. `messages` may be missing: the version of a row does not need it.
+pub struct Rows<'a> {
+    batch: &'a RecordBatch,
+}
+
+impl<'a> Rows<'a> {
+    pub fn new(batch: &'a RecordBatch) -> Rows<'a> {
+        Rows { batch }
+    }
+
+    pub fn len(&self) -> usize {
+        self.batch.num_rows()
+    }
+
+    pub fn text(&self, column: &str, row: usize) -> Option<&'a str> {
+        let column = self.batch.column_by_name(column)?;
+        if column.is_null(row) {
+            return None;
+        }
+        match column.as_string_opt::<i32>() {
+            Some(text) => Some(text.value(row)),
+            None => {
+                let dict = column.as_dictionary_opt::<Int32Type>()?;
+                if dict.keys().is_null(row) {
+                    return None;
+                }
+                let values = dict.values().as_string_opt::<i32>()?;
+                let key = dict.keys().value(row) as usize;
+                (!values.is_null(key)).then(|| values.value(key))
+            }
+        }
+    }
+
+    fn int(&self, column: &str, row: usize) -> Option<i64> {
+        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Int64Type>()?;
+        (!column.is_null(row)).then(|| column.value(row))
+    }
+
+    fn float(&self, column: &str, row: usize) -> Option<f64> {
+        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Float64Type>()?;
+        (!column.is_null(row)).then(|| column.value(row))
+    }
+
+    fn hex(&self, column: &str, row: usize) -> Option<String> {
+        let column = self.batch.column_by_name(column)?.as_fixed_size_binary_opt()?;
+        (!column.is_null(row)).then(|| hex::encode(column.value(row)))
+    }
+
+    pub fn id(&self, row: usize) -> &'a str {
+        self.text("id", row).unwrap_or_default()
+    }
+
+    /// A number that changes when anything of the row but the wording of its messages does (their counts are in it): tells
+    /// a row that is in the index from one that replaced it, without reading the messages.
+    pub fn version(&self, row: usize) -> u64 {
+        let mut hash = Xxh3::new();
+        for name in VERSION_TEXTS {
+            let text = self.text(name, row).unwrap_or("\u{0}");
+            hash.update(&(text.len() as u64).to_le_bytes());
+            hash.update(text.as_bytes());
+        }
+        for name in VERSION_INTS {
+            hash.update(&self.int(name, row).unwrap_or(i64::MIN).to_le_bytes());
+        }
+        hash.update(&self.float("reward", row).unwrap_or(f64::NAN).to_bits().to_le_bytes());
+        hash.digest()
+    }
+
+    pub fn document(&self, fields: &Fields, row: usize) -> TantivyDocument {
+        let id = self.id(row);
+        let said = Said::read(self.text("messages", row).unwrap_or("[]"));
+        let metadata_text = self.text("metadata", row);
+        let metadata = match metadata_text.map(serde_json::from_str::<Value>) {
+            Some(Ok(Value::Object(object))) => object,
+            _ => Map::new(),
+        };
+        let reward = self.float("reward", row).or_else(|| number(&metadata, &["reward"]));
+        let status = self.text("status", row).or_else(|| metadata.get("status").and_then(Value::as_str));
+        let source = SOURCE.iter().find_map(|k| metadata.get(*k).and_then(Value::as_str));
+        let duration = number(&metadata, DURATION);
+        let tokens = number(&metadata, TOKENS).map(|n| n as i64);
+
+        let mut doc = TantivyDocument::default();
+        doc.add_text(fields.id, id);
+        doc.add_u64(fields.id_hash, id_hash(id));
+        doc.add_u64(fields.version, self.version(row));
+        let trace = self.hex("trace_id", row);
+        for (field, value) in [
+            (fields.run, self.text("run_id", row)),
+            (fields.sample, self.text("sample_id", row)),
+            (fields.group, self.text("group_id", row)),
+            (fields.trace, trace.as_deref()),
+            (fields.key, self.text("key", row)),
+            (fields.status, status),
+            (fields.source, source),
+        ] {
+            if let Some(value) = value {
+                doc.add_text(field, value);
+            }
+        }
+        for (name, field, _) in &fields.numbers {
+            match *name {
+                "reward" => reward.into_iter().for_each(|v| doc.add_f64(*field, v)),
+                "duration" => duration.into_iter().for_each(|v| doc.add_f64(*field, v)),
+                "tokens" => tokens.into_iter().for_each(|v| doc.add_i64(*field, v)),
+                name => self.int(column_of(name), row).into_iter().for_each(|v| doc.add_i64(*field, v)),
+            }
+        }
+        said.tools.iter().for_each(|tool| doc.add_text(fields.tool, tool));
+        let mut left = MAX_INDEXED_BYTES;
+        for piece in &said.pieces {
+            let text = clip(&piece.text, left);
+            left -= text.len();
+            doc.add_text(fields.said(piece.role), text);
+        }
+        for role in Role::ALL.iter().filter(|r| said.pieces.iter().any(|p| p.role == **r)) {
+            doc.add_text(fields.role, role.name());
+        }
+        let (mut leaves, mut about) = (Vec::new(), String::new());
+        flatten(&mut leaves, &mut about, "", &metadata, 0);
+        if !about.is_empty() {
+            doc.add_text(fields.about, about);
+        }
+        if !leaves.is_empty() {
+            doc.add_field_value(fields.metadata, &OwnedValue::Object(leaves));
+        }
+        let row = json!({
+            "id": id,
+            "run_id": self.text("run_id", row),
+            "step": self.int("step", row),
+            "key": self.text("key", row),
+            "index": self.int("index", row),
+            "sample_id": self.text("sample_id", row),
+            "group_id": self.text("group_id", row),
+            "trace_id": trace,
+            "span_id": self.hex("span_id", row),
+            "reward": reward,
+            "status": status,
+            "source": source,
+            "message_count": self.int("message_count", row),
+            "turn_count": self.int("turn_count", row),
+            "tool_call_count": self.int("tool_call_count", row),
+            "media_count": self.int("media_count", row),
+            "char_count": self.int("char_count", row),
+            "tokens": tokens,
+            "duration_s": duration,
+            "tools": said.tools,
+            "logged_ns": self.int("logged_ns", row).map(|ns| ns.to_string()),
+            "metadata": metadata_text.filter(|t| t.len() <= MAX_LISTED_METADATA_BYTES).map(|_| &metadata),
+            "preview": preview(said.opening()),
+            "answer": preview(said.closing()),
+            "thumbnails": said.media.iter().take(MAX_THUMBNAILS).collect::<Vec<_>>(),
+        });
+        doc.add_bytes(fields.row, row.to_string().as_bytes());
+        doc
+    }
+}
+
+/// The columns that [`Rows::version`] reads.
+pub const VERSION_TEXTS: &[&str] = &["id", "run_id", "key", "sample_id", "group_id", "metadata", "status"];
+pub const VERSION_INTS: &[&str] =
+    &["step", "index", "message_count", "turn_count", "tool_call_count", "media_count", "char_count", "logged_ns"];
+
+/// All columns but the messages.
+pub fn light_columns() -> Vec<&'static str> {
+    [VERSION_TEXTS, VERSION_INTS, &["reward"]].concat()
+}
+
+fn column_of(name: &str) -> &str {
+    match name {
+        "time" => "logged_ns",
+        "turns" => "turn_count",
+        "messages" => "message_count",
+        "length" => "char_count",
+        "tool_calls" => "tool_call_count",
+        "media" => "media_count",
+        other => other,
+    }
+}
+
+fn number(metadata: &Map<String, Value>, names: &[&str]) -> Option<f64> {
+    names.iter().find_map(|name| metadata.get(*name)?.as_f64())
+}
+
+fn clip(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// One line, for a list.
+fn preview(text: &str) -> String {
+    let mut out = String::new();
+    for word in text.split_whitespace() {
+        if !out.is_empty() {
+            out.push(' ');
+        }
+        out.push_str(word);
+        if out.len() > PREVIEW_CHARS * 4 {
+            break;
+        }
+    }
+    match out.char_indices().nth(PREVIEW_CHARS) {
+        Some((at, _)) => format!("{}…", &out[..at]),
+        None => out,
+    }
+}
+
+/// Values of the metadata by dotted path, and all their text.
+fn flatten(
+    leaves: &mut Vec<(String, OwnedValue)>,
+    about: &mut String,
+    path: &str,
+    object: &Map<String, Value>,
+    depth: usize,
+) {
+    for (key, value) in object {
+        if leaves.len() >= MAX_METADATA_VALUES {
+            return;
+        }
+        let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
+        let leaf = match value {
+            Value::Bool(b) => OwnedValue::Bool(*b),
+            Value::Number(n) => match (n.as_i64(), n.as_f64()) {
+                (Some(i), _) => OwnedValue::I64(i),
+                (None, Some(f)) => OwnedValue::F64(f),
+                _ => continue,
+            },
+            Value::String(text) => {
+                about.push_str(clip(text, MAX_INDEXED_BYTES));
+                about.push('\n');
+                OwnedValue::Str(clip(text, MAX_METADATA_BYTES).to_string())
+            }
+            Value::Object(inner) if depth < MAX_METADATA_DEPTH => {
+                flatten(leaves, about, &path, inner, depth + 1);
+                continue;
+            }
+            Value::Array(_) | Value::Object(_) => {
+                about.push_str(&value.to_string());
+                about.push('\n');
+                continue;
+            }
+            Value::Null => continue,
+        };
+        leaves.push((path, leaf));
+    }
+}

@@ -1,0 +1,163 @@
+//! Conversations and their media. The work is in [`crate::conversations`].
+
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use rollscope_store::Store;
+
+use super::json;
+use crate::App;
+use crate::conversations::ask::Ask;
+use crate::conversations::export::Pages;
+use crate::conversations::{Conversations, media};
+use crate::params::Params;
+use crate::problem::Problem;
+
+fn conversations(app: &App) -> Result<&Conversations, Problem> {
+    app.conversations.as_ref().ok_or_else(|| {
+        let detail = "the search index could not be opened; the server's log says why. SQL over `conversations` works";
+        Problem::unavailable(detail, std::time::Duration::from_secs(10))
+    })
+}
+
+/// Conversations, searched, sorted and paged.
+///
+/// The language of `search` is in docs/conversations.md: words, "phrases", prefixes*, typos~, `role:tool`, `reward:<0.5`,
+/// `step:100..120`, `metadata.NAME:value`, `contains:"text"`, `/regex/`. `next` of an answer is the `cursor` of the next.
+#[utoipa::path(get, path = "/api/v1/conversations", tag = "conversations", params(
+    ("project" = Option<String>, Query, description = "only runs of this project"),
+    ("run" = Option<String>, Query, description = "a run, by id or name"),
+    ("run_id" = Option<String>, Query, description = "a run, by id"),
+    ("search" = Option<String>, Query, description = "as in the search box"),
+    ("sort" = Option<String>, Query, description = "step, reward, time, turns, messages, length, tokens, duration, tool_calls, \
+      media, index, status, source, key, run, sample, group, tool, relevance or metadata.NAME; - before it: descending"),
+    ("limit" = Option<usize>, Query, description = "0 to 1000; 50 if not given"),
+    ("offset" = Option<usize>, Query, description = "0 to 100000"),
+    ("cursor" = Option<String>, Query, description = "`next` of the answer before"),
+    ("step" = Option<String>, Query, description = "a step, or a range such as 100..120"),
+    ("sample" = Option<String>, Query), ("group" = Option<String>, Query), ("status" = Option<String>, Query),
+    ("key" = Option<String>, Query), ("source" = Option<String>, Query), ("tool" = Option<String>, Query),
+    ("trace" = Option<String>, Query),
+    ("facets" = Option<String>, Query, description = "counts by: step, reward, status, tool, source, key, role, run"),
+    ("messages" = Option<bool>, Query, description = "with the messages themselves; true if not given"),
+    ("snippets" = Option<bool>, Query, description = "with the place where the words were found"),
+), responses(
+    (status = 200, description = "`{conversations, total, next, facets}`", body = Object),
+    (status = 400, description = "A bad parameter, with what would have been good", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Problem> {
+    let listed = conversations(&app)?.list(Ask::read(params)?).await?;
+    Ok(json(listed.to_json()))
+}
+
+/// One conversation, with its messages.
+///
+/// Slashes in an id may stand as they are or as %2F. `timing=true` adds the spans that made each message.
+#[utoipa::path(get, path = "/api/v1/conversations/{id}", tag = "conversations", params(
+    ("id" = String, Path),
+    ("timing" = Option<bool>, Query, description = "queue, prefill, transfer, decode and tool time by message"),
+), responses(
+    (status = 200, description = "The conversation", body = Object),
+    (status = 404, description = "No such conversation", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn one(State(app): State<App>, Path(id): Path<String>, mut params: Params) -> Result<Response, Problem> {
+    let timing = matches!(params.text("timing"), Some("true" | "1" | ""));
+    params.done()?;
+    Ok(json(conversations(&app)?.one(&id, timing).await?))
+}
+
+/// How many conversations there are, and what they take on disk.
+#[utoipa::path(get, path = "/api/v1/conversations-stats", tag = "conversations", responses(
+    (status = 200, description = "Counts and bytes", body = Object),
+))]
+pub async fn stats(State(app): State<App>, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    super::to_json(&conversations(&app)?.stats())
+}
+
+/// A selection as a file: JSON lines (OpenAI messages) or Parquet.
+///
+/// Takes the parameters of the list, but for paging; `limit` bounds the whole.
+#[utoipa::path(get, path = "/api/v1/conversations-export", tag = "conversations", params(
+    ("format" = Option<String>, Query, description = "jsonl (if not given) or parquet"),
+    ("limit" = Option<usize>, Query, description = "all, if not given"),
+), responses(
+    (status = 200, description = "The file", body = Vec<u8>),
+    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn export(State(app): State<App>, mut params: Params) -> Result<Response, Problem> {
+    let format = params.take("format").unwrap_or_else(|| "jsonl".into());
+    let limit = match params.take("limit") {
+        None => None,
+        Some(text) => Some(text.parse().map_err(|_| Problem::parameter("limit", "a whole number"))?),
+    };
+    let mut pages = Pages::new(conversations(&app)?.clone(), Ask::read(params)?, limit);
+    let named = |name: &'static str| (header::CONTENT_DISPOSITION, HeaderValue::from_static(name));
+    match format.as_str() {
+        "jsonl" => {
+            // The first page before the headers: a bad question gets its status.
+            let first = pages.json_lines().await?;
+            let rest = futures::stream::unfold((Some(pages), first), |(pages, ready)| async move {
+                let mut pages = pages?;
+                if let Some(ready) = ready {
+                    return Some((Ok::<Bytes, std::io::Error>(ready.into()), (Some(pages), None)));
+                }
+                match pages.json_lines().await {
+                    Ok(Some(lines)) => Some((Ok(lines.into()), (Some(pages), None))),
+                    Ok(None) => None,
+                    Err(problem) => Some((Err(std::io::Error::other(problem.to_string())), (None, None))),
+                }
+            });
+            let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/jsonl"));
+            Ok(([kind, named("attachment; filename=\"conversations.jsonl\"")], Body::from_stream(rest)).into_response())
+        }
+        "parquet" => {
+            let file = pages.parquet().await?;
+            let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/vnd.apache.parquet"));
+            Ok(([kind, named("attachment; filename=\"conversations.parquet\"")], file).into_response())
+        }
+        _ => Err(Problem::parameter("format", "jsonl or parquet")),
+    }
+}
+
+/// A file of a conversation, by the hash of its content.
+///
+/// PNG, JPEG, GIF and WebP are shown; anything else is only handed out for download. `thumbnail=N`: a PNG of N pixels.
+#[utoipa::path(get, path = "/api/v1/media/{hash}", tag = "conversations", params(
+    ("hash" = String, Path, description = "SHA-256, hex"),
+    ("thumbnail" = Option<u32>, Query, description = "longest side in pixels, 16 to 512"),
+), responses(
+    (status = 200, description = "The file", body = Vec<u8>),
+    (status = 404, description = "No such file", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "No image, so no thumbnail", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn media_file(
+    State(app): State<App>,
+    Path(hash): Path<String>,
+    mut params: Params,
+) -> Result<Response, Problem> {
+    let good = "a number of pixels from 16 to 512";
+    let side: Option<u32> = params.number("thumbnail", good)?;
+    params.done()?;
+    if side.is_some_and(|side| !media::THUMBNAIL.contains(&side)) {
+        return Err(Problem::parameter("thumbnail", good));
+    }
+    let data = find(&app.store, &hash).await?;
+    match side {
+        None => Ok(media::respond(&hash, data)),
+        Some(side) => {
+            // One at a time for each core: pictures take memory.
+            let _turn = app.thumbnails.acquire().await.map_err(|e| Problem::internal(e.to_string()))?;
+            let made = tokio::task::spawn_blocking(move || media::thumbnail(&data, side)).await;
+            let png = made.map_err(|e| Problem::internal(e.to_string()))??;
+            Ok(media::respond(&hash, png.into()))
+        }
+    }
+}
+
+async fn find(store: &Store, hash: &str) -> Result<Bytes, Problem> {
+    let found = store.media_get(hash).await?;
+    found.ok_or_else(|| Problem::not_found(format!("there is no file {hash}; files are named by their SHA-256")))
+}

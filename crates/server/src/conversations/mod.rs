@@ -1,0 +1,344 @@
+//! Conversations: what the API, the command line and the export ask. The index says which ones and in which order
+//! (`rollscope-search`), the store has what was said. One implementation for all who ask.
+//!
+//! [`Conversations::list`] goes: [`ask`] (parameters, judged in one place) -> the index -> the messages of this page, where
+//! they are wanted. [`scan`] looks through texts where the question is a substring or a regular expression. [`timing`]
+//! lays the spans beside the messages. [`media`] hands out images, checked.
+
+pub mod ask;
+pub mod export;
+pub mod lift;
+pub mod media;
+mod scan;
+pub mod timing;
+
+use std::collections::HashMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::Int32Type;
+use parking_lot::Mutex;
+use rollscope_query::Engine;
+use rollscope_search::snippet::Needles;
+use rollscope_search::text::Said;
+use rollscope_search::{Facet, FacetValue, Follower, Search, SearchError};
+use rollscope_store::{ReadOnlyStore, SnapshotSource, Store, StoreOptions};
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use crate::problem::Problem;
+use crate::query::text_column;
+use ask::Ask;
+
+/// Folder of the index beside the tables.
+pub const INDEX: &str = "index";
+
+/// A handle; clones share it.
+#[derive(Clone)]
+pub struct Conversations {
+    engine: Engine,
+    search: Search,
+    follower: Arc<Mutex<Option<Follower>>>,
+}
+
+impl From<SearchError> for Problem {
+    fn from(error: SearchError) -> Self {
+        match error {
+            SearchError::Query(text) => {
+                let mut problem = Problem::bad_request(format!("parameter `search`: {text}"));
+                problem.set_parameter("search");
+                problem
+            }
+            SearchError::Parameter { name, text } => Problem::parameter(name, text),
+            other => Problem::internal(other.to_string()),
+        }
+    }
+}
+
+/// A page of conversations.
+pub struct Listed {
+    pub rows: Vec<Found>,
+    pub total: u64,
+    pub next: Option<String>,
+    pub facets: Vec<(&'static str, Facet)>,
+}
+
+/// One of them: what the index keeps of it, and what was read for it.
+pub struct Found {
+    pub id: String,
+    pub row: Box<RawValue>,
+    pub full: Option<Full>,
+    pub snippet: Option<rollscope_search::snippet::Snippet>,
+}
+
+/// What only the store has.
+pub struct Full {
+    /// JSON.
+    pub messages: String,
+    pub metadata: Option<String>,
+}
+
+impl Conversations {
+    /// Opens the index of a store and keeps it up to date.
+    pub fn start(store: &Store, engine: Engine) -> Result<Conversations, SearchError> {
+        let search = Search::open(&store.options().dir.join(INDEX))?;
+        let follower = Follower::start(search.clone(), Arc::new(store.clone()), store.changes())?;
+        Ok(Conversations { engine, search, follower: Arc::new(Mutex::new(Some(follower))) })
+    }
+
+    /// For the command line: a folder, whether a server writes it or not.
+    pub async fn open(dir: &Path, engine: Engine) -> Result<Conversations, SearchError> {
+        let index = dir.join(INDEX);
+        // Nobody writes it: bring the index up to date. Somebody does: theirs is less than a second behind.
+        let search = match Store::open(StoreOptions::at(dir)).await {
+            Ok(store) => {
+                let search = Search::open(&index)?;
+                let (snapshot, inner) = (store.snapshot(), search.clone());
+                let handle = tokio::runtime::Handle::current();
+                let done = tokio::task::spawn_blocking(move || rollscope_search::catch_up(&inner, &snapshot, &handle));
+                done.await.map_err(|e| SearchError::Io(std::io::Error::other(e)))??;
+                store.close().await?;
+                search
+            }
+            Err(_) => Search::open_existing(&index)?,
+        };
+        Ok(Conversations { engine, search, follower: Arc::default() })
+    }
+
+    /// The same index over another view of the store.
+    pub fn with_engine(self, engine: Engine) -> Conversations {
+        Conversations { engine, ..self }
+    }
+
+    /// Builds the index of a folder anew. Returns how many conversations are in it.
+    pub async fn reindex(dir: &Path) -> Result<u64, SearchError> {
+        // Held while it is built: no server may write the index meanwhile.
+        let store = Store::open(StoreOptions::at(dir)).await?;
+        let search = Search::create(&dir.join(INDEX))?;
+        let snapshot = ReadOnlyStore::open(dir).await?.snapshot();
+        let handle = tokio::runtime::Handle::current();
+        let inner = search.clone();
+        let done = tokio::task::spawn_blocking(move || rollscope_search::catch_up(&inner, &snapshot, &handle));
+        done.await.map_err(|e| SearchError::Io(std::io::Error::other(e)))??;
+        store.close().await?;
+        Ok(search.len())
+    }
+
+    /// Ends following, after a last commit.
+    pub async fn stop(&self) {
+        let follower = self.follower.lock().take();
+        if let Some(mut follower) = follower {
+            let _ = tokio::task::spawn_blocking(move || follower.stop()).await;
+        }
+    }
+
+    /// What there is, and what it takes.
+    pub fn stats(&self) -> Value {
+        let status = self.follower.lock().as_ref().map(Follower::status).unwrap_or_default();
+        let tables = self.engine.table_stats();
+        let stored = tables.iter().find(|t| t.table == "conversations").map_or(0, |t| t.bytes);
+        json!({
+            "conversations": self.search.len(),
+            "text_chars": self.search.chars(),
+            "stored_bytes": stored,
+            "index_bytes": self.search.bytes(),
+            "indexed_version": status.version,
+            "problem": status.failure,
+        })
+    }
+
+    pub async fn list(&self, ask: Ask) -> Result<Listed, Problem> {
+        let mut request = ask.request;
+        request.runs = self.runs(ask.project.as_deref(), ask.run.as_deref()).await?;
+        if !request.search.slow().is_empty() {
+            request.allowed = Some(Arc::new(scan::look(&self.engine, &self.search, &request).await?));
+        }
+        let needles = if ask.snippets { Needles::new(&request.search) } else { None };
+        let search = self.search.clone();
+        let answer = tokio::task::spawn_blocking(move || search.ask(&request))
+            .await
+            .map_err(|e| Problem::internal(e.to_string()))??;
+        let ids: Vec<String> = answer.rows.iter().map(|row| row.id.clone()).collect();
+        let mut full = match ask.messages || needles.is_some() {
+            true => self.full(&ids).await?,
+            false => HashMap::new(),
+        };
+        let rows = answer
+            .rows
+            .into_iter()
+            .map(|row| {
+                let read = full.remove(&row.id);
+                let snippet = match (&needles, &read) {
+                    (Some(needles), Some(read)) => needles.find(&Said::read(&read.messages)),
+                    _ => None,
+                };
+                Found { id: row.id, row: row.json, full: read.filter(|_| ask.messages), snippet }
+            })
+            .collect();
+        let next = answer.next.map(|place| ask::cursor(&ask.sort, &place));
+        Ok(Listed { rows, total: answer.total, next, facets: answer.facets })
+    }
+
+    /// The runs that are meant: a run by its id, or by its name where no run has that id, within a project if one is given.
+    async fn runs(&self, project: Option<&str>, run: Option<&str>) -> Result<Option<Vec<String>>, Problem> {
+        if project.is_none() && run.is_none() {
+            return Ok(None);
+        }
+        let batch = self.engine.runs().await?;
+        let (ids, names, projects) =
+            (text_column(&batch, "run_id")?, text_column(&batch, "name")?, text_column(&batch, "project")?);
+        let inside = |n: &usize| project.is_none_or(|p| projects[*n].as_deref() == Some(p));
+        let chosen = |column: &[Option<String>], wanted: &str| -> Vec<String> {
+            let all = (0..column.len()).filter(|n| column[*n].as_deref() == Some(wanted)).filter(inside);
+            all.filter_map(|n| ids[n].clone()).collect()
+        };
+        Ok(Some(match run {
+            None => (0..ids.len()).filter(inside).filter_map(|n| ids[n].clone()).collect(),
+            Some(run) => match chosen(&ids, run) {
+                by_id if !by_id.is_empty() => by_id,
+                _ => chosen(&names, run),
+            },
+        }))
+    }
+
+    /// The messages of some conversations, by id.
+    async fn full(&self, ids: &[String]) -> Result<HashMap<String, Full>, Problem> {
+        let mut found = HashMap::new();
+        for batch in self.engine.conversations(ids.to_vec()).await? {
+            let texts = text_column(&batch, "id")?;
+            let (messages, metadata) = (text_column(&batch, "messages")?, text_column(&batch, "metadata")?);
+            for (row, id) in texts.into_iter().enumerate() {
+                let Some(id) = id else { continue };
+                let messages = messages[row].clone().unwrap_or_else(|| "[]".into());
+                found.insert(id, Full { messages, metadata: metadata[row].clone() });
+            }
+        }
+        Ok(found)
+    }
+
+    /// One conversation with all it has, as a JSON object. With `timing` also the spans beside its messages.
+    pub async fn one(&self, id: &str, timing: bool) -> Result<Vec<u8>, Problem> {
+        let batches = self.engine.conversations(vec![id.to_string()]).await?;
+        let Some(batch) = batches.iter().find(|b| b.num_rows() > 0) else {
+            return Err(Problem::not_found(format!("there is no conversation {id}")));
+        };
+        let strips = if timing { self.timing(batch).await? } else { Vec::new() };
+        let bytes = crate::encode::json_object(batch, 0).map_err(|e| Problem::internal(e.to_string()))?;
+        let mut object: Map<String, Value> =
+            serde_json::from_slice(&bytes).map_err(|e| Problem::internal(e.to_string()))?;
+        let messages = text_column(batch, "messages")?[0].clone().unwrap_or_else(|| "[]".into());
+        object.remove("messages");
+        if let Some(ns) = object.get_mut("logged_ns") {
+            *ns = Value::String(ns.to_string());
+        }
+        if let Some(metadata) = object.get_mut("metadata")
+            && let Some(parsed) = metadata.as_str().and_then(|t| serde_json::from_str(t).ok())
+        {
+            *metadata = parsed;
+        }
+        if timing {
+            object.insert("timing".into(), serde_json::to_value(strips).unwrap_or_default());
+        }
+        let mut out = serde_json::to_vec(&object).map_err(|e| Problem::internal(e.to_string()))?;
+        put_messages(&mut out, &messages);
+        Ok(out)
+    }
+
+    async fn timing(&self, batch: &RecordBatch) -> Result<Vec<timing::Strip>, Problem> {
+        let bytes = |column: &str| {
+            let column = batch.column_by_name(column)?.as_fixed_size_binary_opt()?;
+            (!column.is_null(0)).then(|| column.value(0).to_vec())
+        };
+        let sample = batch.column_by_name("sample_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+        let sample = sample.and_then(|d| Some(d.values().as_string_opt::<i32>()?.value(d.key(0)?).to_string()));
+        let Some(trace) = bytes("trace_id").and_then(|t| <[u8; 16]>::try_from(t).ok()) else { return Ok(Vec::new()) };
+        let spans = self.engine.trace(trace).await?;
+        let messages = text_column(batch, "messages")?[0].clone().unwrap_or_default();
+        let keys = message_keys(&messages);
+        let span = bytes("span_id").and_then(|s| <[u8; 8]>::try_from(s).ok());
+        Ok(timing::strips(&spans, &keys, &hex::encode(trace), span, sample.as_deref()))
+    }
+}
+
+fn message_keys(messages: &str) -> Vec<timing::MessageKey> {
+    let list: Vec<Value> = serde_json::from_str(messages).unwrap_or_default();
+    list.iter()
+        .map(|m| timing::MessageKey {
+            assistant: m["role"] == "assistant",
+            tool_call_id: (m["role"] == "tool").then(|| m["tool_call_id"].as_str().unwrap_or_default().to_string()),
+        })
+        .collect()
+}
+
+/// Adds the messages to a JSON object, as they are. Text that is no JSON becomes a JSON text.
+pub(crate) fn put_messages(object: &mut Vec<u8>, messages: &str) {
+    let empty = object.ends_with(b"{}");
+    object.pop();
+    object.extend_from_slice(if empty { b"\"messages\":" } else { b",\"messages\":" });
+    if serde_json::from_str::<serde::de::IgnoredAny>(messages).is_ok() {
+        object.extend_from_slice(messages.as_bytes());
+    } else {
+        rollscope_model::attrs::write_str(object, messages);
+    }
+    object.push(b'}');
+}
+
+impl Listed {
+    /// The answer of `GET /api/v1/conversations`.
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = b"{\"conversations\":[".to_vec();
+        for (n, found) in self.rows.iter().enumerate() {
+            if n > 0 {
+                out.push(b',');
+            }
+            out.extend(found.to_json());
+        }
+        let rest = json!({ "total": self.total, "next": self.next, "facets": facets_json(&self.facets) }).to_string();
+        out.extend_from_slice(b"],");
+        out.extend_from_slice(&rest.as_bytes()[1..]);
+        out
+    }
+}
+
+impl Found {
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut out = match &self.full {
+            // Long metadata are only in the store.
+            Some(full) if self.row.get().contains("\"metadata\":null") && full.metadata.is_some() => {
+                let mut row: Map<String, Value> = serde_json::from_str(self.row.get()).unwrap_or_default();
+                let text = full.metadata.as_deref().unwrap_or("null");
+                row.insert("metadata".into(), serde_json::from_str(text).unwrap_or_else(|_| Value::from(text)));
+                serde_json::to_vec(&row).unwrap_or_default()
+            }
+            _ => self.row.get().as_bytes().to_vec(),
+        };
+        if let Some(snippet) = &self.snippet {
+            out.pop();
+            out.extend_from_slice(b",\"snippet\":");
+            out.extend(serde_json::to_vec(snippet).unwrap_or_default());
+            out.push(b'}');
+        }
+        if let Some(full) = &self.full {
+            put_messages(&mut out, &full.messages);
+        }
+        out
+    }
+}
+
+fn facets_json(facets: &[(&'static str, Facet)]) -> Value {
+    let mut out = Map::new();
+    for (name, facet) in facets {
+        let values: Vec<Value> = facet
+            .values
+            .iter()
+            .map(|v| match v {
+                FacetValue::Text(text, count) => json!({ "value": text, "count": count }),
+                FacetValue::Integer(n, count) => json!({ "value": n, "count": count }),
+                FacetValue::Bucket(from, to, count) => json!({ "from": from, "to": to, "count": count }),
+            })
+            .collect();
+        out.insert((*name).to_string(), json!({ "values": values, "left_out": facet.left_out }));
+    }
+    Value::Object(out)
+}
