@@ -95,7 +95,8 @@ fn one_request(line: &mut String, request: u64) {
             base + end
         ));
     };
-    let names = ["request_process", "prefill_waiting", "prefill_forward", "decode_waiting", "decode_forward", "decode_loop"];
+    let names =
+        ["request_process", "prefill_waiting", "prefill_forward", "decode_waiting", "decode_forward", "decode_loop"];
     for thread in 0..3u64 {
         for slice in 0..10u64 {
             let n = 4 + thread * 10 + slice;
@@ -120,7 +121,15 @@ fn one_request(line: &mut String, request: u64) {
              {{\"key\":\"tp_rank\",\"value\":{{\"intValue\":\"{thread}\"}}}}],",
             2000 + thread
         );
-        span(line, 1 + thread, Some(0), &format!("{label} [TP {thread}] (host:9f1c2e7a | pid:{})", 2000 + thread), 1_000_000, 101_000_000, &attributes);
+        span(
+            line,
+            1 + thread,
+            Some(0),
+            &format!("{label} [TP {thread}] (host:9f1c2e7a | pid:{})", 2000 + thread),
+            1_000_000,
+            101_000_000,
+            &attributes,
+        );
     }
     let rid = format!("{:032x}", u128::from(request) * 7_777_777_777);
     let attributes = format!(

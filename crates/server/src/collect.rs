@@ -60,7 +60,7 @@ impl Collector {
             .map_err(|e| StartError::Files(format!("{}: {e}", files.path.display())))?;
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
-        let ingest = Ingest::to_lines(lines.clone(), counters.clone(), &config.limits);
+        let ingest = Ingest::for_files(lines.clone(), counters.clone(), &config.limits);
         let auth = Auth::new(config, counters);
         for listener in [grpc, http].into_iter().flatten() {
             let Ok(bound) = listener.local_addr() else { continue };

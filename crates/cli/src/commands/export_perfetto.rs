@@ -141,7 +141,7 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     while let Some(batch) = running.stream.next().await {
         let batch = batch?;
         rows += batch.num_rows();
-        for (low, high) in range(&batch) {
+        if let Some((low, high)) = range(&batch) {
             first = first.min(low);
             last = last.max(high);
         }

@@ -15,7 +15,10 @@ pub async fn run(args: TraceLevelArgs) -> anyhow::Result<()> {
         "2" | "normal" => 2,
         "3" | "all" => 3,
         other => {
-            return Err(Usage(format!("{other:?} is no level: write 0 (off), 1 (important slices), 2 (all but nested) or 3 (all)")).into());
+            return Err(Usage(format!(
+                "{other:?} is no level: write 0 (off), 1 (important slices), 2 (all but nested) or 3 (all)"
+            ))
+            .into());
         }
     };
     let timeout = Duration::from_secs(args.timeout);
@@ -34,7 +37,10 @@ pub async fn run(args: TraceLevelArgs) -> anyhow::Result<()> {
         for task in asked {
             let (url, answer) = task.await?;
             match answer {
-                Ok(text) => println!("{url}: level {level}{}", if text.is_empty() { String::new() } else { format!(" ({text})") }),
+                Ok(text) => println!(
+                    "{url}: level {level}{}",
+                    if text.is_empty() { String::new() } else { format!(" ({text})") }
+                ),
                 Err(error) => {
                     failed += 1;
                     println!("{url}: failed: {error}");

@@ -199,8 +199,7 @@ fn span(out: &mut Vec<u8>, spans: &Spans, row: usize, processes: &mut Processes)
         }
         out.extend_from_slice(b"]}");
     }
-    let process =
-        processes.number(spans.service.get(row).unwrap_or_default(), spans.resource.get(row).unwrap_or("{}"));
+    let process = processes.number(spans.service.get(row).unwrap_or_default(), spans.resource.get(row).unwrap_or("{}"));
     out.extend_from_slice(format!("],\"processID\":\"p{process}\",\"warnings\":").as_bytes());
     match spans.state.get(row) {
         Some("open") => out.extend_from_slice(b"[\"the span is still open\"]}"),

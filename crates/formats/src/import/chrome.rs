@@ -67,10 +67,7 @@ impl Importer for Chrome {
 }
 
 /// Calls `each` with the text of every event.
-pub fn events(
-    input: &mut dyn Read,
-    each: &mut dyn FnMut(&[u8]) -> Result<(), ImportError>,
-) -> Result<(), ImportError> {
+pub fn events(input: &mut dyn Read, each: &mut dyn FnMut(&[u8]) -> Result<(), ImportError>) -> Result<(), ImportError> {
     walk(&mut Stream::new(input), &mut |part| match part {
         Part::Event(json) => each(json),
         Part::Header(..) => Ok(()),
@@ -82,7 +79,9 @@ pub fn profile_facts(input: &mut dyn Read) -> Result<(Option<i64>, HashSet<i64>)
     let (mut zero, mut pids) = (None, HashSet::new());
     walk(&mut Stream::new(input), &mut |part| {
         match part {
-            Part::Header("baseTimeNanoseconds", json) => zero = std::str::from_utf8(json).ok().and_then(|t| t.parse().ok()),
+            Part::Header("baseTimeNanoseconds", json) => {
+                zero = std::str::from_utf8(json).ok().and_then(|t| t.parse().ok())
+            }
             Part::Header(..) => {}
             Part::Event(json) => {
                 if let Ok(event) = Event::parse(json)

@@ -142,8 +142,7 @@ impl TraceSearch {
                 duration.push(format!("duration_ns {bound} {value}"));
             }
         }
-        let duration =
-            if duration.is_empty() { String::new() } else { format!(" where {}", duration.join(" and ")) };
+        let duration = if duration.is_empty() { String::new() } else { format!(" where {}", duration.join(" and ")) };
         let order = format!("{} {}", self.sort.column(), if self.descending { "desc" } else { "asc" });
         format!(
             "with t as (select trace_id, min(start_ns) as start_ns, max(coalesce(end_ns, start_ns)) as end_ns, \

@@ -177,8 +177,7 @@ impl<'a> Layout<'a> {
         let events = column(all, "events").as_list::<i32>();
         let mut flags = vec![0; n];
         let mut end = Vec::with_capacity(n);
-        for i in 0..n {
-            let f = &mut flags[i];
+        for (i, f) in flags.iter_mut().enumerate() {
             match state.get(i) {
                 Some("open") => *f |= flags::OPEN,
                 Some("instant") => *f |= flags::INSTANT,
@@ -348,11 +347,12 @@ impl<'a> Layout<'a> {
     }
 
     fn lanes_and_times(&mut self, slot: &[i32], children: &[Vec<u32>]) {
-        let text = |name| Text::of(self.all, name);
+        let all = self.all;
+        let text = |name| Text::of(all, name);
         let (thread, host, service) = (text("thread"), text("host"), text("service"));
-        let rank = |name| column(self.all, name).as_primitive::<Int32Type>();
+        let rank = |name| column(all, name).as_primitive::<Int32Type>();
         let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
-        let names = column(self.all, "name").as_dictionary::<Int32Type>().keys();
+        let names = column(all, "name").as_dictionary::<Int32Type>().keys();
         let mut known: HashMap<String, u32> = HashMap::new();
         let mut repeats = Repeats::default();
         for at in 0..self.drawn.len() {
@@ -387,10 +387,9 @@ impl<'a> Layout<'a> {
                 }
             }
             // Only below a thread: elsewhere two spans with the same times are two things.
-            let in_thread = parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
-            if in_thread
-                && repeats.again(self.lane[i], names.value(i) as u32, self.start.value(i), self.end[i])
-            {
+            let in_thread =
+                parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
+            if in_thread && repeats.again(self.lane[i], names.value(i) as u32, self.start.value(i), self.end[i]) {
                 self.flags[i] |= flags::REPEATED;
             }
             // What no child covers.
@@ -449,7 +448,8 @@ impl<'a> Layout<'a> {
                 let p = self.parent[i] as usize;
                 let start = self.start.value(p).saturating_sub(self.start.value(i));
                 let closed = self.flags[i] & flags::OPEN == 0 && self.flags[p] & flags::OPEN == 0;
-                let fits = self.end[i].saturating_sub(self.start.value(i)) <= self.end[p].saturating_sub(self.start.value(p));
+                let fits =
+                    self.end[i].saturating_sub(self.start.value(i)) <= self.end[p].saturating_sub(self.start.value(p));
                 // A child may outlive its parent; one that would fit is expected to.
                 let end = if closed && fits { self.end[p].saturating_sub(self.end[i]) } else { i64::MAX };
                 learn(of[p], of[i], start, end);
@@ -462,7 +462,8 @@ impl<'a> Layout<'a> {
         // From the host of the root outwards.
         let root = self.drawn.iter().map(|i| of[*i as usize]).find(|h| *h != usize::MAX).unwrap_or(0);
         let mut shift: Vec<Option<HostClock>> = vec![None; names.len()];
-        let clock = |h: usize, shift_ns, pairs, consistent| HostClock { host: names[h].into(), shift_ns, pairs, consistent };
+        let clock =
+            |h: usize, shift_ns, pairs, consistent| HostClock { host: names[h].into(), shift_ns, pairs, consistent };
         shift[root] = Some(clock(root, 0, 0, true));
         let mut queue = std::collections::VecDeque::from([root]);
         while let Some(from) = queue.pop_front() {
@@ -501,7 +502,11 @@ impl<'a> Layout<'a> {
         let order = UInt32Array::from(self.drawn.clone());
         let taken = |name: &str| arrow::compute::take(column(self.all, name), &order, None);
         let lane_keys: Int32Array = rows().map(|i| Some(self.lane[i] as i32)).collect();
-        let lane_values = StringArray::from_iter_values(if self.lanes.is_empty() { vec![""] } else { self.lanes.iter().map(String::as_str).collect() });
+        let lane_values = StringArray::from_iter_values(if self.lanes.is_empty() {
+            vec![""]
+        } else {
+            self.lanes.iter().map(String::as_str).collect()
+        });
         let lanes = DictionaryArray::<Int32Type>::try_new(lane_keys, Arc::new(lane_values))?;
         let shown_end = |i: usize| (self.end[i] - base) as f64;
         let columns: Vec<(&str, ArrayRef)> = vec![

@@ -125,9 +125,10 @@ impl Query {
     fn number(&self, name: &str) -> Result<Option<i64>, Failure> {
         match self.get(&[name]) {
             None => Ok(None),
-            Some(text) => {
-                text.parse().map(Some).map_err(|_| Failure::bad(format!("unable to parse param '{name}': {text:?} is no number")))
-            }
+            Some(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| Failure::bad(format!("unable to parse param '{name}': {text:?} is no number"))),
         }
     }
 
@@ -135,7 +136,10 @@ impl Query {
         match self.get(names) {
             None => Ok(None),
             Some(text) => duration_ns(text).map(Some).ok_or_else(|| {
-                Failure::bad(format!("unable to parse param '{}': {text:?} is no duration such as 1.2s, 100ms, 500us", names[0]))
+                Failure::bad(format!(
+                    "unable to parse param '{}': {text:?} is no duration such as 1.2s, 100ms, 500us",
+                    names[0]
+                ))
             }),
         }
     }
@@ -208,10 +212,13 @@ async fn operations_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Res
 
 /// `{"key":"value"}` of a `tags` parameter.
 fn tags(search: &mut TraceSearch, text: &str, parameter: &str) -> Result<(), Failure> {
-    let parsed: Value = serde_json::from_str(text)
-        .map_err(|_| Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of text: {text}")))?;
+    let parsed: Value = serde_json::from_str(text).map_err(|_| {
+        Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of text: {text}"))
+    })?;
     let Some(object) = parsed.as_object() else {
-        return Err(Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of text: {text}")));
+        return Err(Failure::bad(format!(
+            "malformed '{parameter}' parameter, expecting a JSON object of text: {text}"
+        )));
     };
     for (key, value) in object {
         let value = value.as_str().map_or_else(|| value.to_string(), str::to_string);
@@ -398,7 +405,9 @@ async fn find_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Re
 fn search_v3(query: &Query) -> Result<TraceSearch, Failure> {
     let time = |names: &[&str]| match query.get(names) {
         None => Err(Failure::bad("query.startTimeMin and query.startTimeMax are required")),
-        Some(text) => rfc3339_ns(text).ok_or_else(|| Failure::bad(format!("malformed parameter {}: {text:?}", names[0]))),
+        Some(text) => {
+            rfc3339_ns(text).ok_or_else(|| Failure::bad(format!("malformed parameter {}: {text:?}", names[0])))
+        }
     };
     let from = time(&["query.startTimeMin", "query.start_time_min"])?;
     let to = time(&["query.startTimeMax", "query.start_time_max"])?;

@@ -73,7 +73,8 @@ pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<R
 async fn describe(app: &App, ids: &[TraceId], traces: &mut [Value]) -> Result<(), Problem> {
     for batch in collect(&app.engine, &details_sql(ids)).await? {
         let found = trace_ids(&batch)?;
-        let texts = ["root", "service", "run_id", "sample_id", "request_id"].map(|name| (name, text_column(&batch, name)));
+        let texts =
+            ["root", "service", "run_id", "sample_id", "request_id"].map(|name| (name, text_column(&batch, name)));
         let ints = ["services", "step"].map(|name| (name, int_column(&batch, name)));
         for (name, values) in texts {
             for (id, value) in found.iter().zip(values?) {
@@ -140,19 +141,25 @@ fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
                 let Some(ns) = duration_ns(&value) else {
                     return Err(Problem::parameter(&key, "a number and a unit, such as 250ms or 1.5s"));
                 };
-                *(if key == "min_duration" { &mut search.min_duration_ns } else { &mut search.max_duration_ns }) = Some(ns);
+                *(if key == "min_duration" { &mut search.min_duration_ns } else { &mut search.max_duration_ns }) =
+                    Some(ns);
             }
             "sort" => {
                 let name = value.strip_prefix('-').unwrap_or(&value);
                 let Some((_, sort)) = Sort::NAMES.iter().find(|(n, _)| *n == name) else {
-                    return Err(Problem::parameter("sort", "start, duration, spans or errors, with `-` for descending"));
+                    return Err(Problem::parameter(
+                        "sort",
+                        "start, duration, spans or errors, with `-` for descending",
+                    ));
                 };
                 (search.sort, search.descending) = (*sort, value.starts_with('-'));
             }
             "limit" => {
-                search.limit = value.parse().ok().filter(|n| (1..=MAX_LIMIT).contains(n)).ok_or_else(|| {
-                    Problem::parameter("limit", format!("a number from 1 to {MAX_LIMIT}"))
-                })?;
+                search.limit = value
+                    .parse()
+                    .ok()
+                    .filter(|n| (1..=MAX_LIMIT).contains(n))
+                    .ok_or_else(|| Problem::parameter("limit", format!("a number from 1 to {MAX_LIMIT}")))?;
             }
             "offset" => {
                 search.offset = value.parse().map_err(|_| Problem::parameter("offset", "a number, 0 or more"))?;
@@ -285,7 +292,13 @@ mod tests {
         let (search, points) = parse("attr=a=1&attr=b%3D=x&sort=-duration&limit=7&points").unwrap();
         assert_eq!(search.attributes, [("a".to_string(), "1".to_string()), ("b".to_string(), "=x".to_string())]);
         assert!(points && search.descending && search.sort == Sort::Duration && search.limit == 7);
-        for (bad, name) in [("limit=0", "limit"), ("sort=x", "sort"), ("stpe=1", "stpe"), ("step=1&step=2", "step"), ("attr=x", "attr")] {
+        for (bad, name) in [
+            ("limit=0", "limit"),
+            ("sort=x", "sort"),
+            ("stpe=1", "stpe"),
+            ("step=1&step=2", "step"),
+            ("attr=x", "attr"),
+        ] {
             assert!(parse(bad).unwrap_err().detail().contains(name), "{bad}");
         }
     }

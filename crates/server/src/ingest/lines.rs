@@ -9,10 +9,8 @@ use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Refusal;
@@ -32,7 +30,6 @@ struct Job {
 #[derive(Clone)]
 pub struct Lines {
     to: mpsc::Sender<Job>,
-    thread: Arc<Mutex<Option<JoinHandle<()>>>>,
     written: Arc<Written>,
 }
 
@@ -51,7 +48,8 @@ impl Lines {
         let (to, mut jobs) = mpsc::channel::<Job>(WAITING);
         let written = Arc::new(Written::default());
         let counts = written.clone();
-        let thread = std::thread::Builder::new().name("lines".into()).spawn(move || {
+        // It ends when the last way to it is gone. Nobody needs to wait for it: what it has not written is not acknowledged.
+        std::thread::Builder::new().name("lines".into()).spawn(move || {
             let mut group: Vec<Job> = Vec::new();
             while let Some(first) = jobs.blocking_recv() {
                 let mut bytes = first.line.len();
@@ -73,7 +71,7 @@ impl Lines {
                 }
             }
         })?;
-        Ok(Lines { to, thread: Arc::new(Mutex::new(Some(thread))), written })
+        Ok(Lines { to, written })
     }
 
     pub fn written(&self) -> &Arc<Written> {
@@ -83,7 +81,8 @@ impl Lines {
     /// Returns when the line is on disk.
     pub async fn append(&self, line: Vec<u8>, spans: u64) -> Result<(), Refusal> {
         let (done, answer) = oneshot::channel();
-        let gone = || Refusal::Unavailable { detail: "the collector is stopping".into(), after: Duration::from_secs(1) };
+        let gone =
+            || Refusal::Unavailable { detail: "the collector is stopping".into(), after: Duration::from_secs(1) };
         self.to.send(Job { line, spans, done }).await.map_err(|_| gone())?;
         match answer.await {
             Ok(Ok(())) => Ok(()),
@@ -92,15 +91,6 @@ impl Lines {
                 after: Duration::from_secs(5),
             }),
             Err(_) => Err(gone()),
-        }
-    }
-
-    /// Waits until all that was taken is written. Every clone must be gone, or this waits for them.
-    pub fn close(self) {
-        let Lines { to, thread, .. } = self;
-        drop(to);
-        if let Some(thread) = thread.lock().take() {
-            let _ = thread.join();
         }
     }
 }
@@ -254,7 +244,6 @@ mod tests {
             done.unwrap();
         }
         assert_eq!(lines.written().spans.load(Relaxed), 200);
-        lines.close();
         assert_eq!(std::fs::read_to_string(&first).unwrap().lines().count(), 200);
     }
 }

@@ -121,7 +121,10 @@ pub struct Ingest {
 
 /// Where messages go.
 enum Target {
-    Store { store: Store, runs: Runs },
+    Store {
+        store: Store,
+        runs: Runs,
+    },
     /// Files, as they came: `rollscope collect`.
     Lines(Lines),
 }
@@ -139,15 +142,15 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::into(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
+        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
     }
 
     /// Into files instead of a store.
-    pub fn to_lines(lines: Lines, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::into(Target::Lines(lines), counters, limits)
+    pub fn for_files(lines: Lines, counters: Arc<Counters>, limits: &Limits) -> Self {
+        Self::with_target(Target::Lines(lines), counters, limits)
     }
 
-    fn into(target: Target, counters: Arc<Counters>, limits: &Limits) -> Self {
+    fn with_target(target: Target, counters: Arc<Counters>, limits: &Limits) -> Self {
         let workers = std::thread::available_parallelism().map_or(2, usize::from);
         Ingest {
             inner: Arc::new(Inner {
@@ -267,13 +270,15 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         if message.signal != Signal::Traces {
-            return Err(Refusal::Unsupported("this collector takes traces; switch the exporters of metrics and logs off".into()));
+            return Err(Refusal::Unsupported(
+                "this collector takes traces; switch the exporters of metrics and logs off".into(),
+            ));
         }
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
         let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
         let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
-        drop(_permit);
+        drop(permit);
         if line.spans > 0 {
             lines.append(line.text, line.spans).await?;
             add(&counters.accepted, line.spans);

@@ -91,7 +91,7 @@ impl Forward {
                     }
                     std::thread::sleep(IDLE);
                 }
-                Ok(Some((line, after))) => match if line.is_empty() { Answer::Taken } else { self.send(&line) } {
+                Ok(Some((line, after))) => match self.send(&line) {
                     Answer::Later(why) => {
                         tracing::warn!(url = self.url, why, "the server does not take it; trying again");
                         if stopping {
@@ -103,7 +103,11 @@ impl Forward {
                     answer => {
                         wait = FIRST_WAIT;
                         if let Answer::Refused(why) = answer {
-                            tracing::error!(url = self.url, why, "the server refused a message for good; it is in refused.jsonl");
+                            tracing::error!(
+                                url = self.url,
+                                why,
+                                "the server refused a message for good; it is in refused.jsonl"
+                            );
                             self.set_aside(&line);
                         }
                         unsaved += line.len() as u64;
@@ -152,6 +156,9 @@ impl Forward {
     }
 
     fn send(&self, line: &[u8]) -> Answer {
+        if line.is_empty() {
+            return Answer::Taken;
+        }
         let mut request = self.agent.post(&self.url).header("content-type", "application/json");
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));

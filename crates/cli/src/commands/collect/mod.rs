@@ -25,10 +25,8 @@ pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
     if let Some(bytes) = args.max_message_bytes {
         config.limits.max_message_bytes = bytes;
     }
-    let files = CollectFiles {
-        path: args.out.join("traces").join("traces.jsonl"),
-        max_file_bytes: args.max_file_bytes.max(1),
-    };
+    let files =
+        CollectFiles { path: args.out.join("traces").join("traces.jsonl"), max_file_bytes: args.max_file_bytes.max(1) };
     serve(&config, &files, Some(&args)).await
 }
 

@@ -163,7 +163,11 @@ service:
             ("traces.jsonl\"", "traces.jsonl\"\n    compression: zstd", "compression"),
             ("level: none", "level: detailed", "detailed"),
             ("receivers:\n  otlp:", "processors:\n  batch: {}\nreceivers:\n  otlp:", "processors"),
-            ("      grpc:\n        endpoint: \"0.0.0.0:4317\"", "      http:\n        endpoint: \"0.0.0.0:4318\"", "http"),
+            (
+                "      grpc:\n        endpoint: \"0.0.0.0:4317\"",
+                "      http:\n        endpoint: \"0.0.0.0:4318\"",
+                "http",
+            ),
         ] {
             let changed = ROLL.replacen(from, to, 1);
             assert_ne!(changed, ROLL, "{name}");

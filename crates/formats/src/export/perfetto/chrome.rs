@@ -70,7 +70,11 @@ impl Chrome {
         let ends = at.leaves.iter().map(|f| (f.1, "s")).chain(at.arrives.iter().map(|f| (f.1, "f")));
         for (flow, phase) in ends {
             self.event(to, |own, out| {
-                let _ = write!(out, "\"ph\":\"{phase}\",\"bp\":\"e\",\"name\":\"link\",\"cat\":\"link\",\"id\":{}", flow + 1);
+                let _ = write!(
+                    out,
+                    "\"ph\":\"{phase}\",\"bp\":\"e\",\"name\":\"link\",\"cat\":\"link\",\"id\":{}",
+                    flow + 1
+                );
                 place(out, tracks, at.place, at.slot);
                 own.time(out, ",\"ts\":", at.time);
             })?;
@@ -294,7 +298,12 @@ mod tests {
 
     #[test]
     fn nanoseconds_are_exact() {
-        for (ns, text) in [(0, "0.000"), (1_756_000_000_001_283_513, "1756000000001283.513"), (-5, "-0.005"), (i64::MIN, "-9223372036854775.808")] {
+        for (ns, text) in [
+            (0, "0.000"),
+            (1_756_000_000_001_283_513, "1756000000001283.513"),
+            (-5, "-0.005"),
+            (i64::MIN, "-9223372036854775.808"),
+        ] {
             let mut out = Vec::new();
             microseconds(&mut out, ns);
             assert_eq!(out, text.as_bytes());

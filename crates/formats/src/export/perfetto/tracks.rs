@@ -127,7 +127,11 @@ pub struct Place {
 
 impl Place {
     pub fn slot_name(&self, slot: usize) -> String {
-        if self.slots.len() == 1 && self.name != "slot" { self.name.clone() } else { format!("{} {}", self.name, slot + 1) }
+        if self.slots.len() == 1 && self.name != "slot" {
+            self.name.clone()
+        } else {
+            format!("{} {}", self.name, slot + 1)
+        }
     }
 }
 
