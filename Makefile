@@ -82,12 +82,13 @@ lint-python: $(VENV)/.package
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
 	cargo build --locked --release --workspace --bins
 
+# maturin takes what lies in MODULE.data/scripts as commands.
 wheel: release $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
-	mkdir -p python/rollscope.data/scripts
-	cp target/release/rollscope python/rollscope.data/scripts/rollscope
-	strip python/rollscope.data/scripts/rollscope
+	mkdir -p python/rollscope._core.data/scripts
+	cp target/release/rollscope python/rollscope._core.data/scripts/rollscope
+	strip python/rollscope._core.data/scripts/rollscope
 	cd python && ../$(PYTHON) -m maturin build --release --locked --out ../target/wheels
-	rm -r python/rollscope.data
+	rm -r python/rollscope._core.data
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py

@@ -110,7 +110,7 @@ class Client:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Conversations, found, sorted and paged by the server.
+        """Conversations, found, sorted and paged by the server; all that match, unless there is a `limit`.
 
         `run` is a run's name or id. `sort` is a column or `metadata.FIELD`, with `-` before it for descending:
         `"-metadata.reward"`, `"step"`.
@@ -118,14 +118,28 @@ class Client:
         import json
         from urllib.parse import quote, urlencode
 
-        asked = {"project": project, "run": run_id or run, "search": search, "sort": sort, "limit": limit, "offset": offset or None}
-        query = urlencode({k: v for k, v in asked.items() if v is not None}, quote_via=quote)
-        answer = json.loads(self._request(f"/api/v1/conversations?{query}"))
-        return [_trace(row) for row in answer["conversations"]]
+        asked = {"project": project, "run": run, "run_id": run_id, "search": search, "sort": sort, "offset": offset or None}
+        found: list[dict[str, Any]] = []
+        left: Any = limit
+        while True:
+            # A bad limit goes as it is: the server says what is wrong with it.
+            asked["limit"] = min(left, _PAGE) if isinstance(left, int) else (_PAGE if left is None else left)
+            query = urlencode({k: v for k, v in asked.items() if v is not None}, quote_via=quote)
+            answer = json.loads(self._request(f"/api/v1/conversations?{query}"))
+            page = [_trace(row) for row in answer["conversations"]]
+            found += page
+            left = left - len(page) if isinstance(left, int) else left
+            if not page or not answer.get("next") or (isinstance(left, int) and left <= 0):
+                return found
+            asked["cursor"], asked["offset"] = answer["next"], None
 
     def trace_level(self, level: int | None) -> None:
         """Sets the level at which every SDK that sends to this server records; `None` leaves it to them."""
         self._request("/api/v1/trace-level", {"level": level}, "PUT")
+
+
+#: What the server gives at once.
+_PAGE = 1000
 
 
 def _trace(row: dict[str, Any]) -> dict[str, Any]:

@@ -77,6 +77,8 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
     const problem = (status, title, detail) => send(status, 'application/problem+json', JSON.stringify({ type: 'about:blank', title, status, detail }));
     const answer = () => {
       const p = url.pathname;
+      // No series here: the panel under the timeline says so.
+      if (p.startsWith('/prometheus/')) return json({ status: 'success', data: p.includes('/label') ? [] : { resultType: 'matrix', result: [] } });
       if (!p.startsWith('/api/v1/')) {
         const file = join(page, normalize(p === '/' ? '/index.html' : p));
         if (!file.startsWith(page) || !existsSync(file)) return problem(404, 'Not found', p);

@@ -18,6 +18,8 @@ use arrow::datatypes::{Int32Type, Int64Type};
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
 use serde_json::{Map, Value, json};
 
+use crate::conversation::count;
+
 /// Largest number in a name such as `gen_ai.prompt.17.content`, and deepest name.
 const MAX_INDEX: usize = 100_000;
 const MAX_NAME_DEPTH: usize = 12;
@@ -25,7 +27,8 @@ const MAX_NAME_DEPTH: usize = 12;
 /// The conversations in a batch of spans. `None` if there are none, which is found out quickly.
 pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
     let columns = Columns::new(spans)?;
-    if !columns.maps().any(mentions_messages) {
+    // Earlier conventions have the telling word in the names of events.
+    if !columns.maps().any(mentions_messages) && !tells(columns.event_names.value_data()) {
         return None;
     }
     let mut rows = ConversationsBuilder::default();
@@ -42,7 +45,10 @@ pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
 /// The bytes of all keys of all rows lie in one buffer: one quick look over it.
 fn mentions_messages(map: &MapArray) -> bool {
     let Some(keys) = map.keys().as_string_opt::<i32>() else { return false };
-    let bytes = keys.value_data();
+    tells(keys.value_data())
+}
+
+fn tells(bytes: &[u8]) -> bool {
     [&b"gen_ai."[..], b"llm.", b"all_messages", b"request_data"]
         .iter()
         .any(|needle| memchr::memmem::find(bytes, needle).is_some())
@@ -197,7 +203,7 @@ impl<'a> Columns<'a> {
         let (Some(traces), Some(spans)) = (ids("trace_id"), ids("span_id")) else { return };
         let (trace, span) = (traces.value(row), spans.value(row));
         let run = self.text("run_id", row).unwrap_or_default();
-        let counts = Counts::of(&talk.messages);
+        let counts = count(&talk.messages);
         let status = match (self.text("status", row), talk.finish.as_deref()) {
             (Some("error"), _) => "failed",
             (_, Some("length" | "max_tokens")) => "truncated",
@@ -224,53 +230,6 @@ impl<'a> Columns<'a> {
             logged_ns: self.int("end_ns", row).or(self.int("start_ns", row)).unwrap_or_default(),
             ..NewConversation::default()
         });
-    }
-}
-
-/// The figures of a list of messages, as the columns of `conversations` have them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    pub messages: i64,
-    pub turns: i64,
-    pub tool_calls: i64,
-    pub media: i64,
-    pub chars: i64,
-}
-
-impl Counts {
-    pub fn of(messages: &[Value]) -> Counts {
-        let mut counts = Counts { messages: messages.len() as i64, ..Counts::default() };
-        for message in messages {
-            counts.turns += i64::from(message["role"] == "assistant");
-            counts.tool_calls += message["tool_calls"].as_array().map_or(0, |calls| calls.len() as i64);
-            for (key, value) in message.as_object().into_iter().flatten() {
-                if !matches!(key.as_str(), "role" | "tool_call_id" | "name" | "id") {
-                    counts.look(value, 0);
-                }
-            }
-        }
-        counts
-    }
-
-    fn look(&mut self, value: &Value, depth: usize) {
-        match value {
-            Value::String(text) if !text.starts_with("data:") => self.chars += text.chars().count() as i64,
-            Value::Array(items) if depth < MAX_NAME_DEPTH => items.iter().for_each(|v| self.look(v, depth + 1)),
-            Value::Object(fields) if depth < MAX_NAME_DEPTH => {
-                let kind = fields.get("type").and_then(Value::as_str).unwrap_or_default();
-                let is_media = matches!(
-                    kind,
-                    "image" | "image_url" | "input_image" | "audio" | "input_audio" | "video" | "file" | "blob" | "uri"
-                );
-                self.media += i64::from(is_media);
-                for (key, value) in fields {
-                    if !matches!(key.as_str(), "type" | "id" | "name" | "media" | "mime_type" | "data") {
-                        self.look(value, depth + 1);
-                    }
-                }
-            }
-            _ => {}
-        }
     }
 }
 

@@ -109,7 +109,8 @@ fn follow(
                 let ended = handle.block_on(async {
                     tokio::select! {
                         changed = changes.changed() => changed.is_err(),
-                        _ = stopped.changed() => true,
+                        // The value, not the change: a change that the pause below took notice of would be waited for in vain.
+                        _ = stopped.wait_for(|stop| *stop) => true,
                     }
                 });
                 let started = Instant::now();
@@ -127,7 +128,8 @@ fn follow(
                 drop(snapshot);
                 // What comes meanwhile goes into the next commit.
                 if let Some(left) = COMMIT_EVERY.checked_sub(started.elapsed()) {
-                    let _ = handle.block_on(async { tokio::time::timeout(left, stopped.changed()).await });
+                    let _ = handle
+                        .block_on(async { tokio::time::timeout(left, stopped.wait_for(|stop| *stop)).await.is_ok() });
                 }
             }
         });

@@ -4,6 +4,8 @@ import { SourceError, type AttrTest, type Change, type DataSource, type Health, 
 
 const BASE = '/api/v1';
 const part = encodeURIComponent;
+/** What the page shows of a sample; texts such as metadata are many times larger. */
+const SAMPLE_COLUMNS = 'sample_id,group_id,status,reward,reward_json,source,start_ns,end_ns,response_tokens,response_length,turns,tool_calls';
 
 export class ServerSource implements DataSource {
   readonly kind = 'server' as const;
@@ -98,7 +100,7 @@ export class ServerSource implements DataSource {
     await this.call(`/runs/${part(run)}/tags`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ tags }) });
   }
   samples(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    return this.bytes(`/runs/${part(run)}/samples?${this.window(w)}`, signal);
+    return this.bytes(`/runs/${part(run)}/samples?${this.window(w)}&columns=${SAMPLE_COLUMNS}`, signal);
   }
   span(trace: string, span: string, _place?: unknown, signal?: AbortSignal): Promise<SpanDetail> {
     return this.json(`/spans/${part(trace)}/${part(span)}`, signal);

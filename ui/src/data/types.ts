@@ -126,7 +126,7 @@ export interface DataSource {
   /** Ids of the spans (8 bytes each) whose attribute compares so. `is`: the attribute is there. */
   withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array>;
   setTags(run: string, tags: string[]): Promise<void>;
-  /** Arrow IPC stream of the samples table. */
+  /** Arrow IPC stream of the samples table, at least the columns that tables and rows show. */
   samples(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;
   span(trace: string, span: string, place?: SpanPlace, signal?: AbortSignal): Promise<SpanDetail>;
   tables(signal?: AbortSignal): Promise<TableInfo[]>;

@@ -135,13 +135,3 @@ fn prompts_as_one_text_and_half_written_things() {
         talk(&[("gen_ai.prompt.7.content", "x".into()), ("gen_ai.prompt.0.tool_calls.90000.name", "y".into())], &[]);
     assert_eq!(gap.len(), 2);
 }
-
-#[test]
-fn counts_of_messages() {
-    let list = wanted();
-    let counts = Counts::of(list.as_array().unwrap());
-    assert_eq!((counts.messages, counts.turns, counts.tool_calls, counts.media), (5, 2, 1, 0));
-    let pictured = json!([{"role": "user", "content": [{"type": "image", "media": "ab", "caption": "cat"}]}]);
-    let counts = Counts::of(pictured.as_array().unwrap());
-    assert_eq!((counts.media, counts.chars), (1, 3));
-}

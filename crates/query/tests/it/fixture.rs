@@ -30,6 +30,7 @@ impl SnapshotSource for Stored {
         Snapshot {
             object_store: Arc::new(LocalFileSystem::new_with_prefix(self.folder.path()).unwrap()),
             version: 1,
+            settled: 1,
             tables: self.tables.lock().unwrap().clone(),
             attr_types: Arc::new(self.types.lock().unwrap().clone()),
         }

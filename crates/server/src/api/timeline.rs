@@ -331,12 +331,13 @@ pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: 
 
 /// The samples of a run, of one of its steps, or of a window.
 ///
-/// An Arrow IPC stream of the table `samples`, sorted by step and sample.
+/// An Arrow IPC stream of the table `samples`, or of some of its columns, sorted by step and sample.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/samples", tag = "runs", params(
     ("run" = String, Path),
     ("step" = Option<i64>, Query, description = "a step; or"),
     ("from_ns" = Option<i64>, Query, description = "a window of time"),
     ("to_ns" = Option<i64>, Query, description = "its end"),
+    ("columns" = Option<String>, Query, description = "names, separated by commas; all if left out"),
 ), responses(
     (status = 200, description = "Samples", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
@@ -344,7 +345,12 @@ pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: 
 pub async fn samples(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
     let mut filter = format!("run_id = {}", sql_text(&run));
     let found = window(&mut params)?;
+    let columns = params.text("columns").map_or_else(|| "*".to_string(), str::to_string);
     params.done()?;
+    let schema = Table::Samples.schema();
+    if columns != "*" && columns.split(',').any(|c| schema.column_with_name(c).is_none()) {
+        return Err(Problem::parameter("columns", "names of columns of `samples`, separated by commas"));
+    }
     match found {
         None => {}
         Some(Window::Step(step)) => filter.push_str(&format!(" and step = {step}")),
@@ -352,7 +358,7 @@ pub async fn samples(State(app): State<App>, Path(run): Path<String>, mut params
             filter.push_str(&format!(" and start_ns <= {to} and (end_ns is null or end_ns >= {from})"));
         }
     }
-    let sql = format!("select * from samples where {filter} order by step, sample_id");
+    let sql = format!("select {columns} from samples where {filter} order by step, sample_id");
     let answer = query::start(&app.engine, &app.counters, &sql).await?;
     respond(answer, Format::Arrow, u64::MAX).await
 }

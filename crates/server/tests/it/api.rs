@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::Int64Type;
+use arrow::datatypes::{Float64Type, Int64Type};
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
+use rollscope_store::SnapshotSource;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -174,14 +175,25 @@ async fn runs_steps_and_timeline() {
         let names: Vec<_> = timeline.schema().fields().iter().map(|f| f.name().clone()).collect();
         assert_eq!(
             names.join(","),
-            "trace_id,span_id,parent_span_id,name,service,phase,thread,host,state,status,sample_id,group_id,attempt,start_ns,end_ns"
+            "start,end,parent,flags,depth,lane,attempt,name,phase,sample,group,worker,trace,span_id"
         );
-        let samples = texts(&timeline, "sample_id");
-        assert_eq!(samples.iter().flatten().map(String::as_str).collect::<String>(), "1112222", "{samples:?}");
+        let samples = texts(&timeline, "sample");
+        let samples: Vec<&str> = samples.iter().flatten().map(String::as_str).collect();
+        assert_eq!(samples.len(), 7, "the engine's span is there under the sample of its trace: {samples:?}");
+        assert_eq!(samples.chunk_by(|a, b| a == b).count(), 2, "rows of a sample stand together: {samples:?}");
         let spans = texts(&timeline, "name");
-        assert_eq!(spans[4].as_deref(), Some("decode"), "the engine's span under its sample, by start: {spans:?}");
-        let starts = timeline.column_by_name("start_ns").unwrap().as_primitive::<Int64Type>();
-        assert!(starts.values()[..3].is_sorted() && starts.values()[3..].is_sorted());
+        let at = spans.iter().position(|n| n.as_deref() == Some("decode")).unwrap();
+        assert_eq!(samples[at], "2", "{spans:?}");
+        assert_eq!(timeline.schema().metadata()["base_ns"], (T0 + 1_000_000).to_string());
+        let starts = timeline.column_by_name("start").unwrap().as_primitive::<Float64Type>();
+        assert_eq!(starts.values().iter().copied().fold(f64::MAX, f64::min), 0.0);
+
+        // What came later is answered alone, as long as the tail has it; after a flush everything is.
+        let version = rig.store.snapshot().version;
+        let answer = rig.get(&format!("/api/v1/runs/r/timeline?step=7&since={version}")).await;
+        assert_eq!((answer.header("rollscope-delta"), arrow(&answer).num_rows()), ("true", 0));
+        let answer = rig.get("/api/v1/runs/r/timeline?step=7&since=1").await;
+        assert_eq!((answer.header("rollscope-delta"), arrow(&answer).num_rows()), ("false", 7));
 
         let window = format!("/api/v1/runs/r/timeline?from_ns={}&to_ns={}", T0 + 3_500_000, T0 + 3_600_000);
         assert_eq!(arrow(&rig.get(&window).await).num_rows(), 2);
