@@ -27,6 +27,9 @@ use crate::import::ImportError;
 use spill::Spill;
 use tracks::{Key, Tracks};
 
+/// Records and the numbers of the arrows that leave or reach them.
+type Arrows = Vec<(u32, u32)>;
+
 /// What is carried from a request to all that is done for it.
 const CARRIED: [&str; 2] = ["rid", "bootstrap_room"];
 /// Spans nested deeper than this are in a circle.
@@ -342,7 +345,7 @@ impl Exporter {
     }
 
     /// Parents, places and links, now that all spans are known. Gives the arrows by the record they leave and reach.
-    fn resolve(&mut self) -> (Vec<(u32, u32)>, Vec<(u32, u32)>) {
+    fn resolve(&mut self) -> (Arrows, Arrows) {
         for (i, parent) in std::mem::take(&mut self.parents).into_iter().enumerate() {
             if parent == 0 {
                 continue;
