@@ -188,7 +188,8 @@ def check(server, talks):
             assert c["messages"][1]["tool_calls"][0]["function"]["arguments"] == "{\"q\": \"half"
     hit = ask(server, run=RUN, search="role:tool \"out of memory\"", snippets="true", limit=1)["conversations"][0]
     assert hit["snippet"]["role"] == "tool" and "memory" in hit["snippet"]["pieces"][1::2]
-    assert server.one("select count(distinct id) from conversations") == server.one("select count(*) from conversations")
+    assert server.sql("select count(*), count(distinct id) from conversations where run_id = "
+                      f"'{RUN}'") == [[len(talks), len(talks)]]
 
 
 def test_bad_parameters_are_refused_with_the_good_ones(server):

@@ -111,7 +111,7 @@ def test_a_query_ends_when_its_client_goes(demo):
     slow = "select count(*) from spans a, spans b, spans c where a.start_ns + b.start_ns < c.end_ns"
     with pytest.raises(requests.exceptions.Timeout):
         requests.post(demo.url + "/api/v1/sql", json={"query": slow}, timeout=0.5)
-    wait_until(lambda: not [q for q in demo.get("/api/v1/queries").json()["queries"] if "spans c" in q["query"]])
+    wait_until(lambda: not [q for q in demo.get("/api/v1/queries").json()["queries"] if "spans c" in q["sql"]])
 
 
 def test_logs_are_structured_when_asked(tmp_path):

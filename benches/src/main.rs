@@ -15,6 +15,7 @@ mod peer;
 mod queries;
 mod report;
 mod server;
+mod traces;
 
 use report::Report;
 
@@ -48,6 +49,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("traces") {
+        traces::run(&mut report)?;
     }
     if chosen("metrics") {
         metrics::run(&mut report)?;

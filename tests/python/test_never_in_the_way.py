@@ -89,7 +89,7 @@ while rollscope.stats()["recovered"] < 3000 and time.monotonic() < deadline:
     time.sleep(0.05)
 rollscope.shutdown()
 print(json.dumps(rollscope.stats()))
-""", address)
+""", address, ROLLSCOPE_EXIT_TIMEOUT="30")
     assert got["recovered"] >= 3000 and got["dropped"] == 0
     assert again.one("select count(*) from spans where name = 's'") == 3010
     assert again.sql("select status, count(*) from runs group by status") == [["finished", 2]]

@@ -27,7 +27,8 @@ const MAX_NAME_DEPTH: usize = 12;
 /// The conversations in a batch of spans. `None` if there are none, which is found out quickly.
 pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
     let columns = Columns::new(spans)?;
-    if !columns.maps().any(mentions_messages) {
+    // Earlier conventions have the telling word in the names of events.
+    if !columns.maps().any(mentions_messages) && !tells(columns.event_names.value_data()) {
         return None;
     }
     let mut rows = ConversationsBuilder::default();
@@ -44,7 +45,10 @@ pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
 /// The bytes of all keys of all rows lie in one buffer: one quick look over it.
 fn mentions_messages(map: &MapArray) -> bool {
     let Some(keys) = map.keys().as_string_opt::<i32>() else { return false };
-    let bytes = keys.value_data();
+    tells(keys.value_data())
+}
+
+fn tells(bytes: &[u8]) -> bool {
     [&b"gen_ai."[..], b"llm.", b"all_messages", b"request_data"]
         .iter()
         .any(|needle| memchr::memmem::find(bytes, needle).is_some())

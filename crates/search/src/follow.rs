@@ -109,6 +109,7 @@ fn follow(
                 let ended = handle.block_on(async {
                     tokio::select! {
                         changed = changes.changed() => changed.is_err(),
+                        // The value, not the change: a change that the pause below took notice of would be waited for in vain.
                         _ = stopped.wait_for(|stop| *stop) => true,
                     }
                 });

@@ -91,7 +91,7 @@ impl Needles {
     /// The best place: the piece with the most different hits, in the roles that were asked for.
     pub fn find(&self, said: &Said) -> Option<Snippet> {
         let wanted = |role: &Role| self.roles.as_ref().is_none_or(|roles| roles.contains(role));
-        let mut best: Option<(usize, &crate::text::Piece, Vec<(usize, usize)>)> = None;
+        let mut best: Option<Candidate> = None;
         for piece in said.pieces.iter().filter(|p| wanted(&p.role)) {
             let hits = self.hits(&piece.text);
             if hits.is_empty() {
@@ -108,6 +108,9 @@ impl Needles {
         Some(cut(piece.message, piece.role, &piece.text, &hits))
     }
 }
+
+/// How many different hits a piece has, the piece, and where they are.
+type Candidate<'a> = (usize, &'a crate::text::Piece, Vec<(usize, usize)>);
 
 fn cut(message: usize, role: Role, text: &str, hits: &[(usize, usize)]) -> Snippet {
     let first = hits[0];

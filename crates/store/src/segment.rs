@@ -94,7 +94,17 @@ pub(crate) fn build(
             replaces: replaces.to_vec(),
             ..Segment::default()
         };
-        let data = encode(table, &batch, effort, &segment)?;
+        let mut data = encode(table, &batch, effort, &segment, Values::Split)?;
+        // Which way is smallest depends on what is measured: counters split well, rounded shares repeat themselves. A
+        // merge has the time to try.
+        if table == Table::Series && !matches!(effort, Effort::Flush) {
+            for values in [Values::Plain, Values::Dictionary] {
+                let other = encode(table, &batch, effort, &segment, values)?;
+                if other.len() < data.len() {
+                    data = other;
+                }
+            }
+        }
         segment.bytes = data.len() as u64;
         segment.checksum = xxh3_64(&data);
         let identities = IdentitySet::new(identity_hashes(table, &batch));
@@ -110,7 +120,22 @@ pub(crate) fn in_order(table: Table, batches: &[RecordBatch]) -> Result<Vec<Reco
     Ok(vec![take_record_batch(&all, &order(table, &all, rows))?])
 }
 
-fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) -> Result<Vec<u8>, StoreError> {
+/// How measured values are written, before they are compressed.
+#[derive(Clone, Copy)]
+enum Values {
+    /// Bytes of the same significance together.
+    Split,
+    Plain,
+    Dictionary,
+}
+
+fn encode(
+    table: Table,
+    batch: &RecordBatch,
+    effort: Effort,
+    segment: &Segment,
+    values: Values,
+) -> Result<Vec<u8>, StoreError> {
     let level = match effort {
         Effort::Flush => 1,
         Effort::Compact | Effort::Thin => 6,
@@ -161,9 +186,15 @@ fn encode(table: Table, batch: &RecordBatch, effort: Effort, segment: &Segment) 
                 props = props.set_column_statistics_enabled(path, EnabledStatistics::Page);
             }
             ("value", DataType::Float64) => {
-                props = props
-                    .set_column_dictionary_enabled(path.clone(), false)
-                    .set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT);
+                props = match values {
+                    Values::Split => props
+                        .set_column_dictionary_enabled(path.clone(), false)
+                        .set_column_encoding(path, Encoding::BYTE_STREAM_SPLIT),
+                    Values::Plain => props
+                        .set_column_dictionary_enabled(path.clone(), false)
+                        .set_column_encoding(path, Encoding::PLAIN),
+                    Values::Dictionary => props.set_column_dictionary_enabled(path, true),
+                };
             }
             (_, DataType::Map(_, _)) => {
                 props = props

@@ -32,6 +32,8 @@ export const VIEWS: readonly ViewSpec[] = [
         { key: 'metrics', title: 'Metrics', path: 'run/:run/metrics', nav: 'run', needs: 'live', shortcut: 'm', load: () => import('../metrics/Metrics.svelte') },
         { key: 'serving', title: 'Serving', path: 'run/:run/serving', nav: 'run', needs: 'live', shortcut: 'e', load: () => import('../serving/Serving.svelte') },
         { key: 'engines', title: 'Engines', path: 'serving', nav: 'always', needs: 'live', load: () => import('../serving/Serving.svelte') },
+        { key: 'traces', title: 'Traces', path: 'traces', nav: 'always', needs: 'live', shortcut: 'x', load: () => import('../trace/Traces.svelte') },
+        { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', load: () => import('../trace/Trace.svelte') },
       ] satisfies ViewSpec[])),
   { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
   { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },

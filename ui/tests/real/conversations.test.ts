@@ -172,11 +172,12 @@ it('a late answer to an older question never overwrites a newer one', async () =
   const box = page.getByLabel('Search conversations');
   await box.fill('slow ');
   await page.waitForTimeout(250);
-  await box.fill('tool:bash ');
-  await expect.poll(() => items().count(), WAIT).toBeGreaterThan(0);
-  const settled = await page.locator('[role=status].total').innerText();
+  await box.fill('step:0..3 tool:bash ');
+  const total = (await get(`/api/v1/conversations?limit=0&search=${encodeURIComponent('step:0..3 tool:bash')}`)).total;
+  const shown = (): Promise<string> => page.locator('[role=status].total').innerText();
+  await expect.poll(shown, WAIT).toBe(`${total} conversations`);
   await page.waitForTimeout(1800);
-  expect(await page.locator('[role=status].total').innerText()).toBe(settled);
+  expect(await shown()).toBe(`${total} conversations`);
 });
 
 it('a mistake in the search is told, not swallowed', async () => {

@@ -315,7 +315,10 @@ fn quoted(text: &str) -> Result<(String, &str), String> {
 mod tests {
     use super::*;
 
-    fn read(page: &str, open_metrics: bool) -> (Vec<(String, String, f64, Option<i64>, &'static str)>, Vec<BadLine>) {
+    /// Name, labels, value, time, kind.
+    type Sampled = (String, String, f64, Option<i64>, &'static str);
+
+    fn read(page: &str, open_metrics: bool) -> (Vec<Sampled>, Vec<BadLine>) {
         let (mut samples, mut bad) = (Vec::new(), Vec::new());
         let limits = Limits::default();
         lines(

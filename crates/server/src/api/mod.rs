@@ -4,6 +4,7 @@
 mod answers;
 mod conversations;
 mod health;
+mod jaeger;
 mod live;
 mod metrics;
 mod prometheus;
@@ -16,6 +17,7 @@ mod stream;
 mod tables;
 mod timeline;
 mod trace_level;
+mod traces;
 
 pub(crate) use steps::StepsCache;
 pub(crate) use timeline::Watched;
@@ -57,6 +59,8 @@ use crate::problem::Problem;
         timeline::links,
         spans::span,
         spans::trace,
+        traces::find,
+        traces::view,
         live::live,
         trace_level::get_level,
         trace_level::set_level,
@@ -93,7 +97,9 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/links", get(timeline::links))
         .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
+        .route("/traces", get(traces::find))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/traces/{trace}/view", get(traces::view))
         .route("/runs/{run}/metrics", get(metrics::metrics))
         .route("/runs/{run}/metrics/points", get(metrics::points))
         .route("/sinks", get(metrics::sinks))
@@ -116,6 +122,7 @@ pub fn router(app: &App) -> Router {
         .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
+        .merge(jaeger::router(app))
 }
 
 /// Only whether the server lives: for the OTLP ports.

@@ -82,7 +82,9 @@ impl Pages {
             }
         }
         let schema = rollscope_model::Table::Conversations.schema();
-        let plain = all.iter().map(|b| b.clone().with_schema(schema.clone())).collect::<Result<Vec<_>, _>>();
+        // The engine marks columns for its own use; a file has them as they are declared.
+        let declared = |b: &RecordBatch| RecordBatch::try_new(schema.clone(), b.columns().to_vec());
+        let plain = all.iter().map(declared).collect::<Result<Vec<_>, _>>();
         let internal = |e: arrow::error::ArrowError| Problem::internal(e.to_string());
         let batch = concat_batches(&schema, &plain.map_err(internal)?).map_err(internal)?;
         Ok(rollscope_store::parquet_file(&batch)?)

@@ -114,8 +114,7 @@ fn types_have_short_names() {
 fn a_dictionary_of_nothing_but_nulls_is_null() {
     let keys = arrow::array::Int32Array::from(vec![None, None]);
     let values = std::sync::Arc::new(arrow::array::StringArray::from(Vec::<&str>::new()));
-    let column: arrow::array::ArrayRef =
-        std::sync::Arc::new(arrow::array::DictionaryArray::<arrow::datatypes::Int32Type>::new(keys, values));
+    let column: ArrayRef = std::sync::Arc::new(arrow::array::DictionaryArray::<Int32Type>::new(keys, values));
     let batch = RecordBatch::try_from_iter_with_nullable([("thread", column, true)]).unwrap();
     assert_eq!(json_object(&batch, 1).unwrap(), br#"{"thread":null}"#);
 }

@@ -224,7 +224,7 @@ impl Pages {
                 });
             }
         }
-        if page % FORGET_AFTER == 0 {
+        if page.is_multiple_of(FORGET_AFTER) {
             self.known.retain(|_, series| series.page + FORGET_AFTER > page);
             self.known.shrink_to_fit();
         }

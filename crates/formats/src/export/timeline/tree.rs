@@ -39,11 +39,11 @@ pub fn find_parents(items: &mut Items) -> Vec<u64> {
             index.entry((items.trace[i], items.span[i])).or_insert(i as u32);
         }
     }
-    for i in 0..items.len() {
-        if parent_ids[i] == 0 {
+    for (i, parent) in parent_ids.iter().enumerate() {
+        if *parent == 0 {
             continue;
         }
-        match index.get(&(items.trace[i], parent_ids[i])) {
+        match index.get(&(items.trace[i], *parent)) {
             Some(p) if *p as usize != i => items.parent[i] = *p as i32,
             _ => items.flags[i] |= flag::LOST_PARENT,
         }
