@@ -49,6 +49,11 @@ impl QueryError {
 
     pub(crate) fn from_datafusion(error: &DataFusionError, limits: &crate::QueryLimits) -> Self {
         let root = error.find_root();
+        if let DataFusionError::External(e) = root
+            && let Some(own) = e.downcast_ref::<QueryError>()
+        {
+            return own.clone();
+        }
         let kind = match root {
             DataFusionError::SQL(..) => ErrorKind::Parse,
             DataFusionError::Plan(_)

@@ -12,6 +12,7 @@ use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 use rollscope_model::Table;
 use rollscope_store::Snapshot;
+use tokio::sync::Semaphore;
 
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::findings::Judge;
@@ -41,10 +42,21 @@ struct Known {
     answers: Option<Arc<StepAnswers>>,
 }
 
+/// A run and a step of it.
+type Place = (String, Option<i64>);
+
 /// What was worked out already.
-#[derive(Default)]
 pub struct Answers {
-    known: Mutex<(u64, HashMap<(String, Option<i64>), Known>)>,
+    /// By run and step; the number counts uses.
+    known: Mutex<(u64, HashMap<Place, Known>)>,
+    /// Steps are large: few are read at the same time, whoever asks.
+    turns: Semaphore,
+}
+
+impl Default for Answers {
+    fn default() -> Self {
+        Answers { known: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+    }
 }
 
 impl Answers {
@@ -62,9 +74,9 @@ impl Answers {
         known.0 += 1;
         new.used = known.0;
         known.1.insert((run.to_string(), step), new);
-        let mut by_use: Vec<(u64, usize, (String, Option<i64>))> =
+        let mut by_use: Vec<(u64, usize, Place)> =
             known.1.iter().map(|(key, k)| (k.used, k.summary.units.len() + 100, key.clone())).collect();
-        by_use.sort_by(|a, b| b.0.cmp(&a.0));
+        by_use.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
         let (mut units, mut answers) = (0, 0);
         for (_, size, key) in by_use {
             units += size;
@@ -165,8 +177,7 @@ pub struct Which {
 impl Engine {
     /// All rows of a query of our own, past `max_rows`, which is there for users.
     async fn all_rows(&self, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
-        let mut running = self.sql(sql).await?;
-        running.stream.rows_left = MAX_STEP_SPANS;
+        let running = self.sql_at_once(sql, MAX_STEP_SPANS).await?;
         let (rows, truncated) = running.collect().await?;
         if truncated {
             let text = format!("the step has more than {MAX_STEP_SPANS} spans, which is the limit for answers");
@@ -226,6 +237,7 @@ impl Engine {
         if let Some(known) = self.answers().get(run, step, fingerprint).filter(|k| !full || k.answers.is_some()) {
             return Ok(known);
         }
+        let _turn = self.answers().turns.acquire().await;
         let mut data = self.step_data(run, step).await?;
         let (summary, answers, shape) = self.compute(move || answer(step, &mut data)).await?;
         let known = Known {

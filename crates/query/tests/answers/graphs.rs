@@ -59,7 +59,7 @@ fn read(spans: &[S]) -> StepData {
         });
     }
     let batch = b.finish().unwrap();
-    StepData::read(&[batch.clone()], &[batch], &[]).unwrap()
+    StepData::read(std::slice::from_ref(&batch), std::slice::from_ref(&batch), &[]).unwrap()
 }
 
 /// The path as (id, start, end, slack) in milliseconds; id 0 is the step itself.

@@ -43,7 +43,7 @@ impl Chance {
 pub fn read(generated: &Generated) -> StepData {
     let spans = generated.batch(Table::Spans).unwrap().clone();
     let samples = generated.batch(Table::Samples).unwrap().clone();
-    StepData::read(&[spans.clone()], &[spans], &[samples]).unwrap()
+    StepData::read(std::slice::from_ref(&spans), std::slice::from_ref(&spans), &[samples]).unwrap()
 }
 
 pub fn answers(generated: &Generated) -> (StepSummary, StepAnswers, Shape) {

@@ -27,9 +27,10 @@ pub async fn report(
     params.done()?;
     let step = match step.as_str() {
         "-" => None,
-        text => {
-            Some(text.parse::<i64>().map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?)
-        }
+        text => Some(
+            text.parse::<i64>()
+                .map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?,
+        ),
     };
     to_json(&app.engine.step_report(&run, step).await?)
 }
