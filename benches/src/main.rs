@@ -3,6 +3,7 @@
 //! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
+mod answers;
 mod conversations;
 mod disk;
 mod dumps;
@@ -14,6 +15,7 @@ mod peer;
 mod queries;
 mod report;
 mod server;
+mod traces;
 
 use report::Report;
 
@@ -36,6 +38,9 @@ fn main() -> anyhow::Result<()> {
     if chosen("dumps") {
         dumps::run(&mut report)?;
     }
+    if chosen("answers") {
+        answers::run(&mut report)?;
+    }
     if chosen("page") {
         page::run(&mut report)?;
     }
@@ -44,6 +49,9 @@ fn main() -> anyhow::Result<()> {
     }
     if chosen("growth") || chosen("queries") {
         queries::run(&mut report)?;
+    }
+    if chosen("traces") {
+        traces::run(&mut report)?;
     }
     if chosen("metrics") {
         metrics::run(&mut report)?;

@@ -21,6 +21,10 @@ pub enum Command {
     View(ViewArgs),
     /// Ask the store in SQL, read-only.
     Sql(SqlArgs),
+    /// Why a step took as long as it did, and what stands out in a run.
+    Report(ReportArgs),
+    /// What changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
+    Diff(DiffArgs),
     /// Find conversations, read one, or take a selection along.
     Conversations(ConversationsArgs),
     /// Build the search index of conversations anew. The store must not be in use.
@@ -29,6 +33,10 @@ pub enum Command {
     Import(ImportArgs),
     /// Write what a store holds for other tools.
     Export(ExportArgs),
+    /// A small OTLP collector: traces over gRPC and HTTP into files of JSON lines, on disk before it acknowledges.
+    Collect(CollectArgs),
+    /// Set SGLang's trace level on many servers.
+    TraceLevel(TraceLevelArgs),
     /// Print the metrics of a run's step: what it logged, and what rollscope worked out of its spans and samples.
     Metrics(MetricsArgs),
     /// Merge small files and compress what was written in a hurry. The store must not be in use.
@@ -166,6 +174,43 @@ pub struct SqlArgs {
     pub query: String,
 }
 
+/// How answers are printed.
+#[derive(Args)]
+pub struct AnswerArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// For programs: the whole answer as JSON.
+    #[arg(long, conflicts_with = "markdown")]
+    pub json: bool,
+    /// For a chat or a pull request.
+    #[arg(long)]
+    pub markdown: bool,
+}
+
+#[derive(Args)]
+pub struct ReportArgs {
+    /// The run.
+    pub run: String,
+    /// The step [default: the run as a whole].
+    #[arg(long, value_name = "N")]
+    pub step: Option<i64>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Args)]
+pub struct DiffArgs {
+    /// Before: RUN, RUN:STEP, or a step with --run.
+    pub before: String,
+    /// After: RUN, RUN:STEP, or a step with --run.
+    pub after: String,
+    /// The run of both steps.
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub enum ConversationsFormat {
     /// A list for people; with --id the conversation as text.
@@ -289,6 +334,100 @@ pub enum ExportCommand {
     Tensorboard(ExportTensorboardArgs),
     /// A run as one HTML file that opens from disk, without a server.
     Html(ExportHtmlArgs),
+    /// A run, a step or files for Perfetto (ui.perfetto.dev) or chrome://tracing.
+    Perfetto(ExportPerfettoArgs),
+}
+
+#[derive(Args)]
+pub struct ExportPerfettoArgs {
+    /// Files of any known format instead of a store: OTLP JSON lines, dumps, profiles; folders, patterns.
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    #[command(flatten)]
+    pub folder: FolderArgs,
+    /// The run [default: all].
+    #[arg(long, value_name = "RUN")]
+    pub run: Option<String>,
+    /// The step [default: all].
+    #[arg(long, value_name = "N", requires = "run")]
+    pub step: Option<i64>,
+    /// Where to write; `-` is standard output [default: a name made from the input].
+    #[arg(short, long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+    /// Perfetto's own protobuf, or Chrome's JSON.
+    #[arg(long, value_enum, default_value_t = TraceFormat::Proto)]
+    pub format: TraceFormat,
+    /// A torch profile (JSON, plain or gzip) to merge: kernels and requests on one axis.
+    #[arg(long, value_name = "FILE")]
+    pub torch_file: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum TraceFormat {
+    Proto,
+    Chrome,
+}
+
+#[derive(Args, Clone)]
+pub struct CollectArgs {
+    /// Folder to write into: DIR/traces/traces.jsonl, then traces.1.jsonl, ...
+    #[arg(long, value_name = "DIR")]
+    pub out: PathBuf,
+    /// Address for OTLP over gRPC; empty for none.
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_GRPC", default_value = "127.0.0.1:4317")]
+    pub otlp_grpc: String,
+    /// Address for OTLP over HTTP; empty for none.
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_HTTP", default_value = "127.0.0.1:4318")]
+    pub otlp_http: String,
+    /// A file of this many bytes is followed by the next.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
+    pub max_file_bytes: u64,
+    /// Largest OTLP message, in bytes, after decompression [default: 67108864].
+    #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
+    pub max_message_bytes: Option<usize>,
+    /// Token that senders must show; needed for any address but loopback.
+    #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
+    pub token: Option<String>,
+    /// Listen beyond loopback without a token.
+    #[arg(long, env = "ROLLSCOPE_INSECURE_NO_AUTH")]
+    pub insecure_no_auth: bool,
+    /// Send everything on to this server (its page, or its OTLP port for HTTP); the files are the buffer while it is away,
+    /// and go when it has them.
+    #[arg(long, value_name = "URL")]
+    pub forward: Option<String>,
+    /// Token of that server.
+    #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_FORWARD_TOKEN", hide_env_values = true, requires = "forward")]
+    pub forward_token: Option<String>,
+    /// Keep the files after they were sent on.
+    #[arg(long, requires = "forward")]
+    pub keep: bool,
+    /// Logs as JSON lines.
+    #[arg(long, env = "ROLLSCOPE_LOG_JSON")]
+    pub log_json: bool,
+}
+
+/// What `otelcol` takes, as far as we stand in for it.
+#[derive(Parser)]
+#[command(name = "otelcol", version, about = "rollscope collect, started under the name of OpenTelemetry's collector")]
+pub struct OtelcolArgs {
+    /// The configuration: an `otlp` receiver over gRPC and a `file` exporter, in a pipeline of traces.
+    #[arg(long, value_name = "FILE")]
+    pub config: PathBuf,
+}
+
+#[derive(Args)]
+pub struct TraceLevelArgs {
+    /// 0 (off), 1 (important slices), 2 (all but nested) or 3 (all).
+    pub level: String,
+    /// SGLang servers, such as http://10.0.0.5:30000; or rollscope servers, which tell the SDKs that send to them.
+    #[arg(required = true, value_name = "URL")]
+    pub urls: Vec<String>,
+    /// SGLang's API key, or rollscope's token, where there is one.
+    #[arg(long, value_name = "KEY", env = "SGLANG_API_KEY", hide_env_values = true)]
+    pub api_key: Option<String>,
+    /// Longest time for one server, in seconds.
+    #[arg(long, default_value_t = 10)]
+    pub timeout: u64,
 }
 
 #[derive(Args)]

@@ -17,7 +17,8 @@ use clap::Parser;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let cli = args::Cli::parse();
+    let otelcol = called_otelcol().then(args::OtelcolArgs::parse);
+    let cli = if otelcol.is_none() { Some(args::Cli::parse()) } else { None };
     let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(e) => {
@@ -25,7 +26,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let result = runtime.block_on(commands::run(cli));
+    let result = runtime.block_on(async {
+        match (otelcol, cli) {
+            (Some(args), _) => commands::run_otelcol(args).await,
+            (None, Some(cli)) => commands::run(cli).await,
+            (None, None) => Ok(()),
+        }
+    });
     // Work that ignores its cancellation must not keep the process alive.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     match result {
@@ -36,6 +43,13 @@ fn main() -> ExitCode {
             if e.is::<config::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// A link named `otelcol` on the path makes us the collector that ROLL looks for.
+fn called_otelcol() -> bool {
+    let name = std::env::args_os().next().map(std::path::PathBuf::from);
+    let name = name.as_deref().and_then(std::path::Path::file_name).and_then(|n| n.to_str());
+    matches!(name, Some("otelcol" | "otelcol-contrib"))
 }
 
 /// `rollscope sql ... | head` is no failure.

@@ -1,5 +1,7 @@
 //! Answers for people: numbers with separators, tables that fit the terminal.
 
+pub mod answers;
+
 use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;
 use comfy_table::presets::UTF8_FULL_CONDENSED;

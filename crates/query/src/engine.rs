@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
 use datafusion::execution::SessionState;
-use datafusion::logical_expr::{col, lit};
+use datafusion::logical_expr::{Expr, col, lit};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
@@ -16,9 +16,10 @@ use futures::StreamExt;
 use rollscope_model::{Table, TraceId};
 use rollscope_store::{Snapshot, SnapshotSource};
 use tokio::runtime::Runtime;
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until, timeout_at};
 
+use crate::analysis::ask::Answers;
 use crate::describe::{self, ColumnInfo, TableStats};
 use crate::error::{ErrorKind, QueryError};
 use crate::limits::QueryLimits;
@@ -40,6 +41,16 @@ pub struct Engine {
     inner: Arc<Inner>,
 }
 
+/// For what lives inside of the engine and calls it.
+#[derive(Clone)]
+pub(crate) struct WeakEngine(Weak<Inner>);
+
+impl WeakEngine {
+    pub fn engine(&self) -> Option<Engine> {
+        Some(Engine { inner: self.0.upgrade()? })
+    }
+}
+
 struct Inner {
     source: Arc<dyn SnapshotSource>,
     limits: QueryLimits,
@@ -47,6 +58,7 @@ struct Inner {
     permits: Arc<Semaphore>,
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     next_id: AtomicU64,
+    answers: Answers,
     /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests.
     threads: Option<Runtime>,
 }
@@ -91,16 +103,35 @@ impl Engine {
             .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot start the query threads: {e}")))?;
         let sessions = Sessions::new(&limits, cores).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
         let permits = Arc::new(Semaphore::new(limits.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
-        let inner = Inner {
+        let inner = Arc::new_cyclic(|engine| Inner {
             source,
             limits,
-            sessions: Arc::new(sessions),
+            sessions: Arc::new(sessions.with_answers(WeakEngine(engine.clone()))),
             permits,
             running: Arc::default(),
             next_id: AtomicU64::new(1),
+            answers: Answers::default(),
             threads: Some(threads),
-        };
-        Ok(Engine { inner: Arc::new(inner) })
+        });
+        Ok(Engine { inner })
+    }
+
+    /// What of the analysis was worked out already.
+    pub(crate) fn answers(&self) -> &Answers {
+        &self.inner.answers
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        self.inner.source.snapshot()
+    }
+
+    /// Works something out on the query threads.
+    pub(crate) async fn compute<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, QueryError> {
+        let task = self.inner.spawn(async move { work() });
+        task.await.map_err(|e| task_failed(e, &Progress::new(0, "")))
     }
 
     pub fn limits(&self) -> &QueryLimits {
@@ -115,12 +146,11 @@ impl Engine {
     /// The same with another limit on the rows of the answer, for callers that keep them short.
     pub async fn sql_rows(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let inner = &*self.inner;
-        let limits = QueryLimits { max_rows, ..inner.limits.clone() };
+        let limits = &inner.limits;
         let deadline = Instant::now() + limits.timeout;
         let registration = inner.register(sql);
-        let progress = registration.progress.clone();
-        let permit = match timeout_at(deadline, inner.permits.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => permit,
+        match timeout_at(deadline, inner.permits.clone().acquire_owned()).await {
+            Ok(Ok(permit)) => self.start(sql, max_rows, deadline, registration, Some(permit)).await,
             _ => {
                 let text = format!(
                     "{} queries are running, which is the limit max_concurrent, and none ended within {} s; try again \
@@ -128,9 +158,28 @@ impl Engine {
                     limits.max_concurrent,
                     limits.timeout.as_secs_f64()
                 );
-                return Err(QueryError::new(ErrorKind::Limit, text));
+                Err(QueryError::new(ErrorKind::Limit, text))
             }
-        };
+        }
+    }
+
+    /// A query of our own on behalf of one that has had its turn: waiting for another could wait for ever.
+    pub(crate) async fn sql_at_once(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
+        let deadline = Instant::now() + self.inner.limits.timeout;
+        self.start(sql, max_rows, deadline, self.inner.register(sql), None).await
+    }
+
+    async fn start(
+        &self,
+        sql: &str,
+        max_rows: usize,
+        deadline: Instant,
+        registration: Registration,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Running, QueryError> {
+        let inner = &*self.inner;
+        let limits = QueryLimits { max_rows, ..inner.limits.clone() };
+        let progress = registration.progress.clone();
         let snapshot = inner.source.snapshot();
         let (schema_to, mut schema_from) = oneshot::channel();
         let (batches_to, batches) = mpsc::channel(BATCHES_AHEAD);
@@ -187,27 +236,10 @@ impl Engine {
         running.get(&id).map(|p| p.cancel()).is_some()
     }
 
-    /// All spans of a trace, with the columns of `spans` as stored, in no particular order. A plan made by hand: bloom
-    /// filters leave one or two segments, and nothing is optimised that is known to be good.
+    /// All spans of a trace, with the columns of `spans` as stored, in no particular order.
     pub async fn trace(&self, id: TraceId) -> Result<Vec<RecordBatch>, QueryError> {
-        let inner = &*self.inner;
-        let snapshot = inner.source.snapshot();
-        let sessions = inner.sessions.clone();
-        let progress = Arc::new(Progress::new(0, "trace by id"));
-        self.direct(async move {
-            let mut state = sessions.open(&snapshot, &progress)?;
-            state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
-            let filter = col("trace_id").eq(lit(ScalarValue::FixedSizeBinary(16, Some(id.to_vec()))));
-            let schema = DFSchema::try_from(tables::schema(Table::Spans))?;
-            let predicate = state.create_physical_expr(filter.clone(), &schema)?;
-            let table = sessions.table(&snapshot, Table::Spans, &progress);
-            let scan = table.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
-            let found = Arc::new(FilterExec::try_new(predicate, scan)?);
-            let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
-            let batches = collect(plan, state.task_ctx()).await?;
-            Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
-        })
-        .await
+        let filter = col("trace_id").eq(lit(ScalarValue::FixedSizeBinary(16, Some(id.to_vec()))));
+        self.look_up(Table::Spans, "trace by id", filter).await
     }
 
     /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
@@ -215,18 +247,24 @@ impl Engine {
         if ids.is_empty() {
             return Ok(Vec::new());
         }
+        let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
+        self.look_up(Table::Conversations, "conversations by id", filter).await
+    }
+
+    /// The rows that a filter on an id leaves. A plan made by hand: bloom filters leave one or two segments, and nothing
+    /// is optimised that is known to be good.
+    async fn look_up(&self, table: Table, what: &str, filter: Expr) -> Result<Vec<RecordBatch>, QueryError> {
         let inner = &*self.inner;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
-        let progress = Arc::new(Progress::new(0, "conversations by id"));
+        let progress = Arc::new(Progress::new(0, what));
         self.direct(async move {
             let mut state = sessions.open(&snapshot, &progress)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
-            let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
-            let schema = DFSchema::try_from(tables::schema(Table::Conversations))?;
+            let schema = DFSchema::try_from(tables::schema(table))?;
             let predicate = state.create_physical_expr(filter.clone(), &schema)?;
-            let table = sessions.table(&snapshot, Table::Conversations, &progress);
-            let scan = table.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
+            let rows = sessions.table(&snapshot, table, &progress);
+            let scan = rows.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
             let found = Arc::new(FilterExec::try_new(predicate, scan)?);
             let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
             let batches = collect(plan, state.task_ctx()).await?;

@@ -12,6 +12,8 @@ pub enum ErrorKind {
     Plan,
     /// A limit was reached; the message names it.
     Limit,
+    /// The run or step that was asked for is not there.
+    NotFound,
     /// Somebody cancelled the query.
     Cancelled,
     /// Our fault, or the disk's.
@@ -42,11 +44,16 @@ impl QueryError {
 
     /// Is it the user's to mend: a bad query rather than a bad server?
     pub fn is_users(&self) -> bool {
-        matches!(self.kind, ErrorKind::Parse | ErrorKind::Plan)
+        matches!(self.kind, ErrorKind::Parse | ErrorKind::Plan | ErrorKind::NotFound)
     }
 
     pub(crate) fn from_datafusion(error: &DataFusionError, limits: &crate::QueryLimits) -> Self {
         let root = error.find_root();
+        if let DataFusionError::External(e) = root
+            && let Some(own) = e.downcast_ref::<QueryError>()
+        {
+            return own.clone();
+        }
         let kind = match root {
             DataFusionError::SQL(..) => ErrorKind::Parse,
             DataFusionError::Plan(_)

@@ -23,6 +23,7 @@ pub mod promql;
 mod running;
 mod session;
 pub mod tables;
+pub mod traces;
 
 pub use describe::{ColumnInfo, TableStats};
 pub use engine::Engine;

@@ -20,6 +20,7 @@ use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 use rollscope_model::Table;
 use rollscope_store::Snapshot;
 
+use crate::engine::WeakEngine;
 use crate::error::{ErrorKind, QueryError};
 use crate::functions::{self, AttrTypes};
 use crate::limits::QueryLimits;
@@ -58,6 +59,12 @@ impl Sessions {
             .build();
         functions::register(&mut base)?;
         Ok(Sessions { base, runtime })
+    }
+
+    /// The same with the table functions that answer questions.
+    pub fn with_answers(mut self, engine: WeakEngine) -> Sessions {
+        functions::register_answers(&mut self.base, &engine);
+        self
     }
 
     /// A session in which a snapshot's tables are visible.

@@ -5,10 +5,11 @@
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
 //! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
 //! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. All settings are in [`config`].
+//! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
+pub mod collect;
 pub mod config;
 pub mod conversations;
 pub mod encode;
@@ -76,6 +77,8 @@ pub enum StartError {
     Tls(String),
     #[error("a token is empty: write one after --token, or leave it out")]
     EmptyToken,
+    #[error("{0}")]
+    Files(String),
     #[error("scraping: {0}")]
     Scrape(String),
     #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]

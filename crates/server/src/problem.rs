@@ -138,6 +138,7 @@ impl From<QueryError> for Problem {
     fn from(error: QueryError) -> Self {
         match error.kind {
             ErrorKind::Parse | ErrorKind::Plan => Problem::bad_request(error.message),
+            ErrorKind::NotFound => Problem::not_found(error.message),
             ErrorKind::Limit if error.message.contains("timeout") => {
                 Problem::new(StatusCode::REQUEST_TIMEOUT, error.message).with_limit("timeout")
             }

@@ -27,4 +27,9 @@ export interface PanelSpec {
   load: () => Promise<{ default: Component<PanelProps> }>;
 }
 
-export const PANELS: readonly PanelSpec[] = __STATIC__ ? [] : [{ key: 'serving', title: 'Serving engines', height: 190, open: true, load: () => import('../serving/Strip.svelte') }];
+export const PANELS: readonly PanelSpec[] = __STATIC__
+  ? []
+  : [
+      { key: 'path', title: 'Critical path', height: 62, open: true, load: () => import('../answers/PathPanel.svelte') },
+      { key: 'serving', title: 'Serving engines', height: 190, open: true, load: () => import('../serving/Strip.svelte') },
+    ];

@@ -23,13 +23,17 @@ export const VIEWS: readonly ViewSpec[] = [
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
   { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
   { key: 'timeline', title: 'Timeline', path: 'run/:run/timeline', nav: 'run', shortcut: 't', load: () => import('./Timeline.svelte') },
-  // A page that opens from disk has neither metrics nor series.
+  // A page that opens from disk has neither answers, metrics nor series.
   ...(__STATIC__
     ? []
     : ([
+        { key: 'findings', title: 'Findings', path: 'run/:run/findings', nav: 'run', needs: 'live', shortcut: 'f', load: () => import('../answers/RunFindings.svelte') },
+        { key: 'diff', title: 'What changed', path: 'run/:run/diff', nav: 'never', needs: 'live', load: () => import('../answers/Difference.svelte') },
         { key: 'metrics', title: 'Metrics', path: 'run/:run/metrics', nav: 'run', needs: 'live', shortcut: 'm', load: () => import('../metrics/Metrics.svelte') },
         { key: 'serving', title: 'Serving', path: 'run/:run/serving', nav: 'run', needs: 'live', shortcut: 'e', load: () => import('../serving/Serving.svelte') },
         { key: 'engines', title: 'Engines', path: 'serving', nav: 'always', needs: 'live', load: () => import('../serving/Serving.svelte') },
+        { key: 'traces', title: 'Traces', path: 'traces', nav: 'always', needs: 'live', shortcut: 'x', load: () => import('../trace/Traces.svelte') },
+        { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', load: () => import('../trace/Trace.svelte') },
       ] satisfies ViewSpec[])),
   { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
   { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },

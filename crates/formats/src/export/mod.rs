@@ -5,7 +5,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub mod html;
+pub mod jaeger;
 pub mod otlp;
+pub mod perfetto;
+mod rows;
 pub mod slime_cache;
 pub mod tensorboard;
 pub mod timeline;

@@ -6,6 +6,7 @@ use std::path::Path;
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
+pub mod chrome;
 mod open;
 pub mod otlp;
 pub mod prometheus;
@@ -67,4 +68,4 @@ pub trait Importer: Sync {
 }
 
 /// Every format we read, in the order they are tried.
-pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &slime_pt::SlimeDump, &otlp::OtlpProtobuf];
+pub const IMPORTERS: &[&dyn Importer] = &[&otlp::OtlpJson, &chrome::Chrome, &slime_pt::SlimeDump, &otlp::OtlpProtobuf];

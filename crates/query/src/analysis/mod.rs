@@ -1,4 +1,25 @@
-//! Questions that are not one query. One file each, over Arrow batches, linear in the number of rows.
+//! Answers: why was this step slow, and what changed? One file a question, its mathematics in its opening comment. All of
+//! them are pure functions over [`step::StepData`], which is read once from the columns of a step; linear, or n log n where
+//! something is sorted.
 
+pub mod ask;
+pub mod attributes;
+pub mod breakdown;
+pub mod clocks;
+pub mod critical_path;
+pub mod difference;
+pub mod findings;
+pub mod health;
+pub mod history;
+pub mod idle;
+pub mod kinds;
 pub mod perf;
+pub mod phases;
+pub mod report;
+pub mod robust;
+pub mod samples;
 mod stats;
+pub mod step;
+pub mod stragglers;
+pub mod summary;
+pub mod words;

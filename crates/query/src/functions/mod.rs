@@ -10,7 +10,10 @@
 //! | `merge_attrs(a, b)` | both maps as one; `b` wins |
 //! | `trace_id('hex')`, `span_id('hex')` | an id from text of any length, mapped as on import |
 //! | `hex(id)` | an id as text |
+//!
+//! Answers about steps and runs are table functions; they are in [`answers`].
 
+mod answers;
 mod attr;
 mod attr_typed;
 mod ids;
@@ -24,6 +27,7 @@ use datafusion::common::Result;
 use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::ScalarUDF;
 
+pub(crate) use answers::register_answers;
 pub use attr::{ATTRS_OF, AttrTypes};
 pub use ids::IdText;
 pub use maps::merge_attrs;

@@ -1,8 +1,10 @@
 //! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod answers;
 mod conversations;
 mod health;
+mod jaeger;
 mod live;
 mod metrics;
 mod prometheus;
@@ -15,6 +17,7 @@ mod stream;
 mod tables;
 mod timeline;
 mod trace_level;
+mod traces;
 
 pub(crate) use steps::StepsCache;
 pub(crate) use timeline::Watched;
@@ -47,12 +50,17 @@ use crate::problem::Problem;
         runs::runs,
         runs::delete_run,
         steps::steps,
+        answers::report,
+        answers::findings,
+        answers::diff,
         timeline::timeline,
         runs::set_tags,
         timeline::samples,
         timeline::links,
         spans::span,
         spans::trace,
+        traces::find,
+        traces::view,
         live::live,
         trace_level::get_level,
         trace_level::set_level,
@@ -81,12 +89,17 @@ pub fn router(app: &App) -> Router {
         .route("/runs", get(runs::runs))
         .route("/runs/{run}", delete(runs::delete_run))
         .route("/runs/{run}/steps", get(steps::steps))
+        .route("/runs/{run}/steps/{step}/report", get(answers::report))
+        .route("/runs/{run}/findings", get(answers::findings))
+        .route("/runs/{run}/diff", get(answers::diff))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/runs/{run}/links", get(timeline::links))
         .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
+        .route("/traces", get(traces::find))
         .route("/traces/{trace}", get(spans::trace))
+        .route("/traces/{trace}/view", get(traces::view))
         .route("/runs/{run}/metrics", get(metrics::metrics))
         .route("/runs/{run}/metrics/points", get(metrics::points))
         .route("/sinks", get(metrics::sinks))
@@ -109,6 +122,7 @@ pub fn router(app: &App) -> Router {
         .nest("/prometheus/api/v1", prometheus::router())
         .nest("/api/v1", v1)
         .with_state(app.clone())
+        .merge(jaeger::router(app))
 }
 
 /// Only whether the server lives: for the OTLP ports.
@@ -152,7 +166,7 @@ mod tests {
     fn every_documented_path_says_what_it_answers() {
         let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
-        assert!(paths.len() >= 26, "{:?}", paths.keys());
+        assert!(paths.len() >= 29, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");

@@ -51,7 +51,7 @@ impl From<QueryError> for Failed {
     fn from(error: QueryError) -> Self {
         let (status, kind) = match error.kind {
             ErrorKind::Parse => (StatusCode::BAD_REQUEST, "bad_data"),
-            ErrorKind::Plan => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
+            ErrorKind::Plan | ErrorKind::NotFound => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
             ErrorKind::Limit if error.message.contains("timeout") => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),
             ErrorKind::Limit => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
             ErrorKind::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, "canceled"),

@@ -5,6 +5,7 @@ mod body;
 pub mod grpc;
 pub mod http;
 mod level;
+pub mod lines;
 mod runs;
 mod wire;
 
@@ -27,6 +28,7 @@ use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
+use lines::Lines;
 use runs::Runs;
 
 /// Larger messages are decoded off the threads that serve sockets.
@@ -117,9 +119,18 @@ pub struct Ingest {
     inner: Arc<Inner>,
 }
 
+/// Where messages go.
+enum Target {
+    Store {
+        store: Store,
+        runs: Runs,
+    },
+    /// Files, as they came: `rollscope collect`.
+    Lines(Lines),
+}
+
 struct Inner {
-    store: Store,
-    runs: Runs,
+    target: Target,
     counters: Arc<Counters>,
     limits: Limits,
     options: DecodeOptions,
@@ -131,11 +142,19 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
+        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
+    }
+
+    /// Into files instead of a store.
+    pub fn for_files(lines: Lines, counters: Arc<Counters>, limits: &Limits) -> Self {
+        Self::with_target(Target::Lines(lines), counters, limits)
+    }
+
+    fn with_target(target: Target, counters: Arc<Counters>, limits: &Limits) -> Self {
         let workers = std::thread::available_parallelism().map_or(2, usize::from);
         Ingest {
             inner: Arc::new(Inner {
-                runs: Runs::new(store.clone(), engine),
-                store,
+                target,
                 counters,
                 options: limits.decode_options(),
                 budget: Budget::new(limits.max_inflight_bytes),
@@ -157,7 +176,9 @@ impl Ingest {
 
     /// The run was deleted: if it speaks again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
-        self.inner.runs.forget(run_id);
+        if let Target::Store { runs, .. } = &self.inner.target {
+            runs.forget(run_id);
+        }
     }
 
     /// The trace level that SDKs are told.
@@ -193,6 +214,10 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
+        let (store, runs) = match &inner.target {
+            Target::Store { store, runs } => (store, runs),
+            Target::Lines(lines) => return self.write_line(lines, message).await,
+        };
         let (rows, _charge) = self.decode(message).await?;
         if rows.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
@@ -205,15 +230,15 @@ impl Ingest {
             });
         }
         for file in rows.media {
-            inner.store.media_put(file).await?;
+            store.media_put(file).await?;
             add(&counters.accepted, 1);
         }
         if !rows.written.is_empty() {
-            inner.runs.write(&rows.written).await?;
+            runs.write(&rows.written).await?;
             add(&counters.accepted, rows.written.len() as u64);
         }
         if rows.batches.iter().any(|(_, batch)| batch.num_rows() > 0) {
-            inner.runs.enter(&rows.runs).await?;
+            runs.enter(&rows.runs).await?;
         }
         for (table, batch) in rows.batches {
             if batch.num_rows() == 0 {
@@ -222,13 +247,13 @@ impl Ingest {
             // Model calls on spans are conversations too.
             let talks = if table == Table::Spans { conversations::from_spans(&batch) } else { None };
             let batch = match table {
-                Table::Conversations => lift::media(&inner.store, batch).await?,
+                Table::Conversations => lift::media(store, batch).await?,
                 _ => batch,
             };
-            let appended = inner.store.append(table, batch).await?;
+            let appended = store.append(table, batch).await?;
             if let Some(talks) = talks {
-                let talks = lift::media(&inner.store, talks).await?;
-                inner.store.append(Table::Conversations, talks).await?;
+                let talks = lift::media(store, talks).await?;
+                store.append(Table::Conversations, talks).await?;
             }
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
@@ -238,6 +263,27 @@ impl Ingest {
             n => format!("{n} rejected: {}", rows.reasons.join("; ")),
         };
         Ok(Outcome { rejected: rows.rejected, message })
+    }
+
+    /// One message as one line of OTLP JSON.
+    async fn write_line(&self, lines: &Lines, message: Message) -> Result<Outcome, Refusal> {
+        let inner = &self.inner;
+        let counters = inner.counters.ingest(message.protocol);
+        if message.signal != Signal::Traces {
+            return Err(Refusal::Unsupported(
+                "this collector takes traces; switch the exporters of metrics and logs off".into(),
+            ));
+        }
+        let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
+        let permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
+        let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
+        drop(permit);
+        if line.spans > 0 {
+            lines.append(line.text, line.spans).await?;
+            add(&counters.accepted, line.spans);
+        }
+        Ok(line.outcome)
     }
 
     async fn decode(&self, message: Message) -> Result<(Rows, Charge), Refusal> {
@@ -254,6 +300,36 @@ impl Ingest {
         let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
     }
+}
+
+/// A message, ready to be written, with the memory it was given.
+struct Line {
+    text: Vec<u8>,
+    spans: u64,
+    outcome: Outcome,
+    _charge: Charge,
+}
+
+fn line(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<Line, Refusal> {
+    let bytes = body::decompress(message.bytes, message.encoding, limit, &mut message.charge)?;
+    let (text, spans, outcome) = match message.form {
+        Form::Protobuf => {
+            let (text, spans) = rollscope_formats::export::otlp::protobuf_to_json_line(&bytes)?;
+            (text, spans, Outcome::default())
+        }
+        Form::Json => {
+            let decoded = otlp::decode_traces_json(&bytes, options)?;
+            let mut text = Vec::new();
+            rollscope_formats::export::otlp::write_json_line(&decoded.batch, &mut text)
+                .map_err(|e| Refusal::Internal(e.to_string()))?;
+            let message = match decoded.rejected {
+                0 => String::new(),
+                n => format!("{n} rejected: {}", decoded.reasons.join("; ")),
+            };
+            (text, decoded.batch.num_rows() as u64, Outcome { rejected: decoded.rejected, message })
+        }
+    };
+    Ok(Line { text, spans, outcome, _charge: message.charge })
 }
 
 fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result<(Rows, Charge), Refusal> {

@@ -1,6 +1,6 @@
 // The top of the step page: why the step took as long as it did, in words and a picture. The component gets the run and
-// the step, fetches what it needs, and shows nothing while it has nothing to say. Another issue brings it; it is one line
-// here: `export const ANSWERS = () => import('../../answers/StepAnswers.svelte')`.
+// the step, fetches what it needs, and shows nothing while it has nothing to say.
+// A page that opens from disk has no answers.
 import type { Component } from 'svelte';
 
 export interface AnswersProps {
@@ -10,4 +10,4 @@ export interface AnswersProps {
   version: number;
 }
 
-export const ANSWERS: (() => Promise<{ default: Component<AnswersProps> }>) | null = null as (() => Promise<{ default: Component<AnswersProps> }>) | null;
+export const ANSWERS: (() => Promise<{ default: Component<AnswersProps> }>) | null = __STATIC__ ? null : () => import('../../answers/StepAnswers.svelte');

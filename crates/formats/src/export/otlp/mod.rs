@@ -8,6 +8,22 @@ use prost::Message as _;
 mod json;
 mod request;
 
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+
+use crate::import::otlp::DecodeError;
+
+/// A protobuf `ExportTraceServiceRequest` as one line of OTLP JSON, field by field, and how many spans it holds.
+pub fn protobuf_to_json_line(bytes: &[u8]) -> Result<(Vec<u8>, u64), DecodeError> {
+    let request = ExportTraceServiceRequest::decode(bytes)
+        .map_err(|e| DecodeError(format!("no ExportTraceServiceRequest in protobuf: {e}")))?;
+    let scopes = request.resource_spans.iter().flat_map(|r| &r.scope_spans);
+    let spans: u64 = scopes.map(|s| s.spans.len() as u64).sum();
+    let mut line = Vec::with_capacity(spans as usize * 700 + 64);
+    json::request(&mut line, &request);
+    line.push(b'\n');
+    Ok((line, spans))
+}
+
 /// One `ExportTraceServiceRequest` in OTLP JSON, on one line.
 pub fn write_json_line(batch: &RecordBatch, out: &mut dyn Write) -> io::Result<()> {
     let mut line = Vec::with_capacity(batch.num_rows() * 700 + 64);

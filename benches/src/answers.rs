@@ -1,0 +1,136 @@
+//! Answers over a large step, each beside the time of reading the columns it needs; and the findings of a long run, cold
+//! and when one step is new.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use rollscope_demo::{DemoOptions, Generator};
+use rollscope_model::Table;
+use rollscope_query::analysis::breakdown::breakdown;
+use rollscope_query::analysis::critical_path::critical_path;
+use rollscope_query::analysis::difference::{Shape, Side, difference};
+use rollscope_query::analysis::idle::idle;
+use rollscope_query::analysis::phases::phases;
+use rollscope_query::analysis::samples::sample_times;
+use rollscope_query::analysis::stragglers::stragglers;
+use rollscope_query::{Engine, QueryLimits};
+use rollscope_store::{Store, StoreOptions};
+
+use crate::report::{Report, thousands};
+
+/// The limit for one answer over a million spans, and for reading.
+const LIMIT_S: f64 = 0.5;
+
+pub fn run(report: &mut Report) -> anyhow::Result<()> {
+    let runtime = tokio::runtime::Runtime::new()?;
+    runtime.block_on(async {
+        one_step(report).await?;
+        long_run(report).await
+    })
+}
+
+async fn store(dir: &std::path::Path, options: DemoOptions) -> anyhow::Result<(Arc<Store>, usize)> {
+    let store = Arc::new(Store::open(StoreOptions { dir: dir.to_path_buf(), ..StoreOptions::default() }).await?);
+    let mut generator = Generator::new(options);
+    let mut spans = 0;
+    for step in 0..generator.options().steps {
+        let data = generator.step(step)?;
+        spans += data.rows(Table::Spans);
+        for (table, batch) in data.batches.into_iter().filter(|(t, _)| matches!(t, Table::Spans | Table::Samples)) {
+            // In messages of a usual size.
+            let mut at = 0;
+            while at < batch.num_rows() {
+                let rows = (batch.num_rows() - at).min(20_000);
+                store.append(table, batch.slice(at, rows)).await?;
+                at += rows;
+            }
+        }
+    }
+    store.flush().await?;
+    Ok((store, spans))
+}
+
+async fn one_step(report: &mut Report) -> anyhow::Result<()> {
+    let samples = if crate::full() { 11_000 } else { 1_100 };
+    let dir = tempfile::tempdir()?;
+    let (store, spans) = store(dir.path(), DemoOptions::load(1, 1, samples, 8)).await?;
+    let engine = Engine::new(store.clone(), QueryLimits::default())?;
+    let started = Instant::now();
+    let mut data = engine.step_data("demo", Some(0)).await?;
+    let reading = started.elapsed().as_secs_f64();
+    let per_million = |s: f64| s * 1e6 / spans as f64;
+    println!("one step of {} spans; read from the store in {reading:.2} s", thousands(spans as f64));
+    let mut row = |name: &str, seconds: f64| {
+        report.row(
+            &format!("{name}, seconds per million spans"),
+            format!("{:.3}", per_million(seconds)),
+            "reading its columns",
+            format!("{:.3}", per_million(reading)),
+            seconds / reading,
+            "< 3, and < 0.5 s",
+        );
+    };
+    let timed = |work: &mut dyn FnMut()| {
+        let started = Instant::now();
+        work();
+        started.elapsed().as_secs_f64()
+    };
+    let mut times = Default::default();
+    row("parts of every sample", timed(&mut || times = sample_times(&mut data)));
+    let mut shares = Default::default();
+    row("breakdown", timed(&mut || shares = breakdown(&data)));
+    let mut path = Default::default();
+    row("critical path", timed(&mut || path = critical_path(&data)));
+    let mut tail = Default::default();
+    row("stragglers", timed(&mut || tail = stragglers(&data, &times)));
+    row("idle", timed(&mut || drop(idle(&data, &phases(&data), tail.window))));
+    let shape = Shape { step: Some(0), wall_s: 1.0, path: path.totals.clone(), names: shares.by_name.clone() };
+    let side = || Side { name: "step 0".into(), steps: vec![&shape], others: Vec::new() };
+    row("difference", timed(&mut || drop(difference(&side(), &side()))));
+    report.row(
+        "reading the columns of a step, seconds per million spans",
+        format!("{:.2}", per_million(reading)),
+        "limit",
+        format!("{LIMIT_S}"),
+        per_million(reading) / LIMIT_S,
+        "<= 1",
+    );
+    store.close().await?;
+    Ok(())
+}
+
+async fn long_run(report: &mut Report) -> anyhow::Result<()> {
+    let (steps, samples) = if crate::full() { (100, 1_100) } else { (20, 220) };
+    let dir = tempfile::tempdir()?;
+    let (store, spans) = store(dir.path(), DemoOptions::load(2, steps, samples, 8)).await?;
+    let engine = Engine::new(
+        store.clone(),
+        QueryLimits { timeout: std::time::Duration::from_secs(300), ..QueryLimits::default() },
+    )?;
+    let started = Instant::now();
+    let found = engine.run_findings("demo").await?;
+    let cold = started.elapsed().as_secs_f64();
+    anyhow::ensure!(found.steps.len() == steps as usize, "{} steps", found.steps.len());
+    let scale = 10e6 / spans as f64;
+    report.row(
+        "findings of a run, seconds per 10 million spans, first",
+        format!("{:.2}", cold * scale),
+        "limit",
+        "5".into(),
+        cold * scale / 5.0,
+        "<= 1",
+    );
+    let started = Instant::now();
+    engine.run_findings("demo").await?;
+    let again = started.elapsed().as_secs_f64();
+    report.row(
+        "findings of a run, again, seconds",
+        format!("{again:.3}"),
+        "first",
+        format!("{cold:.2}"),
+        again / cold,
+        "<< 1",
+    );
+    store.close().await?;
+    Ok(())
+}

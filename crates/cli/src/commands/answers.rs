@@ -1,0 +1,152 @@
+//! `rollscope report` and `rollscope diff`: the answers, in the terminal, from a folder or a server.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use rollscope_query::analysis::ask::Which;
+use rollscope_query::{Engine, QueryError, QueryLimits};
+use rollscope_store::ReadOnlyStore;
+use serde_json::Value;
+
+use crate::args::{AnswerArgs, DiffArgs, ReportArgs, SourceArgs};
+use crate::config::{DEFAULT_DATA, Usage};
+use crate::output::answers::{Style, diff as print_diff, run as print_run, step as print_step};
+
+const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
+const TIMEOUT: Duration = Duration::from_secs(600);
+
+pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
+    let run = args.run.clone();
+    let mut answer = match (folder(&args.answer.source), args.step) {
+        (Some(data), step) => {
+            let engine = open(data).await?;
+            match step {
+                Some(step) => serde_json::to_value(engine.step_report(&run, Some(step)).await.map_err(usage)?)?,
+                None => serde_json::to_value(engine.run_findings(&run).await.map_err(usage)?)?,
+            }
+        }
+        (None, Some(step)) => ask(&args.answer.source, format!("/runs/{}/steps/{step}/report", encode(&run))).await?,
+        (None, None) => ask(&args.answer.source, format!("/runs/{}/findings", encode(&run))).await?,
+    };
+    // A run without steps is one.
+    let whole =
+        args.step.is_none() && answer["steps"].as_array().is_some_and(|s| s.len() == 1 && s[0]["step"].is_null());
+    if whole {
+        answer = match folder(&args.answer.source) {
+            Some(data) => serde_json::to_value(open(data).await?.step_report(&run, None).await.map_err(usage)?)?,
+            None => ask(&args.answer.source, format!("/runs/{}/steps/-/report", encode(&run))).await?,
+        };
+    }
+    print(&args.answer, &answer, if args.step.is_some() || whole { print_step } else { print_run })
+}
+
+pub async fn diff(args: DiffArgs) -> anyhow::Result<()> {
+    let before = which(&args.before, args.run.as_deref())?;
+    let after = which(&args.after, args.run.as_deref())?;
+    let answer = match folder(&args.answer.source) {
+        Some(data) => serde_json::to_value(open(data).await?.difference(&before, &after).await.map_err(usage)?)?,
+        None => {
+            let mut query = format!("/runs/{}/diff?other={}", encode(&before.run), encode(&after.run));
+            for (key, step) in [("step", before.step), ("with", after.step)] {
+                if let Some(step) = step {
+                    query.push_str(&format!("&{key}={step}"));
+                }
+            }
+            ask(&args.answer.source, query).await?
+        }
+    };
+    print(&args.answer, &answer, print_diff)
+}
+
+/// `RUN:STEP`, `RUN`, or with a run given `STEP`.
+fn which(text: &str, run: Option<&str>) -> anyhow::Result<Which> {
+    let number = |text: &str| text.parse::<i64>().ok();
+    if let Some(run) = run {
+        let step = number(text).ok_or_else(|| Usage(format!("`{text}` is no step; with --run both must be steps")))?;
+        return Ok(Which { run: run.to_string(), step: Some(step) });
+    }
+    Ok(match text.rsplit_once(':') {
+        Some((run, step)) if number(step).is_some() && !run.is_empty() => {
+            Which { run: run.to_string(), step: number(step) }
+        }
+        _ => Which { run: text.to_string(), step: None },
+    })
+}
+
+fn print(args: &AnswerArgs, answer: &Value, show: fn(&Value, Style) -> String) -> anyhow::Result<()> {
+    let text = match (args.json, args.markdown) {
+        (true, _) => format!("{}\n", serde_json::to_string_pretty(answer)?),
+        (_, true) => show(answer, Style::Markdown),
+        _ => show(answer, Style::Terminal),
+    };
+    std::io::Write::write_all(&mut std::io::stdout().lock(), text.as_bytes())?;
+    Ok(())
+}
+
+fn folder(source: &SourceArgs) -> Option<PathBuf> {
+    match (&source.data, &source.server) {
+        (Some(data), _) => Some(data.clone()),
+        (None, Some(_)) => None,
+        (None, None) => Some(PathBuf::from(DEFAULT_DATA)).filter(|d| d.is_dir()),
+    }
+}
+
+async fn open(data: PathBuf) -> anyhow::Result<Engine> {
+    let store = ReadOnlyStore::open(&data).await?;
+    Ok(Engine::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
+}
+
+fn usage(error: QueryError) -> anyhow::Error {
+    if error.is_users() { Usage(error.to_string()).into() } else { error.into() }
+}
+
+/// A part of a path: everything but letters, digits and a few signs is written as `%XX`.
+fn encode(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
+    text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
+    let url = source.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into());
+    let token = source.token.clone();
+    tokio::task::spawn_blocking(move || -> anyhow::Result<Value> {
+        let agent: ureq::Agent =
+            ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build().into();
+        let mut request = agent.get(format!("{}/api/v1{path}", url.trim_end_matches('/')));
+        if let Some(token) = token {
+            request = request.header("authorization", format!("Bearer {token}"));
+        }
+        let mut response = request.call().with_context(|| {
+            format!("no rollscope answers at {url}: start `rollscope serve`, or say --data DIR or --server URL")
+        })?;
+        let status = response.status();
+        let body: Value = response.body_mut().read_json().unwrap_or_default();
+        if status.is_success() {
+            return Ok(body);
+        }
+        let detail = body["detail"].as_str().unwrap_or("no reason given").to_string();
+        if matches!(status.as_u16(), 400 | 404) {
+            return Err(Usage(detail).into());
+        }
+        anyhow::bail!("{status}: {detail}")
+    })
+    .await?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_and_steps_are_told_apart() {
+        let w = |run: &str, step| Which { run: run.to_string(), step };
+        assert_eq!(which("demo:23", None).unwrap(), w("demo", Some(23)));
+        assert_eq!(which("a:b", None).unwrap(), w("a:b", None));
+        assert_eq!(which("a:b:4", None).unwrap(), w("a:b", Some(4)));
+        assert_eq!(which("23", Some("demo")).unwrap(), w("demo", Some(23)));
+        assert!(which("x", Some("demo")).is_err());
+        assert_eq!(encode("a b/ü"), "a%20b%2F%C3%BC");
+    }
+}

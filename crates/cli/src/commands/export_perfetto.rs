@@ -1,0 +1,221 @@
+//! `rollscope export perfetto`: a run, a step, or files of any known format, for Perfetto or chrome://tracing.
+
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures::StreamExt;
+use rollscope_formats::export::atomically;
+use rollscope_formats::export::perfetto::{Exporter, Format, Options, Written};
+use rollscope_formats::import::{self, ImportError, ImportOptions, chrome};
+use rollscope_model::Table;
+use rollscope_query::{Engine, QueryLimits};
+use rollscope_store::ReadOnlyStore;
+
+use super::export_html::text;
+use super::files;
+use crate::args::{ExportPerfettoArgs, TraceFormat};
+use crate::config::Usage;
+use crate::output::count;
+
+pub async fn run(args: ExportPerfettoArgs) -> anyhow::Result<()> {
+    if !args.files.is_empty() && (args.run.is_some() || args.step.is_some()) {
+        return Err(Usage("give files, or --run and --step of a store, not both".into()).into());
+    }
+    let out = args.out.clone().unwrap_or_else(|| default_name(&args));
+    let (format, reserved) = format(&args)?;
+    let spill_folder = match out.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_path_buf(),
+        _ => PathBuf::from("."),
+    };
+    let mut exporter = Exporter::new(&Options { format, spill_folder, ..Options::default() });
+    exporter.reserve_pids(reserved);
+    if args.files.is_empty() {
+        from_store(&args, &mut exporter).await?;
+    } else {
+        from_files(&files::expand(&args.files)?, &mut exporter)?;
+    }
+    // Perfetto's own format has no place for another file's events: they go in as spans.
+    if let (TraceFormat::Proto, Some(profile)) = (args.format, &args.torch_file) {
+        from_files(std::slice::from_ref(profile), &mut exporter)?;
+    }
+    let written = write(&args, exporter, &out)?;
+    report(&written, &out);
+    Ok(())
+}
+
+fn default_name(args: &ExportPerfettoArgs) -> PathBuf {
+    let stem = match (args.files.first(), &args.run, args.step) {
+        (Some(file), ..) => {
+            let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            name.split('.').next().unwrap_or("trace").replace(['*', '?', '['], "_")
+        }
+        (None, Some(run), Some(step)) => format!("{run}-step-{step}"),
+        (None, Some(run), None) => run.clone(),
+        (None, None, _) => "trace".into(),
+    };
+    let stem = stem.replace(['/', '\\'], "_");
+    PathBuf::from(match args.format {
+        TraceFormat::Proto => format!("{stem}.pftrace"),
+        TraceFormat::Chrome => format!("{stem}.trace.json"),
+    })
+}
+
+/// The format; with a torch profile, its zero and the process ids it uses.
+fn format(args: &ExportPerfettoArgs) -> anyhow::Result<(Format, std::collections::HashSet<i64>)> {
+    match (args.format, &args.torch_file) {
+        (TraceFormat::Proto, _) => Ok((Format::Proto, Default::default())),
+        (TraceFormat::Chrome, None) => Ok((Format::Chrome { zero_ns: 0 }, Default::default())),
+        (TraceFormat::Chrome, Some(path)) => {
+            let (zero, pids) =
+                chrome::profile_facts(&mut open_plain(path)?).with_context(|| path.display().to_string())?;
+            Ok((Format::Chrome { zero_ns: zero.unwrap_or(0) }, pids))
+        }
+    }
+}
+
+/// A file, decompressed.
+fn open_plain(path: &Path) -> anyhow::Result<Box<dyn Read>> {
+    let mut file = BufReader::new(File::open(path).with_context(|| path.display().to_string())?);
+    let mut magic = [0; 2];
+    let n = file.read(&mut magic)?;
+    let whole = Cursor::new(magic[..n].to_vec()).chain(file);
+    Ok(if magic == [0x1f, 0x8b] { Box::new(flate2::read::MultiGzDecoder::new(whole)) } else { Box::new(whole) })
+}
+
+fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> {
+    for path in paths {
+        let source = import::open(path)?;
+        let imported = source
+            .read(&ImportOptions::default(), &mut |table, batch| {
+                match table {
+                    Table::Spans => exporter.spans(&batch)?,
+                    Table::Metrics => exporter.metrics(&batch),
+                    Table::Series => exporter.series(&batch),
+                    _ => {}
+                }
+                Ok::<(), ImportError>(())
+            })
+            .with_context(|| path.display().to_string())?;
+        if imported.rejected > 0 {
+            eprintln!("rollscope: {}: {} rejected", path.display(), count(imported.rejected));
+        }
+        for reason in &imported.reasons {
+            eprintln!("rollscope: {}: {reason}", path.display());
+        }
+    }
+    Ok(())
+}
+
+async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyhow::Result<()> {
+    let store = ReadOnlyStore::open(&args.folder.data).await?;
+    let limits =
+        QueryLimits { max_rows: usize::MAX, timeout: Duration::from_secs(24 * 3600), ..QueryLimits::default() };
+    let engine = Engine::new(Arc::new(store), limits)?;
+    let columns = |table: Table, from: &str| -> String {
+        let names: Vec<String> = table.schema().fields().iter().map(|f| format!("{from}\"{}\"", f.name())).collect();
+        names.join(", ")
+    };
+    let of_run = args.run.as_ref().map(|run| format!("run_id = {}", text(run)));
+    let own = match (&of_run, args.step) {
+        (Some(run), Some(step)) => format!("{run} and step = {step}"),
+        (Some(run), None) => run.clone(),
+        _ => "true".into(),
+    };
+    let spans = columns(Table::Spans, "");
+    let sql = match args.step {
+        None => format!("select {spans} from spans where {own}"),
+        // Spans of the same traces that know of no step, such as a serving engine's, belong to the step too.
+        Some(_) => format!(
+            "select {spans} from spans where {own} union all \
+             select {} from spans s join (select distinct trace_id from spans where {own}) t on s.trace_id = t.trace_id \
+             where s.step is null",
+            columns(Table::Spans, "s.")
+        ),
+    };
+    let (mut first, mut last, mut rows) = (i64::MAX, i64::MIN, 0);
+    let mut running = engine.sql(&sql).await?;
+    while let Some(batch) = running.stream.next().await {
+        let batch = batch?;
+        rows += batch.num_rows();
+        if let Some((low, high)) = range(&batch) {
+            first = first.min(low);
+            last = last.max(high);
+        }
+        exporter.spans(&batch)?;
+    }
+    if rows == 0 {
+        match (&args.run, args.step) {
+            (Some(run), Some(step)) => anyhow::bail!("there are no spans of step {step} of run {run:?}"),
+            (Some(run), None) => anyhow::bail!("there are no spans of run {run:?} in {}", args.folder.data.display()),
+            _ => anyhow::bail!("there are no spans in {}", args.folder.data.display()),
+        }
+    }
+    // Counters of the time that the spans cover; serving series may sit in another run.
+    let during = format!("time_ns between {first} and {last}");
+    let metrics = columns(Table::Metrics, "");
+    let sql = format!("select {metrics} from metrics where {} and {during}", of_run.as_deref().unwrap_or("true"));
+    let mut running = engine.sql(&sql).await?;
+    while let Some(batch) = running.stream.next().await {
+        exporter.metrics(&batch?);
+    }
+    let series = columns(Table::Series, "");
+    let mut running = engine.sql(&format!("select {series} from series where {during}")).await?;
+    while let Some(batch) = running.stream.next().await {
+        exporter.series(&batch?);
+    }
+    Ok(())
+}
+
+/// The first start and the last end of a batch.
+fn range(batch: &arrow::array::RecordBatch) -> Option<(i64, i64)> {
+    use arrow::array::AsArray;
+    use arrow::compute::{max, min};
+    use arrow::datatypes::Int64Type;
+    let column = |name| batch.column_by_name(name).map(|c| c.as_primitive::<Int64Type>());
+    let (start, end) = (column("start_ns")?, column("end_ns")?);
+    let (first, last) = (min(start)?, max(start)?);
+    Some((first, max(end).unwrap_or(last).max(last)))
+}
+
+fn write(args: &ExportPerfettoArgs, exporter: Exporter, out: &Path) -> anyhow::Result<Written> {
+    let mut profile = match (args.format, &args.torch_file) {
+        (TraceFormat::Chrome, Some(path)) => Some(open_plain(path)?),
+        _ => None,
+    };
+    let profile = profile.as_mut().map(|p| &mut **p as &mut dyn Read);
+    if out.as_os_str() == "-" {
+        return Ok(exporter.finish(&mut std::io::stdout().lock(), profile)?);
+    }
+    atomically(out, |mut file| {
+        let written = exporter.finish(&mut file, profile)?;
+        file.flush()?;
+        Ok::<_, ImportError>(written)
+    })
+    .with_context(|| out.display().to_string())
+}
+
+fn report(written: &Written, out: &Path) {
+    let mut parts = vec![format!("{} spans", count(written.slices + written.instants))];
+    for (n, what) in [
+        (written.events, "events"),
+        (written.flows, "arrows"),
+        (written.counters, "counter values"),
+        (written.merged, "events of the profile"),
+        (written.duplicates, "spans that came again and are there once"),
+        (written.parents_missing, "spans whose parent is not here"),
+        (written.links_elsewhere, "links to spans that are not here"),
+        (written.values_left_out, "values left out that are no numbers"),
+    ] {
+        if n > 0 {
+            parts.push(format!("{} {what}", count(n)));
+        }
+    }
+    eprintln!("{}: {}", out.display(), parts.join(", "));
+    if out.as_os_str() != "-" {
+        eprintln!("open it at https://ui.perfetto.dev (it stays on your machine)");
+    }
+}

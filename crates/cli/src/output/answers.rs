@@ -1,0 +1,349 @@
+//! Reports for people, from the JSON that programs get: one source, so that what a server sent prints the same.
+
+use serde_json::Value;
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Style {
+    Terminal,
+    Markdown,
+}
+
+/// Lines of a table in the terminal; Markdown has a few more.
+const ROWS: usize = 8;
+const WIDTH: usize = 100;
+const BAR: usize = 24;
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[][..], Vec::as_slice)
+}
+
+fn number(value: &Value) -> f64 {
+    value.as_f64().unwrap_or(0.0)
+}
+
+/// Text from data: control characters are shown, not obeyed.
+fn clean(value: &Value) -> String {
+    let text = value.as_str().unwrap_or("");
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
+}
+
+fn time(seconds: f64) -> String {
+    rollscope_query::analysis::words::time(seconds)
+}
+
+struct Page {
+    style: Style,
+    out: String,
+}
+
+impl Page {
+    fn line(&mut self, text: &str) {
+        self.out.push_str(text);
+        self.out.push('\n');
+    }
+
+    fn title(&mut self, text: &str) {
+        match self.style {
+            Style::Terminal => self.line(&format!("\n{text}")),
+            Style::Markdown => self.line(&format!("\n### {text}\n")),
+        }
+    }
+
+    fn paragraph(&mut self, text: &str) {
+        match self.style {
+            Style::Terminal => wrap(text, WIDTH).iter().for_each(|l| self.line(l)),
+            Style::Markdown => self.line(text),
+        }
+    }
+
+    fn item(&mut self, text: &str) {
+        match self.style {
+            Style::Terminal => {
+                for (n, line) in wrap(text, WIDTH - 4).iter().enumerate() {
+                    self.line(&format!("{}{line}", if n == 0 { "  • " } else { "    " }));
+                }
+            }
+            Style::Markdown => self.line(&format!("- {text}")),
+        }
+    }
+
+    /// Columns; numbers are set to the right.
+    fn table(&mut self, header: &[&str], rows: &[Vec<String>]) {
+        if rows.is_empty() {
+            return;
+        }
+        if self.style == Style::Markdown {
+            self.line(&format!("| {} |", header.join(" | ")));
+            self.line(&format!("|{}", "---|".repeat(header.len())));
+            rows.iter().for_each(|r| self.line(&format!("| {} |", r.join(" | "))));
+            return;
+        }
+        let width = |i: usize| {
+            let cells = rows.iter().map(|r| r[i].chars().count()).chain([header[i].chars().count()]);
+            cells.max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..header.len()).map(width).collect();
+        let set = |cells: Vec<&str>| {
+            let cells = cells.iter().enumerate().map(|(i, c)| {
+                let pad = " ".repeat(widths[i] - c.chars().count());
+                if i == 0 || c.starts_with(['█', '▏', ' ']) { format!("{c}{pad}") } else { format!("{pad}{c}") }
+            });
+            format!("  {}", cells.collect::<Vec<_>>().join("  ")).trim_end().to_string()
+        };
+        self.line(&set(header.to_vec()));
+        rows.iter().for_each(|r| self.line(&set(r.iter().map(String::as_str).collect())));
+    }
+}
+
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let last = lines.len() - 1;
+        if !lines[last].is_empty() && lines[last].chars().count() + word.chars().count() + 1 > width {
+            lines.push(word.to_string());
+        } else {
+            if !lines[last].is_empty() {
+                lines[last].push(' ');
+            }
+            lines[last].push_str(word);
+        }
+    }
+    lines
+}
+
+fn bar(share: f64) -> String {
+    let full = (share.clamp(0.0, 1.0) * BAR as f64).round() as usize;
+    if full == 0 { "▏".to_string() } else { "█".repeat(full) }
+}
+
+fn page(style: Style) -> Page {
+    Page { style, out: String::new() }
+}
+
+fn findings(page: &mut Page, answer: &Value, with_step: bool) {
+    let found = list(&answer["findings"]);
+    if found.is_empty() {
+        return;
+    }
+    page.title("Findings, by cost");
+    for finding in found.iter().take(20) {
+        let cost = number(&finding["cost_s"]);
+        let cost = if cost > 0.0 { format!("{}: ", time(cost)) } else { String::new() };
+        let step = match (with_step, finding["step"].as_i64()) {
+            (true, Some(step)) => format!("step {step}, "),
+            _ => String::new(),
+        };
+        let samples: Vec<String> = list(&finding["evidence"]["samples"]).iter().take(5).map(clean).collect();
+        let samples = match (samples.len(), finding["evidence"]["count"].as_u64().unwrap_or(0)) {
+            (0, _) => String::new(),
+            (n, count) if count > n as u64 => format!(" Samples {}, ...", samples.join(", ")),
+            (1, _) => format!(" Sample {}.", samples[0]),
+            _ => format!(" Samples {}.", samples.join(", ")),
+        };
+        page.item(&format!("{cost}{step}{}.{samples} [{}]", clean(&finding["text"]), clean(&finding["kind"])));
+    }
+}
+
+pub fn run(answer: &Value, style: Style) -> String {
+    let mut page = page(style);
+    page.paragraph(&format!("{}: {}", clean(&answer["run"]), clean(&answer["text"])));
+    findings(&mut page, answer, true);
+    let mut steps: Vec<&Value> = list(&answer["steps"]).iter().collect();
+    steps.sort_by(|a, b| number(&b["wall_s"]).total_cmp(&number(&a["wall_s"])));
+    let longest = steps.first().map_or(1.0, |s| number(&s["wall_s"])).max(1e-9);
+    let rows: Vec<Vec<String>> = steps
+        .iter()
+        .take(ROWS)
+        .map(|s| {
+            let found = s["findings"].as_u64().unwrap_or(0);
+            vec![
+                s["step"].as_i64().map_or("-".to_string(), |s| s.to_string()),
+                time(number(&s["wall_s"])),
+                bar(number(&s["wall_s"]) / longest),
+                if found > 0 { format!("{found} finding{}", if found == 1 { "" } else { "s" }) } else { String::new() },
+            ]
+        })
+        .collect();
+    page.title("The longest steps");
+    page.table(&["step", "took", "", ""], &rows);
+    page.out
+}
+
+pub fn step(answer: &Value, style: Style) -> String {
+    let mut page = page(style);
+    page.paragraph(&clean(&answer["text"]));
+    findings(&mut page, answer, false);
+    let wall = number(&answer["wall_s"]).max(1e-9);
+
+    page.title("Where the time went");
+    let rows: Vec<Vec<String>> = list(&answer["phases"])
+        .iter()
+        .map(|p| {
+            let s = number(&p["seconds"]);
+            vec![clean(&p["name"]), time(s), format!("{:.0} %", 100.0 * s / wall), bar(s / wall)]
+        })
+        .collect();
+    page.table(&["phase", "wall", "", ""], &rows);
+
+    let path = &answer["critical_path"];
+    page.title("Critical path: what held the step");
+    let rows: Vec<Vec<String>> = list(&path["totals"])
+        .iter()
+        .take(ROWS)
+        .map(|p| {
+            let s = number(&p["seconds"]);
+            vec![clean(&p["name"]), clean(&p["kind"]), time(s), format!("{:.0} %", 100.0 * s / wall), bar(s / wall)]
+        })
+        .collect();
+    page.table(&["part", "kind", "held", "", ""], &rows);
+    let last: Vec<&Value> = list(&path["parts"]).iter().filter(|p| !clean(&p["sample_id"]).is_empty()).collect();
+    if let Some(last) = last.last() {
+        page.paragraph(&format!("  The rollout ended with sample {}.", clean(&last["sample_id"])));
+    }
+
+    let tail = &answer["stragglers"];
+    let count = tail["tail_count"].as_u64().unwrap_or(0);
+    if count > 0 {
+        page.title("The tail");
+        let gpu = tail["gpu_hours"].as_f64().map_or(String::new(), |h| format!(", {h:.2} GPU-hours"));
+        page.paragraph(&format!(
+            "  The last {count} of {} samples took {} more; workers stood idle {} meanwhile{gpu}. The median sample ({}) took {}.",
+            tail["samples"],
+            time(number(&tail["cost_s"])),
+            time(number(&tail["idle_worker_s"])),
+            clean(&tail["median_sample_id"]),
+            time(number(&tail["median_s"])),
+        ));
+        let rows: Vec<Vec<String>> = list(&tail["tail"])
+            .iter()
+            .take(ROWS)
+            .map(|s| {
+                let why: Vec<String> = list(&s["why"])
+                    .iter()
+                    .filter(|w| number(&w["more_s"]) > 0.05 * number(&s["seconds"]))
+                    .take(3)
+                    .map(|w| format!("{} +{}", clean(&w["part"]), time(number(&w["more_s"]))))
+                    .collect();
+                vec![
+                    clean(&s["sample_id"]),
+                    time(number(&s["seconds"])),
+                    time(number(&s["behind_s"])),
+                    format!(" {}", why.join(", ")),
+                ]
+            })
+            .collect();
+        page.table(&["sample", "took", "behind", " why, beside the median sample"], &rows);
+    }
+
+    let idle = &answer["idle"];
+    if idle["workers"].as_u64().unwrap_or(0) > 0 {
+        page.title("Idle");
+        let why: Vec<String> = list(&idle["why"])
+            .iter()
+            .take(4)
+            .map(|w| format!("{} {}", clean(&w["why"]), time(number(&w["seconds"]))))
+            .collect();
+        page.paragraph(&format!(
+            "  {} workers, {:.0} % of their time idle: {}.",
+            idle["workers"],
+            100.0 * number(&idle["bubble_ratio"]),
+            why.join(", ")
+        ));
+    }
+    health(&mut page, &answer["health"]);
+    page.out
+}
+
+fn health(page: &mut Page, health: &Value) {
+    let mut said = Vec::new();
+    let count = |v: &Value| v.as_u64().unwrap_or(0);
+    let groups = &health["groups"];
+    if count(&groups["groups"]) > 0 {
+        said.push(format!(
+            "{} of {} groups have no variance in reward ({} sample-time)",
+            groups["zero_variance"],
+            groups["groups"],
+            time(number(&groups["sample_s"]))
+        ));
+    }
+    for (name, value) in
+        [("truncated", &health["truncated"]), ("aborted", &health["aborted"]), ("retried", &health["retried"])]
+    {
+        if count(value) > 0 {
+            said.push(format!("{value} of {} samples {name}", health["samples"]));
+        }
+    }
+    let stale = &health["staleness"];
+    if count(&stale["stale"]) > 0 {
+        said.push(format!(
+            "{} samples by older weights, {} versions behind at most",
+            stale["stale"], stale["most_versions_behind"]
+        ));
+    }
+    for (name, value) in
+        [("prefix cache hits", &health["cache_hit_rate"]), ("speculation accepted", &health["spec_accept_rate"])]
+    {
+        if let Some(rate) = value.as_f64() {
+            said.push(format!("{name} {:.0} %", 100.0 * rate));
+        }
+    }
+    let data = &health["data"];
+    for (name, value) in
+        [("spans without a parent that came", &data["missing_parents"]), ("spans without an end", &data["open"])]
+    {
+        if count(value) > 0 {
+            said.push(format!("{value} {name}"));
+        }
+    }
+    if !said.is_empty() {
+        page.title("Health");
+        said.iter().for_each(|s| page.item(s));
+    }
+    let rows: Vec<Vec<String>> = list(&health["tools"])
+        .iter()
+        .take(ROWS)
+        .map(|t| {
+            vec![
+                clean(&t["tool"]),
+                t["calls"].to_string(),
+                t["failed"].to_string(),
+                time(number(&t["median_s"])),
+                time(number(&t["p95_s"])),
+                time(number(&t["max_s"])),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.title("Tools");
+        page.table(&["tool", "calls", "failed", "median", "p95", "max"], &rows);
+    }
+}
+
+pub fn diff(answer: &Value, style: Style) -> String {
+    let mut page = page(style);
+    page.paragraph(&clean(&answer["text"]));
+    let rows: Vec<Vec<String>> = list(&answer["changes"])
+        .iter()
+        .take(2 * ROWS)
+        .map(|c| {
+            let change = number(&c["change_s"]);
+            let sign = if change >= 0.0 { "+" } else { "" };
+            let clear = match c["significance"].as_f64() {
+                Some(s) if s >= rollscope_query::analysis::difference::CLEAR => "clear",
+                Some(_) => "as it varies",
+                None => "",
+            };
+            vec![
+                clean(&c["name"]),
+                time(number(&c["before_s"])),
+                time(number(&c["after_s"])),
+                format!("{sign}{}", time(change)),
+                clean(&c["why"]),
+                clear.to_string(),
+            ]
+        })
+        .collect();
+    page.title("What held the step, before and after (adds up to the difference)");
+    page.table(&["part", "before", "after", "change", "why", ""], &rows);
+    page.out
+}

@@ -1,0 +1,159 @@
+//! Where the time went, by kind, name and worker.
+//!
+//! - **wall**: how long at least one such span ran (the length of the union of their intervals);
+//! - **inclusive**: their lengths added up, of the outermost ones only (a span inside another of the same key counts
+//!   once);
+//! - **exclusive**: their own time added up: length minus the union of their children's intervals inside them. Over a
+//!   tree whose children do not overlap, exclusive times add up to the root's length.
+//!
+//! Spans that are written several times count once: a group's span ([`StepData::shared`]); an engine's slices on several
+//! tensor-parallel ranks are the same work (rank 0 counts by kind and name, every rank for its worker). By sample the parts
+//! of [`super::samples`] are the answer, by phase those of [`super::phases`]; both add up exactly. n log n.
+
+use hashbrown::HashMap;
+use serde::Serialize;
+
+use super::kinds::Kind;
+use super::robust::seconds;
+use super::step::{NONE, StepData, flag};
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Share {
+    pub name: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kind: Option<&'static str>,
+    pub spans: usize,
+    pub wall_s: f64,
+    pub inclusive_s: f64,
+    pub exclusive_s: f64,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Breakdown {
+    pub by_kind: Vec<Share>,
+    /// The names with the most time of their own.
+    pub by_name: Vec<Share>,
+    pub names_left_out: usize,
+    pub by_worker: Vec<Share>,
+    pub workers_left_out: usize,
+}
+
+const MAX_NAMES: usize = 50;
+const MAX_WORKERS: usize = 200;
+
+#[derive(Clone, Copy, Default)]
+struct Sum {
+    spans: usize,
+    wall: i64,
+    reach: Option<i64>,
+    inclusive: i64,
+    exclusive: i64,
+}
+
+impl Sum {
+    /// Spans come by start: each adds what reaches beyond the latest end before it.
+    fn add(&mut self, start: i64, end: i64, own: i64, outermost: bool) {
+        self.spans += 1;
+        let from = self.reach.map_or(start, |r| r.max(start));
+        self.wall += (end - from).max(0);
+        self.reach = Some(self.reach.map_or(end, |r| r.max(end)));
+        self.inclusive += if outermost { end - start } else { 0 };
+        self.exclusive += own;
+    }
+
+    fn share(&self, name: String, kind: Option<Kind>) -> Share {
+        Share {
+            name,
+            kind: kind.map(Kind::name),
+            spans: self.spans,
+            wall_s: seconds(self.wall),
+            inclusive_s: seconds(self.inclusive),
+            exclusive_s: seconds(self.exclusive),
+        }
+    }
+}
+
+/// Length of every span minus the union of its children's intervals inside it.
+pub fn own_times(data: &StepData, order: &[u32]) -> Vec<i64> {
+    let mut own: Vec<i64> = (0..data.len()).map(|r| data.length(r)).collect();
+    let mut reach: Vec<i64> = data.start.clone();
+    for row in order.iter().map(|r| *r as usize) {
+        let up = data.parent[row];
+        if up == NONE || data.is(row, flag::POINT) || data.shared[row] != row as u32 {
+            continue;
+        }
+        let up = data.shared[up as usize] as usize;
+        let (from, to) = (data.start[row].max(reach[up]), data.end[row].min(data.end[up]));
+        if to > from {
+            own[up] -= to - from;
+            reach[up] = to;
+        }
+    }
+    own
+}
+
+pub fn breakdown(data: &StepData) -> Breakdown {
+    let mut order: Vec<u32> = (0..data.len() as u32).collect();
+    order.sort_unstable_by_key(|r| (data.start[*r as usize], data.end[*r as usize], *r));
+    let own = own_times(data, &order);
+    let mut kinds = [Sum::default(); Kind::COUNT];
+    let mut names: HashMap<(u32, Kind), Sum> = HashMap::new();
+    let mut workers = vec![Sum::default(); data.workers.len()];
+    // Requests of an engine have a name each; they count as one.
+    let mut family: HashMap<u32, u32> = HashMap::new();
+    let mut texts: Vec<String> = Vec::new();
+    let mut known: HashMap<String, u32> = HashMap::new();
+    for row in order.iter().map(|r| *r as usize) {
+        if data.is(row, flag::POINT) || data.shared[row] != row as u32 {
+            continue;
+        }
+        let (start, end, kind) = (data.start[row], data.end[row], data.kind[row]);
+        let worker = data.workers.get(data.worker[row] as usize);
+        if let Some(sum) = workers.get_mut(data.worker[row] as usize)
+            && kind.is_work()
+        {
+            let outermost = data.parent[row] == NONE || data.kind[data.parent[row] as usize] != kind;
+            sum.add(start, end, own[row], outermost);
+        }
+        let copy = worker.is_some_and(|w| w.ranks[0].is_some_and(|tp| tp > 0)) && data.sample[row] != NONE;
+        if copy {
+            continue;
+        }
+        let name = *family.entry(data.name[row]).or_insert_with(|| {
+            let text = super::critical_path::label(data, row as u32).0;
+            let text = if data.kind[row] == Kind::Tool { data.name_of(row).to_string() } else { text };
+            *known.entry(text).or_insert_with_key(|text| {
+                texts.push(text.clone());
+                texts.len() as u32 - 1
+            })
+        });
+        let (mut up, mut same_kind, mut same_name) = (data.parent[row], false, false);
+        for _ in 0..16 {
+            if up == NONE {
+                break;
+            }
+            same_kind |= data.kind[up as usize] == kind;
+            same_name |= data.name[up as usize] == data.name[row];
+            up = data.parent[up as usize];
+        }
+        kinds[kind as usize].add(start, end, own[row], !same_kind);
+        names.entry((name, kind)).or_default().add(start, end, own[row], !same_name);
+    }
+    let by_own = |a: &Share, b: &Share| {
+        b.exclusive_s.total_cmp(&a.exclusive_s).then_with(|| a.name.cmp(&b.name)).then_with(|| a.kind.cmp(&b.kind))
+    };
+    let mut out = Breakdown::default();
+    let used = Kind::ALL.into_iter().zip(kinds).filter(|(_, s)| s.spans > 0);
+    out.by_kind = used.map(|(kind, sum)| sum.share(kind.words().to_string(), Some(kind))).collect();
+    out.by_kind.sort_by(by_own);
+    out.by_name = names.iter().map(|((n, k), sum)| sum.share(texts[*n as usize].clone(), Some(*k))).collect();
+    out.by_name.sort_by(by_own);
+    out.names_left_out = out.by_name.len().saturating_sub(MAX_NAMES);
+    out.by_name.truncate(MAX_NAMES);
+    let busy = workers.iter().enumerate().filter(|(_, s)| s.spans > 0);
+    out.by_worker = busy.map(|(w, sum)| sum.share(data.worker_name(w as u32), None)).collect();
+    out.by_worker.sort_by(|a, b| a.name.cmp(&b.name));
+    out.workers_left_out = out.by_worker.len().saturating_sub(MAX_WORKERS);
+    out.by_worker.truncate(MAX_WORKERS);
+    out
+}

@@ -1,0 +1,130 @@
+//! Clocks that disagree. A server's span lies inside its caller's: the caller sent before the server started, and got the
+//! answer after the server was done. If the server's clock is ahead by `d`, every one of its times is `d` too late:
+//!
+//! ```text
+//! caller.start <= server.start - d   and   server.end - d <= caller.end
+//! so   server.end - caller.end <= d <= server.start - caller.start
+//! ```
+//!
+//! Every pair of spans gives such a bracket. Their medians bracket `d` in spite of odd pairs; if 0 lies outside, the clock
+//! is off, and the middle of the bracket is the estimate, exact to half its width. Only pairs count whose inner span is the
+//! shorter one (a child that is not waited for says nothing about clocks). Estimates follow calls outward from the sender
+//! that most callers belong to. Linear, but for medians.
+
+use hashbrown::HashMap;
+use serde::Serialize;
+
+use super::robust::median;
+use super::step::{NONE, StepData, flag};
+
+/// Pairs needed for an estimate.
+const MIN_PAIRS: usize = 5;
+/// Brackets of less than this are within what clocks and queues do anyway.
+const TOLERANCE_NS: f64 = 2e6;
+/// Calls from caller to caller to be followed.
+const HOPS: usize = 4;
+
+/// A sender whose clock is off.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Clock {
+    pub sender: String,
+    /// Ahead of the others, in milliseconds; negative: behind.
+    pub ahead_ms: f64,
+    /// Half the width of the bracket.
+    pub uncertain_ms: f64,
+    pub pairs: usize,
+}
+
+/// Finds clocks that are off and moves the times of their spans.
+pub fn correct(data: &mut StepData) -> Vec<Clock> {
+    domains(data);
+    let mut callers: HashMap<u32, usize> = HashMap::new();
+    let mut pairs: HashMap<(u32, u32), Vec<(f64, f64)>> = HashMap::new();
+    for row in 0..data.len() {
+        let up = data.parent[row];
+        if up == NONE || data.is(row, flag::MISSING_PARENT | flag::OPEN | flag::POINT) {
+            continue;
+        }
+        let up = up as usize;
+        let (from, to) = (data.sender[up], data.sender[row]);
+        if from == to || data.is(up, flag::OPEN) || data.length(row) > data.length(up) {
+            continue;
+        }
+        *callers.entry(from).or_default() += 1;
+        let bracket = ((data.end[row] - data.end[up]) as f64, (data.start[row] - data.start[up]) as f64);
+        pairs.entry((from, to)).or_default().push(bracket);
+    }
+    // Ties are broken by name, so that nothing depends on the order of arrival.
+    let first = callers.iter().max_by_key(|(s, n)| (**n, std::cmp::Reverse(data.texts.get(**s)))).map(|(s, _)| *s);
+    let Some(first) = first else { return Vec::new() };
+    let mut offsets: HashMap<u32, f64> = HashMap::from([(first, 0.0)]);
+    let mut found = Vec::new();
+    for _ in 0..HOPS {
+        let mut reached: HashMap<u32, Vec<(f64, f64)>> = HashMap::new();
+        for ((from, to), brackets) in &pairs {
+            if let (Some(offset), None) = (offsets.get(from), offsets.get(to)) {
+                reached.entry(*to).or_default().extend(brackets.iter().map(|(l, h)| (l + offset, h + offset)));
+            }
+        }
+        if reached.is_empty() {
+            break;
+        }
+        for (sender, brackets) in reached {
+            let (low, high) = (median(brackets.iter().map(|b| b.0)), median(brackets.iter().map(|b| b.1)));
+            let (Some(low), Some(high)) = (low, high) else { continue };
+            let off = brackets.len() >= MIN_PAIRS && low <= high && (low > TOLERANCE_NS || high < -TOLERANCE_NS);
+            let ahead = if off { (low + high) / 2.0 } else { 0.0 };
+            offsets.insert(sender, ahead);
+            if off {
+                let (ahead_ms, uncertain_ms) = (ahead / 1e6, (high - low) / 2e6);
+                found.push(Clock { sender: data.sender_name(sender), ahead_ms, uncertain_ms, pairs: brackets.len() });
+            }
+        }
+    }
+    if !found.is_empty() {
+        for row in 0..data.len() {
+            let by = offsets.get(&data.sender[row]).copied().unwrap_or(0.0) as i64;
+            data.start[row] -= by;
+            data.end[row] -= by;
+        }
+    }
+    found.sort_by(|a, b| b.ahead_ms.abs().total_cmp(&a.ahead_ms.abs()).then_with(|| a.sender.cmp(&b.sender)));
+    found
+}
+
+/// A sender is a resource and a host: processes of one resource may run on several hosts. A span that names no host (a
+/// request) is where its threads are.
+fn domains(data: &mut StepData) {
+    let mut host: Vec<u32> =
+        data.worker.iter().map(|w| data.workers.get(*w as usize).map_or(NONE, |w| w.host)).collect();
+    for row in 0..data.len() {
+        let up = data.parent[row];
+        let inside = up != NONE && !data.is(row, flag::MISSING_PARENT) && data.sender[up as usize] == data.sender[row];
+        // Rows come by start: the first child decides.
+        if inside && host[up as usize] == NONE {
+            host[up as usize] = host[row];
+        }
+    }
+    let mut hosts_of: HashMap<u32, Vec<u32>> = HashMap::new();
+    for (sender, host) in data.sender.iter().zip(&host) {
+        let hosts = hosts_of.entry(*sender).or_default();
+        if *host != NONE && !hosts.contains(host) && hosts.len() < 64 {
+            hosts.push(*host);
+        }
+    }
+    let mut names: HashMap<(u32, u32), u32> = HashMap::new();
+    for (row, host) in host.into_iter().enumerate() {
+        let sender = data.sender[row];
+        if sender == NONE || hosts_of[&sender].len() < 2 || host == NONE {
+            continue;
+        }
+        let name = *names.entry((sender, host)).or_insert_with(|| {
+            let text = format!("{}\u{1}{}", data.texts.get(sender), data.texts.get(host));
+            data.texts.intern(&text)
+        });
+        data.sender[row] = name;
+        if let Some(worker) = data.workers.get_mut(data.worker[row] as usize) {
+            worker.sender = name;
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The answers put together: a step's report, a run's findings. What is sent and printed.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::breakdown::{Breakdown, breakdown};
+use super::critical_path::{CriticalPath, critical_path};
+use super::difference::Shape;
+use super::findings::{Finding, Judge, UsualStep};
+use super::health::{Health, health};
+use super::idle::{Idle, idle};
+use super::phases::Phase;
+use super::robust::median;
+use super::step::StepData;
+use super::stragglers::{Stragglers, stragglers};
+use super::summary::StepSummary;
+use super::words::{self, Clause};
+
+/// Everything that can be said of a step without looking at others.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StepAnswers {
+    pub phases: Vec<Phase>,
+    pub breakdown: Breakdown,
+    pub critical_path: CriticalPath,
+    pub stragglers: Stragglers,
+    pub idle: Idle,
+    pub health: Health,
+}
+
+/// Nanoseconds are text: they do not fit the numbers of JavaScript.
+#[derive(Clone, Debug, Serialize)]
+pub struct StepReport {
+    pub run: String,
+    pub step: Option<i64>,
+    /// The sentence.
+    pub text: String,
+    /// The sentence in parts, each with the finding it rests on.
+    pub sentence: Vec<Clause>,
+    pub wall_s: f64,
+    pub running: bool,
+    pub start_ns: String,
+    pub end_ns: String,
+    /// What the run's other steps take.
+    pub usual: Option<UsualStep>,
+    pub findings: Vec<Finding>,
+    #[serde(flatten)]
+    pub answers: Arc<StepAnswers>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct StepLine {
+    pub step: Option<i64>,
+    pub wall_s: f64,
+    pub running: bool,
+    /// Seconds of its findings together.
+    pub cost_s: f64,
+    pub findings: usize,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct RunFindings {
+    pub run: String,
+    pub text: String,
+    /// Steps that were looked at; a long run is judged by its newest.
+    pub steps: Vec<StepLine>,
+    pub steps_left_out: usize,
+    pub median_s: Option<f64>,
+    /// By cost.
+    pub findings: Vec<Finding>,
+}
+
+/// Answers every question about one step.
+pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswers, Shape) {
+    let (summary, times) = StepSummary::new(step, data);
+    let mut stragglers = stragglers(data, &times);
+    let idle = idle(data, &summary.phases, stragglers.window);
+    stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
+    stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::robust::seconds(idle.in_tail.1) / 3600.0);
+    let answers = StepAnswers {
+        phases: summary.phases.clone(),
+        breakdown: breakdown(data),
+        critical_path: critical_path(data),
+        stragglers,
+        idle,
+        health: health(data, &times),
+    };
+    let shape = Shape {
+        step,
+        wall_s: summary.wall_s,
+        path: answers.critical_path.totals.clone(),
+        names: answers.breakdown.by_name.clone(),
+    };
+    (summary, answers, shape)
+}
+
+/// A step among the others of its run. `index` is its place in `judge.steps`.
+pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnswers>) -> StepReport {
+    let step = judge.steps[index];
+    let usual = judge.usual_step(index);
+    let findings = judge.findings(index);
+    let sentence = words::sentence(step, usual, &findings);
+    StepReport {
+        run: run.to_string(),
+        step: step.step,
+        text: words::join(&sentence),
+        sentence,
+        wall_s: step.wall_s,
+        running: step.running,
+        start_ns: step.start_ns.to_string(),
+        end_ns: step.end_ns.to_string(),
+        usual,
+        findings,
+        answers,
+    }
+}
+
+/// Findings of a run that are told.
+const MAX_FINDINGS: usize = 200;
+
+pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindings {
+    let mut findings = Vec::new();
+    let mut steps = Vec::new();
+    for (index, step) in judge.steps.iter().enumerate() {
+        let found = judge.findings(index);
+        steps.push(StepLine {
+            step: step.step,
+            wall_s: step.wall_s,
+            running: step.running,
+            cost_s: found.iter().map(|f| f.cost_s).sum(),
+            findings: found.len(),
+        });
+        findings.extend(found);
+    }
+    findings.sort_by(|a, b| {
+        b.cost_s.total_cmp(&a.cost_s).then_with(|| a.step.cmp(&b.step)).then_with(|| a.kind.cmp(b.kind))
+    });
+    findings.truncate(MAX_FINDINGS);
+    let median_s = median(judge.steps.iter().filter(|s| !s.running).map(|s| s.wall_s));
+    let lost: f64 = steps.iter().map(|s| s.cost_s).sum();
+    let with = steps.iter().filter(|s| s.findings > 0).count();
+    let mut text = match (steps.len(), median_s) {
+        (0, _) => format!("Run {run} has no steps yet."),
+        (1, _) => format!("Run {run} has one step."),
+        (n, Some(median)) => format!("{n} steps, usually {} each.", words::time(median)),
+        (n, None) => format!("{n} steps."),
+    };
+    if let Some(first) = findings.first() {
+        let what = words::some_of(with, steps.len(), "step");
+        let verb = if with == 1 { "stands" } else { "stand" };
+        text.push_str(&format!(" {what} {verb} out"));
+        if lost > 0.0 {
+            text.push_str(&format!(", {} lost", words::time(lost)));
+        }
+        let at = first.step.map_or(String::new(), |s| format!("step {s}, "));
+        text.push_str(&format!("; above all {at}{}.", first.text));
+    } else if steps.len() > 1 {
+        text.push_str(" Nothing stands out.");
+    }
+    RunFindings { run: run.to_string(), text, steps, steps_left_out, median_s, findings }
+}

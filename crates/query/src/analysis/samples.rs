@@ -1,0 +1,372 @@
+//! What each sample did with its time, and the pieces that can be compared with those of other steps.
+//!
+//! **Parts of a sample.** From its first span to the end of its last one (waiting for the rest of its group apart), every
+//! nanosecond belongs to exactly one part: a sweep over starts and ends keeps how many spans of each kind run, and takes
+//! the first in [`Kind`]'s order. A span inside which another classified span runs does not count itself (KV transfer is
+//! the tail of prefill's forward, hand-shakes lie inside queues); copies on several ranks and overlapping prefill and
+//! decode sides count once. So the parts add up to the sample's time exactly. What happened before the last attempt is
+//! `retry`. A generation without spans inside is divided by the fields its caller noted.
+//!
+//! **Units.** Each generation gives its queue, prefill, transfer and decode time, each tool call and each reward its
+//! length: what findings compare with the run's history. n log n.
+
+use hashbrown::HashMap;
+
+use super::kinds::Kind;
+use super::robust::seconds;
+use super::step::{NONE, StepData, flag};
+
+/// Where a sample's time went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Part {
+    Queue,
+    Prefill,
+    Transfer,
+    Decode,
+    /// In a generation, but in none of the above: the way there and back, tokenizing, or the engine did not say.
+    Generate,
+    Tool,
+    Reward,
+    Retry,
+    Other,
+}
+
+impl Part {
+    pub const COUNT: usize = 9;
+    pub const ALL: [Part; Part::COUNT] = [
+        Part::Queue,
+        Part::Prefill,
+        Part::Transfer,
+        Part::Decode,
+        Part::Generate,
+        Part::Tool,
+        Part::Reward,
+        Part::Retry,
+        Part::Other,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Part::Queue => "queue",
+            Part::Prefill => "prefill",
+            Part::Transfer => "transfer",
+            Part::Decode => "decode",
+            Part::Generate => "generate",
+            Part::Tool => "tool",
+            Part::Reward => "reward",
+            Part::Retry => "retry",
+            Part::Other => "other",
+        }
+    }
+
+    fn of(kind: Kind) -> Part {
+        match kind {
+            Kind::Queue => Part::Queue,
+            Kind::Prefill => Part::Prefill,
+            Kind::Transfer => Part::Transfer,
+            Kind::Decode => Part::Decode,
+            Kind::Generate => Part::Generate,
+            Kind::Tool => Part::Tool,
+            Kind::Reward => Part::Reward,
+            _ => Part::Other,
+        }
+    }
+}
+
+pub type Parts = [i64; Part::COUNT];
+
+#[derive(Clone, Debug, Default)]
+pub struct SampleTime {
+    pub start: i64,
+    /// Its own end; its group may wait longer.
+    pub end: i64,
+    pub group_end: i64,
+    pub parts: Parts,
+    pub tokens: f64,
+    pub attempts: i32,
+}
+
+impl SampleTime {
+    pub fn length(&self) -> i64 {
+        self.end - self.start
+    }
+}
+
+/// One piece of work that is like others: a tool call, the queue of a generation, ...
+#[derive(Clone, Copy, Debug)]
+pub struct Unit {
+    pub sample: u32,
+    pub row: u32,
+    pub what: Part,
+    /// The tool, or the engine's sender; a text's number.
+    pub key: u32,
+    pub seconds: f64,
+    /// Of a decode: tokens made. NaN: not known.
+    pub tokens: f64,
+    pub failed: bool,
+}
+
+#[derive(Default)]
+pub struct SampleTimes {
+    /// By sample; none where a sample has no spans of its own.
+    pub times: Vec<Option<SampleTime>>,
+    pub units: Vec<Unit>,
+}
+
+fn counts(kind: Kind) -> bool {
+    matches!(
+        kind,
+        Kind::Tool | Kind::Reward | Kind::Decode | Kind::Prefill | Kind::Queue | Kind::Transfer | Kind::Generate
+    )
+}
+
+/// Ancestors looked at to find what contains a span.
+const MAX_CLIMB: usize = 64;
+
+struct Generation {
+    row: u32,
+    parts: Parts,
+    /// Sender of the longest wait and of the longest decode.
+    queue: (i64, u32),
+    decode: (i64, u32),
+}
+
+pub fn sample_times(data: &mut StepData) -> SampleTimes {
+    // Rows by sample.
+    let mut ends = vec![0u32; data.samples.len() + 1];
+    for sample in data.sample.iter().filter(|s| **s != NONE) {
+        ends[*sample as usize + 1] += 1;
+    }
+    for i in 1..ends.len() {
+        ends[i] += ends[i - 1];
+    }
+    let mut next = ends.clone();
+    let mut rows = vec![0u32; ends[data.samples.len()] as usize];
+    for row in 0..data.len() {
+        if data.sample[row] != NONE {
+            let slot = &mut next[data.sample[row] as usize];
+            rows[*slot as usize] = row as u32;
+            *slot += 1;
+        }
+    }
+    let mut tools: HashMap<String, u32> = HashMap::new();
+    let mut out = SampleTimes::default();
+    let mut sweep = Sweep::new(data.len());
+    for sample in 0..data.samples.len() {
+        let rows = &rows[ends[sample] as usize..ends[sample + 1] as usize];
+        out.times.push(sweep.sample(data, sample as u32, rows, &mut out.units, &mut tools));
+    }
+    out
+}
+
+/// Room that is used again for every sample.
+struct Sweep {
+    active: Vec<bool>,
+    inside: Vec<u32>,
+    around: Vec<u32>,
+    generation: Vec<u32>,
+    events: Vec<(i64, bool, u32)>,
+}
+
+impl Sweep {
+    fn new(rows: usize) -> Self {
+        Sweep {
+            active: vec![false; rows],
+            inside: vec![0; rows],
+            around: vec![NONE; rows],
+            generation: vec![NONE; rows],
+            events: Vec::new(),
+        }
+    }
+
+    fn sample(
+        &mut self,
+        data: &mut StepData,
+        sample: u32,
+        rows: &[u32],
+        units: &mut Vec<Unit>,
+        tools: &mut HashMap<String, u32>,
+    ) -> Option<SampleTime> {
+        let own = || {
+            rows.iter().map(|r| *r as usize).filter(|r| !data.is(*r, flag::SHARED | flag::POINT) && data.length(*r) > 0)
+        };
+        let start = own().map(|r| data.start[r]).min()?;
+        let end = own().map(|r| data.end[r]).max()?;
+        let last_attempt = own().map(|r| data.attempt[r]).max()?;
+        let retried_until = own().filter(|r| data.attempt[*r] == last_attempt).map(|r| data.start[r]).min()?;
+        let shared = rows.iter().filter(|r| data.is(**r as usize, flag::SHARED));
+        let group_end = shared.map(|r| data.end[data.shared[*r as usize] as usize]).max().unwrap_or(end).max(end);
+        let mut time = SampleTime { start, end, group_end, attempts: last_attempt + 1, ..SampleTime::default() };
+
+        let mut generations: Vec<Generation> = Vec::new();
+        self.events.clear();
+        for row in own() {
+            let (mut at, mut climbed) = (data.parent[row], 0);
+            while at != NONE && climbed < MAX_CLIMB && !counts(data.kind[at as usize]) {
+                at = data.parent[at as usize];
+                climbed += 1;
+            }
+            self.around[row] = if climbed < MAX_CLIMB { at } else { NONE };
+            let (mut at, mut climbed) = (row as u32, 0);
+            while at != NONE && climbed < MAX_CLIMB && !data.is(at as usize, flag::GENERATION) {
+                at = data.parent[at as usize];
+                climbed += 1;
+            }
+            self.generation[row] = if climbed < MAX_CLIMB { at } else { NONE };
+            if counts(data.kind[row]) {
+                self.events.push((data.start[row], true, row as u32));
+                self.events.push((data.end[row], false, row as u32));
+            }
+            if data.is(row, flag::GENERATION) {
+                generations.push(Generation {
+                    row: row as u32,
+                    parts: [0; Part::COUNT],
+                    queue: (0, NONE),
+                    decode: (0, NONE),
+                });
+            }
+        }
+        // Ends before starts: neighbours that touch do not overlap.
+        self.events.sort_unstable_by_key(|(at, starts, row)| (*at, *starts, *row));
+        let place: HashMap<u32, usize> = generations.iter().enumerate().map(|(i, g)| (g.row, i)).collect();
+        for row in own() {
+            if let Some(g) = place.get(&self.generation[row]) {
+                let g = &mut generations[*g];
+                let longest = (data.length(row), data.sender[row]);
+                match data.kind[row] {
+                    Kind::Queue => g.queue = g.queue.max(longest),
+                    Kind::Decode => g.decode = g.decode.max(longest),
+                    _ => {}
+                }
+            }
+        }
+
+        let mut running = [0i32; Kind::COUNT];
+        let mut open: Vec<usize> = Vec::new();
+        let mut now = start;
+        let mut pass = |from: i64, to: i64, running: &[i32; Kind::COUNT], open: &[usize]| {
+            let part = running.iter().position(|n| *n > 0).map_or(Part::Other, |k| Part::of(Kind::ALL[k]));
+            if let Some(g) = open.last() {
+                generations[*g].parts[part as usize] += to - from;
+            }
+            // Whatever came before the last attempt was for nothing.
+            let cut = retried_until.clamp(from, to);
+            time.parts[Part::Retry as usize] += cut - from;
+            time.parts[part as usize] += to - cut;
+        };
+        for at in 0..self.events.len() {
+            let (when, starts, row) = self.events[at];
+            let row = row as usize;
+            let when = when.clamp(start, end);
+            if when > now {
+                pass(now, when, &running, &open);
+                now = when;
+            }
+            let kind = data.kind[row] as usize;
+            let around = self.around[row];
+            if starts {
+                self.active[row] = true;
+                running[kind] += i32::from(self.inside[row] == 0);
+                if around != NONE {
+                    let around = around as usize;
+                    self.inside[around] += 1;
+                    running[data.kind[around] as usize] -= i32::from(self.inside[around] == 1 && self.active[around]);
+                }
+                if let Some(g) = place.get(&(row as u32)) {
+                    open.push(*g);
+                }
+            } else {
+                self.active[row] = false;
+                running[kind] -= i32::from(self.inside[row] == 0);
+                if around != NONE {
+                    let around = around as usize;
+                    self.inside[around] -= 1;
+                    running[data.kind[around] as usize] += i32::from(self.inside[around] == 0 && self.active[around]);
+                }
+                if let Some(g) = place.get(&(row as u32)) {
+                    open.retain(|o| o != g);
+                }
+            }
+        }
+        pass(now, end, &running, &open);
+
+        for g in &mut generations {
+            self.divide(data, g, &mut time, retried_until);
+            let facts = data.facts.get(&g.row);
+            let tokens = facts.and_then(|f| f.completion_tokens).unwrap_or(f64::NAN);
+            if tokens.is_finite() {
+                time.tokens += tokens;
+            }
+            let failed = data.is(g.row as usize, flag::ERROR);
+            for (what, key) in [
+                (Part::Queue, g.queue.1),
+                (Part::Prefill, g.decode.1),
+                (Part::Transfer, g.decode.1),
+                (Part::Decode, g.decode.1),
+            ] {
+                let seconds = seconds(g.parts[what as usize]);
+                // Without disaggregation there is no transfer: nothing to compare.
+                if what != Part::Transfer || seconds > 0.0 {
+                    units.push(Unit { sample, row: g.row, what, key, seconds, tokens, failed });
+                }
+            }
+        }
+        let mut calls = Vec::new();
+        for row in own() {
+            let (kind, failed) = (data.kind[row], data.is(row, flag::ERROR));
+            let outermost = self.around[row] == NONE || data.kind[self.around[row] as usize] != kind;
+            if matches!(kind, Kind::Tool | Kind::Reward) && outermost {
+                calls.push((row, kind, failed));
+            }
+        }
+        for (row, kind, failed) in calls {
+            let key = match kind {
+                Kind::Tool => {
+                    let said = data.facts.get(&(row as u32)).and_then(|f| f.tool.clone());
+                    let name = said.unwrap_or_else(|| data.name_of(row).to_string());
+                    *tools.entry(name).or_insert_with_key(|name| data.texts.intern(name))
+                }
+                _ => NONE,
+            };
+            let seconds = seconds(data.length(row));
+            units.push(Unit { sample, row: row as u32, what: Part::of(kind), key, seconds, tokens: f64::NAN, failed });
+        }
+        Some(time)
+    }
+
+    /// Divides a generation that has no spans inside by what its caller noted; the rest stays `generate`.
+    fn divide(&self, data: &StepData, g: &mut Generation, time: &mut SampleTime, retried_until: i64) {
+        let known = [Part::Queue, Part::Prefill, Part::Transfer, Part::Decode];
+        let Some(facts) = data.facts.get(&g.row) else { return };
+        if known.iter().any(|p| g.parts[*p as usize] > 0) {
+            return;
+        }
+        let ns = |s: Option<f64>| (s.unwrap_or(0.0) * 1e9).clamp(0.0, 1e18) as i64;
+        let [bootstrap, forward, transfer, decode] = facts.pd;
+        let prefill = ns(forward) - ns(transfer).min(ns(forward));
+        let decode = match (decode, facts.completion_tokens, facts.throughput) {
+            (Some(s), _, _) => ns(Some(s)),
+            (None, Some(tokens), Some(rate)) => ns(Some(tokens / rate)),
+            _ => 0,
+        };
+        // The queue time that SGLang notes lies behind the bootstrap queue.
+        let wanted = [
+            (Part::Decode, decode),
+            (Part::Prefill, prefill),
+            (Part::Transfer, ns(transfer)),
+            (Part::Queue, ns(bootstrap) + ns(facts.queue_s)),
+        ];
+        let before = data.end[g.row as usize] <= retried_until;
+        for (part, wanted) in wanted {
+            let moved = wanted.min(g.parts[Part::Generate as usize]);
+            g.parts[Part::Generate as usize] -= moved;
+            g.parts[part as usize] += moved;
+            if !before {
+                let moved = moved.min(time.parts[Part::Generate as usize]);
+                time.parts[Part::Generate as usize] -= moved;
+                time.parts[part as usize] += moved;
+            }
+        }
+    }
+}

@@ -1,0 +1,559 @@
+//! One trace, laid out: every span once, parents before children, children by their start, with what a waterfall needs
+//! worked out: depth, size of the subtree, time spent in the span itself, its lane, what is damaged, how clocks differ.
+//! Linear in the number of spans but for one sort.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use arrow::array::{
+    Array, ArrayRef, AsArray, DictionaryArray, FixedSizeBinaryArray, Float64Array, Int32Array, Int64Array, RecordBatch,
+    StringArray, UInt32Array,
+};
+use arrow::compute::concat_batches;
+use arrow::datatypes::{Field, Int32Type, Int64Type, Schema};
+use arrow::error::ArrowError;
+use rollscope_model::TraceId;
+use serde::Serialize;
+
+use super::requests::Repeats;
+
+/// Bits of the column `flags`.
+pub mod flags {
+    pub const OPEN: u32 = 1;
+    pub const INSTANT: u32 = 2;
+    pub const ORPHAN_END: u32 = 4;
+    pub const ERROR: u32 = 8;
+    /// It names a parent that is not there.
+    pub const MISSING_PARENT: u32 = 16;
+    /// It begins before its parent or ends after it.
+    pub const OUTSIDE_PARENT: u32 = 32;
+    /// Hung under its caller by the request id, not by a context.
+    pub const JOINED: u32 = 64;
+    /// The same piece of engine work as another span of another request.
+    pub const REPEATED: u32 = 128;
+    pub const HAS_EVENTS: u32 = 256;
+    pub const HAS_LINKS: u32 = 512;
+    /// It ends before it begins.
+    pub const NEGATIVE: u32 = 1024;
+    /// It is a thread of a request (SGLang's second level).
+    pub const THREAD: u32 = 2048;
+}
+
+/// What is said of the trace as a whole.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Summary {
+    pub trace_id: String,
+    /// Zero of `start` and `end`, in nanoseconds since the epoch, as text.
+    pub base_ns: String,
+    pub spans: usize,
+    pub duration_ns: i64,
+    pub errors: usize,
+    pub open: usize,
+    pub missing_parents: usize,
+    pub outside_parents: usize,
+    pub repeated: usize,
+    pub joined: usize,
+    /// All traces that are in here, the one that was asked for first.
+    pub traces: Vec<String>,
+    pub hosts: Vec<HostClock>,
+}
+
+/// How far a host's clock is off, as far as the spans tell.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct HostClock {
+    pub host: String,
+    /// Adding this to its times puts its spans where their parents and links allow. 0: nothing speaks against its clock.
+    pub shift_ns: i64,
+    /// Parents, children and links across hosts that were looked at.
+    pub pairs: usize,
+    /// Whether one shift satisfies all of them.
+    pub consistent: bool,
+}
+
+const NONE: i32 = -1;
+/// A link leads out of this view.
+const ELSEWHERE: i32 = -2;
+/// Skew is looked for over this many hosts.
+const MAX_HOSTS: usize = 1024;
+
+/// The spans of a trace and those of traces that are joined to it, as `spans` stores them.
+pub fn layout(trace: &TraceId, batches: &[RecordBatch]) -> Result<(Summary, RecordBatch), ArrowError> {
+    let Some(first) = batches.first() else {
+        return Err(ArrowError::InvalidArgumentError("there are no spans".into()));
+    };
+    let wanted: Vec<usize> = COLUMNS.iter().map(|name| first.schema().index_of(name)).collect::<Result<_, _>>()?;
+    let narrow: Vec<RecordBatch> = batches.iter().map(|b| b.project(&wanted)).collect::<Result<_, _>>()?;
+    let all = concat_batches(&narrow[0].schema(), &narrow)?;
+    let mut layout = Layout::new(*trace, &all);
+    layout.relate();
+    layout.order();
+    let hosts = layout.clocks();
+    let batch = layout.batch()?;
+    Ok((layout.summary(hosts), batch))
+}
+
+const COLUMNS: [&str; 17] = [
+    "trace_id",
+    "span_id",
+    "parent_span_id",
+    "name",
+    "service",
+    "thread",
+    "host",
+    "tp_rank",
+    "dp_rank",
+    "pp_rank",
+    "start_ns",
+    "end_ns",
+    "state",
+    "status",
+    "request_id",
+    "events",
+    "links",
+];
+
+struct Layout<'a> {
+    trace: TraceId,
+    all: &'a RecordBatch,
+    start: &'a Int64Array,
+    end: Vec<i64>,
+    parent: Vec<i32>,
+    link: Vec<i32>,
+    flags: Vec<u32>,
+    /// Rows in the order they are drawn.
+    drawn: Vec<u32>,
+    depth: Vec<i32>,
+    subtree: Vec<i32>,
+    own_ns: Vec<f64>,
+    lane: Vec<u32>,
+    lanes: Vec<String>,
+    /// Place of the row's trace among `traces`; the one that was asked for is the first.
+    trace_of: Vec<i32>,
+    traces: Vec<TraceId>,
+}
+
+fn column<'a>(batch: &'a RecordBatch, name: &str) -> &'a ArrayRef {
+    batch.column_by_name(name).expect("the columns were chosen above")
+}
+
+fn ids<'a>(batch: &'a RecordBatch, name: &str) -> &'a FixedSizeBinaryArray {
+    column(batch, name).as_fixed_size_binary()
+}
+
+/// A dictionary column: the key of a row, and the text of a key.
+struct Text<'a> {
+    array: &'a DictionaryArray<Int32Type>,
+    values: &'a StringArray,
+}
+
+impl<'a> Text<'a> {
+    fn of(batch: &'a RecordBatch, name: &str) -> Self {
+        let array = column(batch, name).as_dictionary::<Int32Type>();
+        Text { array, values: array.values().as_string() }
+    }
+
+    fn get(&self, row: usize) -> Option<&'a str> {
+        self.array.keys().is_valid(row).then(|| self.values.value(self.array.keys().value(row) as usize))
+    }
+}
+
+type SpanKey = ([u8; 16], [u8; 8]);
+
+fn key(trace: &[u8], span: &[u8]) -> SpanKey {
+    let (mut t, mut s) = ([0; 16], [0; 8]);
+    t.copy_from_slice(trace);
+    s.copy_from_slice(span);
+    (t, s)
+}
+
+impl<'a> Layout<'a> {
+    fn new(trace: TraceId, all: &'a RecordBatch) -> Self {
+        let start = column(all, "start_ns").as_primitive::<Int64Type>();
+        let ends = column(all, "end_ns").as_primitive::<Int64Type>();
+        let n = all.num_rows();
+        // An open span lasts as long as anything is known.
+        let last = (0..n).map(|i| if ends.is_valid(i) { ends.value(i) } else { start.value(i) }).max().unwrap_or(0);
+        let (state, status) = (Text::of(all, "state"), Text::of(all, "status"));
+        let events = column(all, "events").as_list::<i32>();
+        let mut flags = vec![0; n];
+        let mut end = Vec::with_capacity(n);
+        for (i, f) in flags.iter_mut().enumerate() {
+            match state.get(i) {
+                Some("open") => *f |= flags::OPEN,
+                Some("instant") => *f |= flags::INSTANT,
+                Some("orphan_end") => *f |= flags::ORPHAN_END,
+                _ => {}
+            }
+            if status.get(i) == Some("error") {
+                *f |= flags::ERROR;
+            }
+            if events.value_length(i) > 0 {
+                *f |= flags::HAS_EVENTS;
+            }
+            let s = start.value(i);
+            end.push(match ends.is_valid(i) {
+                true if ends.value(i) < s => {
+                    *f |= flags::NEGATIVE;
+                    s
+                }
+                true => ends.value(i),
+                false if *f & flags::OPEN != 0 => last.max(s),
+                false => s,
+            });
+        }
+        Layout {
+            trace,
+            all,
+            start,
+            end,
+            parent: vec![NONE; n],
+            link: vec![NONE; n],
+            flags,
+            drawn: Vec::with_capacity(n),
+            depth: vec![0; n],
+            subtree: vec![1; n],
+            own_ns: vec![0.0; n],
+            lane: vec![0; n],
+            lanes: Vec::new(),
+            trace_of: Vec::new(),
+            traces: vec![trace],
+        }
+    }
+
+    fn rows(&self) -> usize {
+        self.all.num_rows()
+    }
+
+    /// Parents and links as rows.
+    fn relate(&mut self) {
+        let (traces, spans) = (ids(self.all, "trace_id"), ids(self.all, "span_id"));
+        let parents = ids(self.all, "parent_span_id");
+        let n = self.rows();
+        let mut known: HashMap<TraceId, i32> = HashMap::from([(self.trace, 0)]);
+        for i in 0..n {
+            let (id, _) = key(traces.value(i), spans.value(i));
+            let next = self.traces.len() as i32;
+            let number = *known.entry(id).or_insert_with(|| {
+                self.traces.push(id);
+                next
+            });
+            self.trace_of.push(number);
+        }
+        let mut by_id: HashMap<SpanKey, i32> = HashMap::with_capacity(n);
+        for i in 0..n {
+            by_id.insert(key(traces.value(i), spans.value(i)), i as i32);
+        }
+        // Who sent a request: of several spans that know it, the one that began last, which is the innermost.
+        let requests = Text::of(self.all, "request_id");
+        let mut callers: HashMap<&str, i32> = HashMap::new();
+        for i in 0..n {
+            if traces.value(i) == self.trace
+                && let Some(request) = requests.get(i)
+            {
+                let caller = callers.entry(request).or_insert(i as i32);
+                if self.start.value(i) > self.start.value(*caller as usize) {
+                    *caller = i as i32;
+                }
+            }
+        }
+        for i in 0..n {
+            if parents.is_valid(i) {
+                match by_id.get(&key(traces.value(i), parents.value(i))) {
+                    Some(parent) if *parent != i as i32 => self.parent[i] = *parent,
+                    _ => self.flags[i] |= flags::MISSING_PARENT,
+                }
+            } else if traces.value(i) != self.trace
+                && let Some(caller) = requests.get(i).and_then(|r| callers.get(r))
+            {
+                self.parent[i] = *caller;
+                self.flags[i] |= flags::JOINED;
+            }
+        }
+        let links = column(self.all, "links").as_list::<i32>();
+        let items = links.values().as_struct();
+        let (to_trace, to_span) = (items.column(0).as_fixed_size_binary(), items.column(1).as_fixed_size_binary());
+        for i in 0..n {
+            let at = links.value_offsets()[i] as usize;
+            if links.value_length(i) > 0 {
+                self.flags[i] |= flags::HAS_LINKS;
+                let found = by_id.get(&key(to_trace.value(at), to_span.value(at)));
+                self.link[i] = found.copied().unwrap_or(ELSEWHERE);
+            }
+        }
+    }
+
+    /// Parents before children, children by start; then what follows from it.
+    fn order(&mut self) {
+        let n = self.rows();
+        let mut by_start: Vec<u32> = (0..n as u32).collect();
+        by_start.sort_unstable_by_key(|i| {
+            let i = *i as usize;
+            (self.start.value(i), std::cmp::Reverse(self.end[i]), i)
+        });
+        let mut children: Vec<Vec<u32>> = Vec::new();
+        let mut slot = vec![NONE; n];
+        let mut roots = Vec::new();
+        for i in by_start {
+            match self.parent[i as usize] {
+                NONE => roots.push(i),
+                p => {
+                    let at = &mut slot[p as usize];
+                    if *at == NONE {
+                        *at = children.len() as i32;
+                        children.push(Vec::new());
+                    }
+                    children[*at as usize].push(i);
+                }
+            }
+        }
+        let mut seen = vec![false; n];
+        self.walk(&roots, &slot, &children, &mut seen);
+        // What only knows itself as its ancestor is shown too.
+        for i in 0..n {
+            if !seen[i] {
+                self.parent[i] = NONE;
+                self.flags[i] |= flags::MISSING_PARENT;
+                self.walk(&[i as u32], &slot, &children, &mut seen);
+            }
+        }
+        // Sizes of subtrees, from the last row up.
+        for at in (0..self.drawn.len()).rev() {
+            let i = self.drawn[at] as usize;
+            if self.parent[i] != NONE {
+                self.subtree[self.parent[i] as usize] += self.subtree[i];
+            }
+        }
+        self.lanes_and_times(&slot, &children);
+    }
+
+    fn walk(&mut self, roots: &[u32], slot: &[i32], children: &[Vec<u32>], seen: &mut [bool]) {
+        let mut stack: Vec<u32> = roots.iter().rev().copied().collect();
+        while let Some(i) = stack.pop() {
+            if std::mem::replace(&mut seen[i as usize], true) {
+                continue;
+            }
+            self.drawn.push(i);
+            let at = slot[i as usize];
+            if at == NONE {
+                continue;
+            }
+            for child in children[at as usize].iter().rev() {
+                if !seen[*child as usize] {
+                    self.depth[*child as usize] = self.depth[i as usize] + 1;
+                    stack.push(*child);
+                }
+            }
+        }
+    }
+
+    fn lanes_and_times(&mut self, slot: &[i32], children: &[Vec<u32>]) {
+        let all = self.all;
+        let text = |name| Text::of(all, name);
+        let (thread, host, service) = (text("thread"), text("host"), text("service"));
+        let rank = |name| column(all, name).as_primitive::<Int32Type>();
+        let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
+        let names = column(all, "name").as_dictionary::<Int32Type>().keys();
+        let mut known: HashMap<String, u32> = HashMap::new();
+        let mut repeats = Repeats::default();
+        for at in 0..self.drawn.len() {
+            let i = self.drawn[at] as usize;
+            let parent = self.parent[i];
+            let mut label = String::new();
+            if let Some(own) = thread.get(i) {
+                self.flags[i] |= flags::THREAD;
+                label = on_host(host.get(i), own);
+                for (which, rank) in &ranks {
+                    if rank.is_valid(i) {
+                        label.push_str(&format!("-{which}{}", rank.value(i)));
+                    }
+                }
+            } else if parent == NONE || service.get(i) != service.get(parent as usize) {
+                label = on_host(host.get(i), service.get(i).unwrap_or_default());
+            }
+            self.lane[i] = if label.is_empty() && parent != NONE {
+                self.lane[parent as usize]
+            } else {
+                let next = known.len() as u32;
+                *known.entry(label.clone()).or_insert_with(|| {
+                    self.lanes.push(label);
+                    next
+                })
+            };
+            if parent != NONE {
+                let p = parent as usize;
+                let outside = self.start.value(i) < self.start.value(p) || self.end[i] > self.end[p];
+                if outside && self.flags[p] & (flags::INSTANT | flags::ORPHAN_END) == 0 {
+                    self.flags[i] |= flags::OUTSIDE_PARENT;
+                }
+            }
+            // Only below a thread: elsewhere two spans with the same times are two things.
+            let in_thread =
+                parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
+            if in_thread && repeats.again(self.lane[i], names.value(i) as u32, self.start.value(i), self.end[i]) {
+                self.flags[i] |= flags::REPEATED;
+            }
+            // What no child covers.
+            let mut own = (self.end[i] - self.start.value(i)) as f64;
+            if slot[i] != NONE {
+                let mut until = self.start.value(i);
+                for child in &children[slot[i] as usize] {
+                    let c = *child as usize;
+                    let from = self.start.value(c).max(until);
+                    let to = self.end[c].min(self.end[i]);
+                    if to > from {
+                        own -= (to - from) as f64;
+                        until = to;
+                    }
+                }
+            }
+            self.own_ns[i] = own.max(0.0);
+        }
+    }
+
+    /// A child cannot begin before its parent, nor a span before what it links to. Where the hosts differ and it seems to,
+    /// a clock is off: at least by that much.
+    fn clocks(&self) -> Vec<HostClock> {
+        let host = Text::of(self.all, "host");
+        let service = Text::of(self.all, "service");
+        let mut numbers: HashMap<&str, usize> = HashMap::new();
+        let mut names: Vec<&str> = Vec::new();
+        // Hosts as threads name them; a span without one is where its parent is, if it is of the same service.
+        let mut of = vec![usize::MAX; self.rows()];
+        for i in &self.drawn {
+            let i = *i as usize;
+            of[i] = match (host.get(i), self.parent[i]) {
+                (Some(name), _) if !name.is_empty() => *numbers.entry(name).or_insert_with(|| {
+                    names.push(name);
+                    names.len() - 1
+                }),
+                (_, p) if p != NONE && service.get(i) == service.get(p as usize) => of[p as usize],
+                _ => usize::MAX,
+            };
+        }
+        if names.len() < 2 || names.len() > MAX_HOSTS {
+            return Vec::new();
+        }
+        // (from host, to host): the least and the most that may be added to the second's times.
+        let mut bounds: HashMap<(usize, usize), (i64, i64, usize)> = HashMap::new();
+        let mut learn = |a: usize, b: usize, low: i64, high: i64| {
+            if a != usize::MAX && b != usize::MAX && a != b {
+                let entry = bounds.entry((a, b)).or_insert((i64::MIN, i64::MAX, 0));
+                *entry = (entry.0.max(low), entry.1.min(high), entry.2 + 1);
+                let back = bounds.entry((b, a)).or_insert((i64::MIN, i64::MAX, 0));
+                *back = (back.0.max(high.saturating_neg()), back.1.min(low.saturating_neg()), back.2 + 1);
+            }
+        };
+        for i in 0..self.rows() {
+            if self.parent[i] != NONE {
+                let p = self.parent[i] as usize;
+                let start = self.start.value(p).saturating_sub(self.start.value(i));
+                let closed = self.flags[i] & flags::OPEN == 0 && self.flags[p] & flags::OPEN == 0;
+                let fits =
+                    self.end[i].saturating_sub(self.start.value(i)) <= self.end[p].saturating_sub(self.start.value(p));
+                // A child may outlive its parent; one that would fit is expected to.
+                let end = if closed && fits { self.end[p].saturating_sub(self.end[i]) } else { i64::MAX };
+                learn(of[p], of[i], start, end);
+            }
+            if self.link[i] >= 0 {
+                let l = self.link[i] as usize;
+                learn(of[l], of[i], self.start.value(l).saturating_sub(self.start.value(i)), i64::MAX);
+            }
+        }
+        // From the host of the root outwards.
+        let root = self.drawn.iter().map(|i| of[*i as usize]).find(|h| *h != usize::MAX).unwrap_or(0);
+        let mut shift: Vec<Option<HostClock>> = vec![None; names.len()];
+        let clock =
+            |h: usize, shift_ns, pairs, consistent| HostClock { host: names[h].into(), shift_ns, pairs, consistent };
+        shift[root] = Some(clock(root, 0, 0, true));
+        let mut queue = std::collections::VecDeque::from([root]);
+        while let Some(from) = queue.pop_front() {
+            let base = shift[from].as_ref().map_or(0, |c| c.shift_ns);
+            let mut next: Vec<_> = bounds.iter().filter(|((a, _), _)| *a == from).collect();
+            next.sort_unstable_by_key(|((_, b), _)| *b);
+            for ((_, to), (low, high, pairs)) in next {
+                if shift[*to].is_some() {
+                    continue;
+                }
+                let need = match (*low, *high) {
+                    (low, _) if low > 0 => low,
+                    (_, high) if high < 0 => high,
+                    _ => 0,
+                };
+                shift[*to] = Some(clock(*to, base.saturating_add(need), *pairs, low <= high));
+                queue.push_back(*to);
+            }
+        }
+        shift.into_iter().enumerate().map(|(h, c)| c.unwrap_or_else(|| clock(h, 0, 0, true))).collect()
+    }
+
+    fn base(&self) -> i64 {
+        (0..self.rows()).map(|i| self.start.value(i)).min().unwrap_or(0)
+    }
+
+    fn batch(&self) -> Result<RecordBatch, ArrowError> {
+        let base = self.base();
+        let n = self.drawn.len();
+        let mut place = vec![NONE; n];
+        for (at, i) in self.drawn.iter().enumerate() {
+            place[*i as usize] = at as i32;
+        }
+        let row = |r: i32| if r < 0 { r } else { place[r as usize] };
+        let rows = || self.drawn.iter().map(|i| *i as usize);
+        let order = UInt32Array::from(self.drawn.clone());
+        let taken = |name: &str| arrow::compute::take(column(self.all, name), &order, None);
+        let lane_keys: Int32Array = rows().map(|i| Some(self.lane[i] as i32)).collect();
+        let lane_values = StringArray::from_iter_values(if self.lanes.is_empty() {
+            vec![""]
+        } else {
+            self.lanes.iter().map(String::as_str).collect()
+        });
+        let lanes = DictionaryArray::<Int32Type>::try_new(lane_keys, Arc::new(lane_values))?;
+        let shown_end = |i: usize| (self.end[i] - base) as f64;
+        let columns: Vec<(&str, ArrayRef)> = vec![
+            ("trace", Arc::new(rows().map(|i| Some(self.trace_of[i])).collect::<Int32Array>())),
+            ("span_id", taken("span_id")?),
+            ("parent", Arc::new(rows().map(|i| Some(row(self.parent[i]))).collect::<Int32Array>())),
+            ("depth", Arc::new(rows().map(|i| Some(self.depth[i])).collect::<Int32Array>())),
+            ("subtree", Arc::new(rows().map(|i| Some(self.subtree[i])).collect::<Int32Array>())),
+            ("link", Arc::new(rows().map(|i| Some(row(self.link[i]))).collect::<Int32Array>())),
+            ("flags", Arc::new(rows().map(|i| Some(self.flags[i])).collect::<UInt32Array>())),
+            ("start", Arc::new(rows().map(|i| Some((self.start.value(i) - base) as f64)).collect::<Float64Array>())),
+            ("end", Arc::new(rows().map(|i| Some(shown_end(i))).collect::<Float64Array>())),
+            ("own", Arc::new(rows().map(|i| Some(self.own_ns[i])).collect::<Float64Array>())),
+            ("name", taken("name")?),
+            ("service", taken("service")?),
+            ("host", taken("host")?),
+            ("lane", Arc::new(lanes)),
+        ];
+        let fields: Vec<Field> =
+            columns.iter().map(|(name, a)| Field::new(*name, a.data_type().clone(), true)).collect();
+        RecordBatch::try_new(Arc::new(Schema::new(fields)), columns.into_iter().map(|(_, a)| a).collect())
+    }
+
+    fn summary(&self, hosts: Vec<HostClock>) -> Summary {
+        let count = |flag: u32| self.flags.iter().filter(|f| **f & flag != 0).count();
+        let base = self.base();
+        let all: Vec<String> = self.traces.iter().map(hex::encode).collect();
+        Summary {
+            trace_id: all[0].clone(),
+            base_ns: base.to_string(),
+            spans: self.rows(),
+            duration_ns: self.end.iter().max().map_or(0, |end| end - base),
+            errors: count(flags::ERROR),
+            open: count(flags::OPEN),
+            missing_parents: count(flags::MISSING_PARENT),
+            outside_parents: count(flags::OUTSIDE_PARENT),
+            repeated: count(flags::REPEATED),
+            joined: count(flags::JOINED),
+            traces: all,
+            hosts,
+        }
+    }
+}
+
+fn on_host(host: Option<&str>, name: &str) -> String {
+    match host.unwrap_or_default() {
+        "" => name.to_string(),
+        host => format!("{}:{name}", host.chars().take(8).collect::<String>()),
+    }
+}

@@ -1,0 +1,71 @@
+//! Answers: why a step took as long as it did, what stands out in a run, what changed. Worked out by `query`'s analysis, kept
+//! there, and worked out again only for steps that changed.
+
+use axum::extract::{Path, State};
+use axum::response::Response;
+use rollscope_query::analysis::ask::Which;
+
+use super::to_json;
+use crate::App;
+use crate::params::Params;
+use crate::problem::Problem;
+
+/// Why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
+/// stragglers, idle time and health. `docs/answers.md` says what each number means. `-` instead of a number: a run whose
+/// rows name no step, as a whole.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/steps/{step}/report", tag = "answers",
+    params(("run" = String, Path), ("step" = String, Path, description = "A step, or `-` for a run without steps")),
+    responses(
+        (status = 200, description = "The report, JSON"),
+        (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
+    ))]
+pub async fn report(
+    State(app): State<App>,
+    Path((run, step)): Path<(String, String)>,
+    params: Params,
+) -> Result<Response, Problem> {
+    params.done()?;
+    let step = match step.as_str() {
+        "-" => None,
+        text => Some(
+            text.parse::<i64>()
+                .map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?,
+        ),
+    };
+    to_json(&app.engine.step_report(&run, step).await?)
+}
+
+/// What stands out in a run, by cost, and how long each step took.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/findings", tag = "answers", params(("run" = String, Path)), responses(
+    (status = 200, description = "Findings, JSON"),
+    (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn findings(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    to_json(&app.engine.run_findings(&run).await?)
+}
+
+/// What changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/diff", tag = "answers",
+    params(
+        ("run" = String, Path, description = "The run before"),
+        ("step" = Option<i64>, Query, description = "The step before [default: all]"),
+        ("other" = Option<String>, Query, description = "The run after [default: the same]"),
+        ("with" = Option<i64>, Query, description = "The step after [default: all]"),
+    ),
+    responses(
+        (status = 200, description = "The difference, JSON"),
+        (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
+    ))]
+pub async fn diff(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+    let step = params.number("step", "an integer")?;
+    let with = params.number("with", "an integer")?;
+    let other = params.text("other").map(str::to_string);
+    params.done()?;
+    if other.is_none() && (step.is_none() || with.is_none()) {
+        return Err(Problem::parameter("with", "given together with `step`, or `other` with another run"));
+    }
+    let before = Which { run: run.clone(), step };
+    let after = Which { run: other.unwrap_or(run), step: with };
+    to_json(&app.engine.difference(&before, &after).await?)
+}

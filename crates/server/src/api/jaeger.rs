@@ -1,0 +1,496 @@
+//! Jaeger's HTTP query API, under `/jaeger`, so that Grafana's Jaeger data source and Jaeger's own page can be pointed here:
+//! the unversioned one that they use, and version 3 (OTLP JSON). Its ways are kept: an envelope around every answer, times in
+//! microseconds, a filter that must hold for one span, a missing trace as 404 with an error in the envelope. Parameters that we do
+//! not know are ignored, as Jaeger does.
+
+use arrow::array::RecordBatch;
+use axum::Router;
+use axum::extract::{Path, RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use rollscope_formats::export::{jaeger, otlp};
+use rollscope_model::ids::trace_id_from_bytes;
+use rollscope_model::time::now_ns;
+use rollscope_model::{TraceId, time};
+use rollscope_query::traces::find::TraceSearch;
+use serde_json::{Value, json};
+
+use super::traces::{duration_ns, trace_ids};
+use crate::App;
+use crate::params::pairs;
+use crate::problem::Problem;
+use crate::query::{collect, int_column, sql_text, text_column};
+
+const DEFAULT_LIMIT: usize = 100;
+/// More traces at once than anybody looks at.
+const MAX_LIMIT: usize = 1500;
+const MAX_OPERATIONS: usize = 10_000;
+/// How far back is looked where nobody says.
+const DEFAULT_LOOKBACK_NS: i64 = 2 * 24 * 3600 * time::NS_PER_S;
+/// Spans of one answer; more are a mistake or an attack, and one trace can be had alone.
+const MAX_SPANS: usize = 2_000_000;
+
+pub fn router(app: &App) -> Router {
+    Router::new()
+        .route("/jaeger/api/services", get(services))
+        .route("/jaeger/api/services/{service}/operations", get(operation_names))
+        .route("/jaeger/api/operations", get(operations))
+        .route("/jaeger/api/traces", get(find))
+        .route("/jaeger/api/traces/{trace}", get(one))
+        .route("/jaeger/api/dependencies", get(dependencies))
+        .route("/jaeger/api/v3/services", get(services_v3))
+        .route("/jaeger/api/v3/operations", get(operations_v3))
+        .route("/jaeger/api/v3/traces", get(find_v3))
+        .route("/jaeger/api/v3/traces/{trace}", get(one_v3))
+        .with_state(app.clone())
+}
+
+/// An error in the shape that the API's clients expect.
+struct Failure {
+    status: StatusCode,
+    message: String,
+    v3: bool,
+}
+
+impl Failure {
+    fn bad(message: impl Into<String>) -> Self {
+        Failure { status: StatusCode::BAD_REQUEST, message: message.into(), v3: false }
+    }
+
+    fn not_found() -> Self {
+        Failure { status: StatusCode::NOT_FOUND, message: "trace not found".into(), v3: false }
+    }
+
+    fn v3(mut self) -> Self {
+        self.v3 = true;
+        self
+    }
+}
+
+impl From<Problem> for Failure {
+    fn from(problem: Problem) -> Self {
+        Failure { status: problem.status(), message: problem.detail().to_string(), v3: false }
+    }
+}
+
+impl From<rollscope_query::QueryError> for Failure {
+    fn from(error: rollscope_query::QueryError) -> Self {
+        Problem::from(error).into()
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let code = self.status.as_u16();
+        let body = if self.v3 {
+            json!({ "error": { "httpCode": code, "message": self.message } })
+        } else {
+            json!({ "data": null, "total": 0, "limit": 0, "offset": 0, "errors": [{ "code": code, "msg": self.message }] })
+        };
+        (self.status, answer(body.to_string().into_bytes())).into_response()
+    }
+}
+
+fn answer(body: Vec<u8>) -> Response {
+    ([(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")], body).into_response()
+}
+
+fn envelope(data: Value, total: usize) -> Response {
+    let body = json!({ "data": data, "total": total, "limit": 0, "offset": 0, "errors": null });
+    answer(body.to_string().into_bytes())
+}
+
+/// The query string; of a name that comes several times, all values.
+struct Query(Vec<(String, String)>);
+
+impl Query {
+    fn new(query: &Option<String>) -> Result<Self, Failure> {
+        let all: Vec<_> = pairs(query.as_deref().unwrap_or("")).collect();
+        match all.iter().find(|(_, value)| value.len() > 4096) {
+            Some((key, _)) => Err(Failure::bad(format!("parameter '{key}' is longer than 4096 bytes"))),
+            None => Ok(Query(all)),
+        }
+    }
+
+    fn get(&self, names: &[&str]) -> Option<&str> {
+        let found = self.0.iter().find(|(key, value)| names.contains(&key.as_str()) && !value.is_empty());
+        found.map(|(_, value)| value.as_str())
+    }
+
+    fn all<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a str> {
+        self.0.iter().filter(move |(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    fn number(&self, name: &str) -> Result<Option<i64>, Failure> {
+        match self.get(&[name]) {
+            None => Ok(None),
+            Some(text) => text
+                .parse()
+                .map(Some)
+                .map_err(|_| Failure::bad(format!("unable to parse param '{name}': {text:?} is no number"))),
+        }
+    }
+
+    fn duration(&self, names: &[&str]) -> Result<Option<i64>, Failure> {
+        match self.get(names) {
+            None => Ok(None),
+            Some(text) => duration_ns(text).map(Some).ok_or_else(|| {
+                Failure::bad(format!(
+                    "unable to parse param '{}': {text:?} is no duration such as 1.2s, 100ms, 500us",
+                    names[0]
+                ))
+            }),
+        }
+    }
+}
+
+async fn names(app: &App, sql: &str, column: &str) -> Result<Vec<String>, Failure> {
+    let mut found = Vec::new();
+    for batch in collect(&app.engine, sql).await? {
+        found.extend(text_column(&batch, column)?.into_iter().flatten());
+    }
+    Ok(found)
+}
+
+async fn list_services(app: &App) -> Result<Vec<String>, Failure> {
+    names(app, "select distinct service from spans order by service limit 10000", "service").await
+}
+
+async fn services(State(app): State<App>) -> Result<Response, Failure> {
+    let found = list_services(&app).await?;
+    let total = found.len();
+    Ok(envelope(json!(found), total))
+}
+
+async fn services_v3(State(app): State<App>) -> Result<Response, Failure> {
+    let found = list_services(&app).await.map_err(Failure::v3)?;
+    Ok(answer(json!({ "services": found }).to_string().into_bytes()))
+}
+
+async fn operation_names(State(app): State<App>, Path(service): Path<String>) -> Result<Response, Failure> {
+    let sql = format!(
+        "select distinct name from spans where service = {} order by name limit {MAX_OPERATIONS}",
+        sql_text(&service)
+    );
+    let found = names(&app, &sql, "name").await?;
+    let total = found.len();
+    Ok(envelope(json!(found), total))
+}
+
+async fn list_operations(app: &App, query: &Query) -> Result<Vec<Value>, Failure> {
+    let Some(service) = query.get(&["service"]) else { return Err(Failure::bad("parameter 'service' is required")) };
+    let kind = match query.get(&["spanKind", "span_kind"]) {
+        Some(kind) => format!(" and kind = {}", sql_text(kind)),
+        None => String::new(),
+    };
+    let sql = format!(
+        "select distinct name, kind from spans where service = {}{kind} order by name, kind limit {MAX_OPERATIONS}",
+        sql_text(service)
+    );
+    let mut found = Vec::new();
+    for batch in collect(&app.engine, &sql).await? {
+        let (names, kinds) = (text_column(&batch, "name")?, text_column(&batch, "kind")?);
+        for (name, kind) in names.into_iter().zip(kinds) {
+            let kind = kind.filter(|k| k != "unspecified").unwrap_or_else(|| "internal".into());
+            found.push(json!({ "name": name, "spanKind": kind }));
+        }
+    }
+    Ok(found)
+}
+
+async fn operations(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let found = list_operations(&app, &Query::new(&query)?).await?;
+    let total = found.len();
+    Ok(envelope(json!(found), total))
+}
+
+async fn operations_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let found = list_operations(&app, &Query::new(&query).map_err(Failure::v3)?).await.map_err(Failure::v3)?;
+    Ok(answer(json!({ "operations": found }).to_string().into_bytes()))
+}
+
+/// `{"key":"value"}` of a `tags` parameter.
+fn tags(search: &mut TraceSearch, text: &str, parameter: &str) -> Result<(), Failure> {
+    let parsed: Value = serde_json::from_str(text).map_err(|_| {
+        Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of text: {text}"))
+    })?;
+    let Some(object) = parsed.as_object() else {
+        return Err(Failure::bad(format!(
+            "malformed '{parameter}' parameter, expecting a JSON object of text: {text}"
+        )));
+    };
+    for (key, value) in object {
+        let value = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+        search.attributes.push((key.clone(), value));
+    }
+    Ok(())
+}
+
+fn search(query: &Query) -> Result<TraceSearch, Failure> {
+    let microseconds = |t: i64| t.saturating_mul(1000);
+    let to = query.number("end")?.map_or_else(now_ns, microseconds);
+    let from = query.number("start")?.map_or(to.saturating_sub(DEFAULT_LOOKBACK_NS), microseconds);
+    let mut search = TraceSearch {
+        service: query.get(&["service"]).map(str::to_string),
+        // Jaeger's page sends "all" for any.
+        name: query.get(&["operation"]).filter(|o| *o != "all").map(str::to_string),
+        kind: query.get(&["spanKind"]).map(str::to_string),
+        from_ns: Some(from),
+        to_ns: Some(to.saturating_add(999)),
+        min_span_ns: query.duration(&["minDuration"])?,
+        max_span_ns: query.duration(&["maxDuration"])?,
+        limit: query.number("limit")?.map_or(DEFAULT_LIMIT, |n| n.clamp(1, MAX_LIMIT as i64) as usize),
+        ..TraceSearch::default()
+    };
+    if let (Some(min), Some(max)) = (search.min_span_ns, search.max_span_ns)
+        && min > max
+    {
+        return Err(Failure::bad("'maxDuration' should be greater than 'minDuration'"));
+    }
+    for tag in query.all("tag") {
+        let Some((key, value)) = tag.split_once(':') else {
+            return Err(Failure::bad(format!("malformed 'tag' parameter, expecting key:value, received: {tag}")));
+        };
+        search.attributes.push((key.to_string(), value.to_string()));
+    }
+    for text in query.all("tags") {
+        tags(&mut search, text, "tags")?;
+    }
+    if search.service.is_none() {
+        return Err(Failure::bad("parameter 'service' is required"));
+    }
+    Ok(search)
+}
+
+/// Hex of any length, with or without leading zeros; for version 3 also base64.
+fn parse_id(text: &str) -> Result<TraceId, Failure> {
+    let padded = if text.len() % 2 == 1 { format!("0{text}") } else { text.to_string() };
+    match hex::decode(&padded) {
+        Ok(raw) if (1..=16).contains(&raw.len()) => Ok(trace_id_from_bytes(&raw)),
+        _ => Err(Failure::bad(format!("{text:?} is no trace id"))),
+    }
+}
+
+/// The spans of traces, until there are too many for one answer.
+async fn fetch(app: &App, ids: &[TraceId]) -> Result<Vec<Vec<RecordBatch>>, Failure> {
+    let mut found = Vec::new();
+    let mut spans = 0;
+    for id in ids {
+        let batches = app.engine.trace(*id).await?;
+        spans += batches.iter().map(RecordBatch::num_rows).sum::<usize>();
+        if spans > MAX_SPANS && !found.is_empty() {
+            break;
+        }
+        if !batches.is_empty() {
+            found.push(batches);
+        }
+    }
+    Ok(found)
+}
+
+async fn matching(app: &App, search: &TraceSearch) -> Result<Vec<TraceId>, Failure> {
+    let mut ids = Vec::new();
+    for batch in collect(&app.engine, &search.ids_sql()).await? {
+        ids.extend(trace_ids(&batch)?);
+    }
+    Ok(ids)
+}
+
+async fn write(traces: Vec<Vec<RecordBatch>>) -> Result<Response, Failure> {
+    let body = tokio::task::spawn_blocking(move || {
+        let mut out = b"{\"data\":[".to_vec();
+        let total = traces.len();
+        for (n, trace) in traces.iter().enumerate() {
+            if n > 0 {
+                out.push(b',');
+            }
+            jaeger::write_trace(&mut out, trace);
+        }
+        out.extend_from_slice(format!("],\"total\":{total},\"limit\":0,\"offset\":0,\"errors\":null}}").as_bytes());
+        out
+    });
+    Ok(answer(body.await.map_err(|e| Failure::from(Problem::internal(e.to_string())))?))
+}
+
+async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let query = Query::new(&query)?;
+    let ids: Vec<&str> = query.all("traceID").collect();
+    let ids = if ids.is_empty() {
+        matching(&app, &search(&query)?).await?
+    } else {
+        ids.into_iter().take(MAX_LIMIT).map(parse_id).collect::<Result<_, _>>()?
+    };
+    write(fetch(&app, &ids).await?).await
+}
+
+async fn one(State(app): State<App>, Path(trace): Path<String>) -> Result<Response, Failure> {
+    let found = fetch(&app, &[parse_id(&trace)?]).await?;
+    if found.is_empty() {
+        return Err(Failure::not_found());
+    }
+    write(found).await
+}
+
+/// Which service calls which: parents and children of different services.
+async fn dependencies(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let query = Query::new(&query)?;
+    let milliseconds = |t: i64| t.saturating_mul(1_000_000);
+    let to = query.number("endTs")?.map_or_else(now_ns, milliseconds);
+    let lookback = query.number("lookback")?.map_or(24 * 3600 * time::NS_PER_S, milliseconds);
+    let from = to.saturating_sub(lookback);
+    let only = match query.get(&["service"]) {
+        Some(service) => format!(" and (p.service = {0} or c.service = {0})", sql_text(service)),
+        None => String::new(),
+    };
+    let sql = format!(
+        "select p.service as parent, c.service as child, count(*) as calls \
+         from (select trace_id, parent_span_id, service from spans where parent_span_id is not null \
+               and start_ns between {from} and {to}) c \
+         join (select trace_id, span_id, service from spans where start_ns <= {to}) p \
+           on c.trace_id = p.trace_id and c.parent_span_id = p.span_id \
+         where p.service <> c.service{only} group by 1, 2 order by 1, 2 limit 10000"
+    );
+    let mut links = Vec::new();
+    for batch in collect(&app.engine, &sql).await? {
+        let (parents, children) = (text_column(&batch, "parent")?, text_column(&batch, "child")?);
+        let calls = int_column(&batch, "calls")?;
+        for row in 0..batch.num_rows() {
+            links.push(json!({ "parent": parents[row], "child": children[row], "callCount": calls[row] }));
+        }
+    }
+    let total = links.len();
+    Ok(envelope(json!(links), total))
+}
+
+/// `{"result":{"resourceSpans":[...]}}`.
+async fn write_v3(traces: Vec<Vec<RecordBatch>>) -> Result<Response, Failure> {
+    let body = tokio::task::spawn_blocking(move || -> Result<Vec<u8>, String> {
+        let batches: Vec<RecordBatch> = traces.into_iter().flatten().collect();
+        let schema = batches[0].schema();
+        let all = arrow::compute::concat_batches(&schema, &batches).map_err(|e| e.to_string())?;
+        let mut out = b"{\"result\":".to_vec();
+        otlp::write_json_line(&all, &mut out).map_err(|e| e.to_string())?;
+        out.push(b'}');
+        Ok(out)
+    });
+    let body = body.await.map_err(|e| e.to_string()).and_then(|b| b);
+    Ok(answer(body.map_err(|e| Failure::from(Problem::internal(e)).v3())?))
+}
+
+fn none_v3() -> Failure {
+    Failure { status: StatusCode::NOT_FOUND, message: "No traces found".into(), v3: true }
+}
+
+async fn one_v3(State(app): State<App>, Path(trace): Path<String>) -> Result<Response, Failure> {
+    let found = fetch(&app, &[parse_id(&trace).map_err(Failure::v3)?]).await.map_err(Failure::v3)?;
+    if found.is_empty() {
+        return Err(none_v3());
+    }
+    write_v3(found).await
+}
+
+async fn find_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let ids = match search_v3(&Query::new(&query).map_err(Failure::v3)?) {
+        Ok(search) => matching(&app, &search).await.map_err(Failure::v3)?,
+        Err(failure) => return Err(failure.v3()),
+    };
+    let found = fetch(&app, &ids).await.map_err(Failure::v3)?;
+    if found.is_empty() {
+        return Err(none_v3());
+    }
+    write_v3(found).await
+}
+
+fn search_v3(query: &Query) -> Result<TraceSearch, Failure> {
+    let time = |names: &[&str]| match query.get(names) {
+        None => Err(Failure::bad("query.startTimeMin and query.startTimeMax are required")),
+        Some(text) => {
+            rfc3339_ns(text).ok_or_else(|| Failure::bad(format!("malformed parameter {}: {text:?}", names[0])))
+        }
+    };
+    let from = time(&["query.startTimeMin", "query.start_time_min"])?;
+    let to = time(&["query.startTimeMax", "query.start_time_max"])?;
+    if from >= to {
+        return Err(Failure::bad("query.startTimeMin must be before query.startTimeMax"));
+    }
+    let depth = query.get(&["query.searchDepth", "query.search_depth", "query.num_traces"]);
+    let depth = match depth {
+        None => DEFAULT_LIMIT,
+        Some(text) => text
+            .parse::<usize>()
+            .map_err(|_| Failure::bad(format!("malformed parameter query.searchDepth: {text:?}")))?
+            .clamp(1, MAX_LIMIT),
+    };
+    let mut search = TraceSearch {
+        service: query.get(&["query.serviceName", "query.service_name"]).map(str::to_string),
+        name: query.get(&["query.operationName", "query.operation_name"]).map(str::to_string),
+        from_ns: Some(from),
+        to_ns: Some(to),
+        min_span_ns: query.duration(&["query.durationMin", "query.duration_min"])?,
+        max_span_ns: query.duration(&["query.durationMax", "query.duration_max"])?,
+        limit: depth,
+        ..TraceSearch::default()
+    };
+    if let Some(text) = query.get(&["query.attributes"]) {
+        tags(&mut search, text, "query.attributes")?;
+    }
+    Ok(search)
+}
+
+/// `2026-11-15T13:00:00.123456789Z`, also with an offset such as `+02:00`.
+fn rfc3339_ns(text: &str) -> Option<i64> {
+    let bytes = text.as_bytes();
+    let number = |from: usize, len: usize| text.get(from..from + len)?.parse::<i64>().ok();
+    if bytes.len() < 20 || bytes[4] != b'-' || bytes[7] != b'-' || bytes[13] != b':' || bytes[16] != b':' {
+        return None;
+    }
+    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
+    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
+    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
+        return None;
+    }
+    let mut rest = &text[19..];
+    let mut ns = 0;
+    if let Some(fraction) = rest.strip_prefix('.') {
+        let len = fraction.find(|c: char| !c.is_ascii_digit())?;
+        ns = format!("{:0<9}", &fraction[..len.min(9)]).parse().ok()?;
+        rest = &fraction[len..];
+    }
+    let offset = match rest.as_bytes() {
+        [b'Z' | b'z'] => 0,
+        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
+            let minutes = rest[1..3].parse::<i64>().ok()? * 60 + rest[4..6].parse::<i64>().ok()?;
+            if *sign == b'-' { -minutes } else { minutes }
+        }
+        _ => return None,
+    };
+    // Days since 1970, by the civil calendar.
+    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
+    let era = y.div_euclid(400);
+    let of_era = y - era * 400;
+    let day_of_year = (153 * m + 2) / 5 + day - 1;
+    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + day_of_year - 719_468;
+    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset * 60;
+    seconds.checked_mul(time::NS_PER_S)?.checked_add(ns)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_of_version_three() {
+        for (text, ns) in [
+            ("1970-01-01T00:00:00Z", 0),
+            ("2026-11-15T13:00:00.5Z", 1_794_747_600_500_000_000),
+            ("2026-11-15T15:00:00.123456789+02:00", 1_794_747_600_123_456_789),
+            ("2000-02-29T12:00:00Z", 951_825_600_000_000_000),
+        ] {
+            assert_eq!(rfc3339_ns(text), Some(ns), "{text}");
+        }
+        for bad in ["", "2026-11-15", "2026-13-15T13:00:00Z", "2026-11-15T13:00:00", "2026-11-15T13:00:00.Z!"] {
+            assert_eq!(rfc3339_ns(bad), None, "{bad}");
+        }
+    }
+}
