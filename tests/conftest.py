@@ -30,8 +30,8 @@ class Server:
         env = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
         self.log = open(self.data.parent / f"{self.data.name}.log", "ab")
         self.process = subprocess.Popen(
-            [BINARY, self.command, "--data", self.data, "--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0",
-             "--otlp-http", "127.0.0.1:0", *self.flags],
+            [BINARY, self.command, "--data", self.data, *([] if "--listen" in self.flags else ["--listen", "127.0.0.1:0"]),
+             "--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0", *self.flags],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env={**env, **self.env})
         told = {}
         for line in self.process.stdout:

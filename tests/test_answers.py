@@ -1,10 +1,12 @@
 """The answers, as a user reads them: report and diff in the terminal, and the same over HTTP."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
-from conftest import run
+from conftest import FIXTURES, run
 
 
 def rollscope(*args, code=0):
@@ -90,3 +92,51 @@ def test_what_is_not_there_is_said(demo, serve):
     assert server.get("/api/v1/runs/demo/steps/99/report").status_code == 404
     assert server.get("/api/v1/runs/demo/steps/x/report").status_code == 400
     assert server.get("/api/v1/runs/demo/diff?step=1").status_code == 400
+
+
+def test_answers_are_tables_in_sql(demo):
+    def rows(query):
+        return json.loads(rollscope("sql", "--data", demo, "--format", "json", query).stdout)
+
+    report = json.loads(rollscope("report", "demo", "--step", 23, "--data", demo, "--json").stdout)
+    assert rows("select kind, cost_s from findings('demo', 23)") == [
+        {"kind": f["kind"], "cost_s": f["cost_s"]} for f in report["findings"]]
+    assert [r["step"] for r in rows("select step from findings('demo')")] == [23]
+    (path,) = rows("select sum(seconds) as s, count(*) as n from critical_path('demo', 23)")
+    assert path["s"] == pytest.approx(report["wall_s"]) and path["n"] == len(report["critical_path"]["parts"])
+    # Joined with the tables they are about.
+    joined = rows("select s.sample_id, p.part from stragglers('demo', 23) p join samples s on s.sample_id = p.sample_id "
+                  "where s.step = 23 and p.more_s > 10 order by p.more_s desc")
+    assert joined and joined[0]["part"] == "tool"
+    assert rows("select name from breakdown('demo', 23) order by exclusive_s desc limit 1")
+    idle = rows("select sum(seconds) as s from idle('demo', 23)")
+    assert idle[0]["s"] == pytest.approx(report["idle"]["idle_s"], rel=1e-6)
+    change = rows("select sum(change_s) as s from difference('demo', 22, 'demo', 23)")
+    diff = json.loads(rollscope("diff", "demo:22", "demo:23", "--data", demo, "--json").stdout)
+    assert change[0]["s"] == pytest.approx(diff["change_s"])
+    for wrong, told in [("findings()", "call it as findings("), ("breakdown('demo')", "call it as breakdown("),
+                        ("findings('nobody')", "nobody"), ("idle('demo', 999)", "no step 999")]:
+        done = run("sql", "--data", demo, f"select * from {wrong}", check=False)
+        assert done.returncode == 2 and told in done.stderr, done.stderr
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("fixture", ["slime/small.pt", "slime/odd_traces.pt", "sglang/sglang_otel.jsonl", "roll/roll_traces.jsonl", "demo"])
+def test_the_words_do_not_change_by_accident(demo, fixture, tmp_path):
+    """`UPDATE_GOLDEN=1 make test-e2e` writes them anew; look at the difference before it is committed."""
+    if fixture == "demo":
+        data, name, which = demo, "demo", ("demo", "--step", 23)
+    else:
+        data, name = tmp_path / "data", Path(fixture).stem
+        rollscope("import", FIXTURES / fixture, "--data", data, "--run", name)
+        steps = json.loads(rollscope("sql", "--data", data, "--format", "json", "select max(step) as s from spans").stdout)
+        step = steps[0]["s"]
+        which = (name, *(("--step", step) if step is not None else ()))
+    text = rollscope("report", *which, "--data", data).stdout
+    golden = GOLDEN / f"report_{name}.txt"
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(text)
+    assert text == golden.read_text()

@@ -23,6 +23,7 @@ mod query;
 pub mod scrape;
 pub mod sinks;
 pub mod steps;
+pub mod trace_level;
 
 use std::convert::Infallible;
 use std::net::SocketAddr;

@@ -31,5 +31,6 @@ export const PANELS: readonly PanelSpec[] = __STATIC__
   ? []
   : [
       { key: 'path', title: 'Critical path', height: 62, open: true, load: () => import('../answers/PathPanel.svelte') },
-      { key: 'serving', title: 'Serving engines', height: 190, open: true, load: () => import('../serving/Strip.svelte') },
+      // On a low window the rows need the room.
+      { key: 'serving', title: 'Serving engines', height: 190, open: innerHeight >= 1000, load: () => import('../serving/Strip.svelte') },
     ];

@@ -254,3 +254,39 @@ export function lanes(t: Trace, start: Float64Array, end: Float64Array): Lanes {
   for (let i = 0; i < t.n; i++) of[i] = first[t.lane.of[i]] + Math.min(within[i], ends[t.lane.of[i]].length - 1);
   return { lines, of };
 }
+
+/** The critical path of a trace, as the server tells it. */
+export interface Held {
+  trace: string;
+  start_ns: string;
+  parts: { trace_id?: string; span_id?: string; start_s: number; seconds: number }[];
+  totals: { name: string; kind: string; seconds: number }[];
+}
+
+export async function criticalPath(source: DataSource, trace: string, signal?: AbortSignal): Promise<Held> {
+  const told = (await (await source.get(`/traces/${trace}/path`, signal)).json()) as Omit<Held, 'trace'>;
+  return { ...told, trace };
+}
+
+/** By row, when it held the trace: pairs of start and end, in the trace's nanoseconds. */
+export function heldRows(t: Trace, held: Held): Map<number, number[]> {
+  const rows = new Map<string, number>();
+  // Four bytes of the id tell almost all rows apart: text is made only of those that may be wanted.
+  const begin = (id: string): number => parseInt(id.slice(0, 8), 16);
+  const wanted = new Set(held.parts.map((p) => begin(p.span_id ?? '')));
+  for (let i = 0; i < t.n; i++) {
+    const at = i * 8;
+    if (wanted.has(((t.spans[at] << 24) | (t.spans[at + 1] << 16) | (t.spans[at + 2] << 8) | t.spans[at + 3]) >>> 0)) rows.set(t.spanId(i), i);
+  }
+  const shift = Number(BigInt(held.start_ns) - BigInt(t.summary.base_ns));
+  const out = new Map<number, number[]>();
+  for (const p of held.parts) {
+    const row = rows.get(p.span_id ?? '');
+    if (row === undefined) continue;
+    const from = shift + p.start_s * 1e9;
+    const list = out.get(row);
+    if (list) list.push(from, from + p.seconds * 1e9);
+    else out.set(row, [from, from + p.seconds * 1e9]);
+  }
+  return out;
+}

@@ -32,6 +32,8 @@ export interface Scene {
   hover: number;
   hits: Uint8Array | null;
   arrows: boolean;
+  /** When a row held the trace: pairs of start and end. Null: not shown. */
+  path: Map<number, number[]> | null;
 }
 
 const GREY = PHASES[0];
@@ -166,6 +168,15 @@ function bar(g: CanvasRenderingContext2D, s: Scene, c: Colors, theme: ReturnType
     g.setLineDash([]);
   }
   g.globalAlpha = 1;
+  const held = s.path?.get(i);
+  if (held) {
+    g.fillStyle = theme.text;
+    for (let k = 0; k < held.length; k += 2) {
+      const from = Math.max(x(s, held[k]), s.gutter);
+      const to = Math.min(Math.max(x(s, held[k + 1]), from + 1), s.width);
+      if (to > s.gutter && from < s.width) g.fillRect(from, y + h, to - from, 2);
+    }
+  }
   if (i === s.selected || i === s.hover) {
     g.strokeStyle = i === s.selected ? theme.accent : theme.dim;
     g.lineWidth = i === s.selected ? 2 : 1;

@@ -13,9 +13,11 @@ export interface Server {
   stop: () => Promise<void>;
 }
 
-export async function serve(command: 'serve' | 'demo', more: string[] = []): Promise<Server> {
+/** `prepare` fills the folder before the server starts on it. */
+export async function serve(command: 'serve' | 'demo', more: string[] = [], prepare?: (dir: string) => void): Promise<Server> {
   if (!existsSync(BINARY)) throw new Error(`there is no ${BINARY}: run make ${BINARY.includes('debug') ? 'run' : 'release'} first`);
   const dir = mkdtempSync(join(tmpdir(), 'rollscope-page-'));
+  prepare?.(dir);
   const any = '127.0.0.1:0';
   const child: ChildProcess = spawn(BINARY, [command, '--data', dir, '--listen', any, '--otlp-grpc', any, '--otlp-http', any, ...more], { stdio: ['ignore', 'pipe', 'inherit'] });
   let text = '';

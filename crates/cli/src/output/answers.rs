@@ -203,7 +203,7 @@ pub fn step(answer: &Value, style: Style) -> String {
 
     let tail = &answer["stragglers"];
     let count = tail["tail_count"].as_u64().unwrap_or(0);
-    if count > 0 {
+    if count > 0 && tail["cost_s"].as_f64().unwrap_or(0.0) > 0.0 {
         page.title("The tail");
         let gpu = tail["gpu_hours"].as_f64().map_or(String::new(), |h| format!(", {h:.2} GPU-hours"));
         page.paragraph(&format!(

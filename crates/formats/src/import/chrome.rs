@@ -128,6 +128,7 @@ fn walk(stream: &mut Stream, each: &mut Each) -> Result<(), ImportError> {
                             stream.skip(1);
                             list(stream, each)?;
                         } else {
+                            stream.peek()?;
                             let value = stream.value()?;
                             each(Part::Header(&key, value))?;
                         }

@@ -10,10 +10,11 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
-use rollscope_model::Table;
+use rollscope_model::{Table, TraceId};
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
 
+use super::critical_path::{CriticalPath, critical_path};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::findings::Judge;
 use super::report::{RunFindings, StepAnswers, StepReport, answer, run_findings, step_report};
@@ -230,6 +231,17 @@ impl Engine {
         self.compute(move || StepData::read(&spans, &attributes, &samples))
             .await?
             .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the step's columns: {e}")))
+    }
+
+    /// What held a trace from its beginning to its end, and when that was.
+    pub async fn trace_path(&self, id: TraceId) -> Result<(i64, CriticalPath), QueryError> {
+        let spans = self.trace(id).await?;
+        if spans.is_empty() {
+            return Err(QueryError::new(ErrorKind::NotFound, format!("there is no trace {}", hex::encode(id))));
+        }
+        let read = self
+            .compute(move || StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data))));
+        read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 
     async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<Known, QueryError> {

@@ -11,7 +11,8 @@
 //! alone. Phases of the trainer cost what they took beyond their median over the other steps.
 //!
 //! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]; what samples cost
-//! must be [`MIN_SHARE_OF_SAMPLES`] and more than the spread of the run's steps, for rollouts vary with their prompts. Clocks
+//! must be [`MIN_SHARE_OF_SAMPLES`] and more than the spread of the run's steps, for rollouts vary with their prompts, and the
+//! step must be longer than usual by [`MIN_FELT`] of it: what only filled time that others needed anyway slowed nothing. Clocks
 //! that disagree and data that never came cost no time, but make every other number less certain: they are reported when
 //! they are there. A step that is still running has no findings about missing data: parents come last.
 //!
@@ -34,6 +35,8 @@ pub const MIN_COST_S: f64 = 1.0;
 pub const MIN_SHARE: f64 = 0.05;
 /// Samples differ more from step to step than phases of the trainer do.
 pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
+/// Of what samples cost, so much must be felt in the step's wall time.
+const MIN_FELT: f64 = 0.3;
 /// Outputs of one source that tell how long its longest are.
 const MANY: usize = 200;
 /// A unit's excess below this is not looked at.
@@ -149,10 +152,14 @@ impl<'a> Judge<'a> {
     /// The findings of a step, by cost.
     pub fn findings(&self, index: usize) -> Vec<Finding> {
         let step = self.steps[index];
-        let reference = self.usual_step(index).map_or(step.wall_s, |u| u.median_s);
+        let usual = self.usual_step(index);
+        let reference = usual.map_or(step.wall_s, |u| u.median_s);
         let least = MIN_COST_S.max(MIN_SHARE * reference);
-        let spread = self.usual_step(index).map_or(0.0, |u| u.spread_s);
+        let spread = usual.map_or(0.0, |u| u.spread_s);
         let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference));
+        if usual.is_some() {
+            found.retain(|f| step.wall_s - reference >= MIN_FELT * f.cost_s);
+        }
         found.extend(self.of_phases(index, least));
         found.extend(of_data(step));
         found.sort_by(|a, b| {
@@ -299,7 +306,7 @@ impl<'a> Judge<'a> {
             count: samples.len(),
             of: step.samples.len(),
             samples: samples.iter().take(MAX_EVIDENCE).map(id).collect(),
-            spans: of.iter().filter_map(|e| Some(span_ref(step, e.unit?, e.measured))).take(MAX_EVIDENCE).collect(),
+            spans: of.iter().filter_map(|e| Some(span_ref(step, e.unit?))).take(MAX_EVIDENCE).collect(),
             measured: median(of.iter().map(|e| e.measured)),
             usual: median(of.iter().map(|e| e.usual)),
             ..Evidence::default()
@@ -308,7 +315,10 @@ impl<'a> Judge<'a> {
         let mut lost: HashMap<u32, f64> = HashMap::new();
         of.iter().for_each(|e| *lost.entry(e.sample).or_default() += e.seconds);
         let each = median(lost.values().copied()).unwrap_or(0.0);
-        let failed = of.iter().filter(|e| e.unit.is_some_and(|u| u.failed)).count() * 2 > of.len();
+        let seconds = |failed: bool| -> f64 {
+            of.iter().filter(|e| e.unit.is_some_and(|u| u.failed) == failed).map(|e| e.seconds).sum()
+        };
+        let failed = seconds(true) > seconds(false);
         let people = super::words::some_of(samples.len(), step.samples.len(), "sample");
         let measured = evidence.measured.unwrap_or(0.0);
         let usual = evidence.usual.unwrap_or(0.0);
@@ -454,7 +464,7 @@ fn worst(step: &StepSummary, a: &Excess, b: &Excess) -> Ordering {
     b.seconds.total_cmp(&a.seconds).then_with(|| end(b).total_cmp(&end(a))).then_with(|| a.sample.cmp(&b.sample))
 }
 
-fn span_ref(step: &StepSummary, unit: &UnitSummary, _measured: f64) -> SpanRef {
+fn span_ref(step: &StepSummary, unit: &UnitSummary) -> SpanRef {
     let sample_id = if unit.sample == NONE { String::new() } else { step.samples[unit.sample as usize].id.clone() };
     SpanRef { trace_id: hex::encode(unit.span.0), span_id: hex::encode(unit.span.1), sample_id, seconds: unit.seconds }
 }

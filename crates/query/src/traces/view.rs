@@ -352,7 +352,12 @@ impl<'a> Layout<'a> {
         let (thread, host, service) = (text("thread"), text("host"), text("service"));
         let rank = |name| column(all, name).as_primitive::<Int32Type>();
         let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
-        let names = column(all, "name").as_dictionary::<Int32Type>().keys();
+        let names = column(all, "name").as_dictionary::<Int32Type>();
+        // Batches of several traces were joined: a name may stand in the dictionary more than once.
+        let texts = names.values().as_string::<i32>();
+        let mut first: HashMap<&str, u32> = HashMap::new();
+        let name_of: Vec<u32> = (0..texts.len()).map(|k| *first.entry(texts.value(k)).or_insert(k as u32)).collect();
+        let names = names.keys();
         let mut known: HashMap<String, u32> = HashMap::new();
         let mut repeats = Repeats::default();
         for at in 0..self.drawn.len() {
@@ -389,7 +394,9 @@ impl<'a> Layout<'a> {
             // Only below a thread: elsewhere two spans with the same times are two things.
             let in_thread =
                 parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
-            if in_thread && repeats.again(self.lane[i], names.value(i) as u32, self.start.value(i), self.end[i]) {
+            if in_thread
+                && repeats.again(self.lane[i], name_of[names.value(i) as usize], self.start.value(i), self.end[i])
+            {
                 self.flags[i] |= flags::REPEATED;
             }
             // What no child covers.

@@ -61,6 +61,7 @@ use crate::problem::Problem;
         spans::trace,
         traces::find,
         traces::view,
+        traces::path,
         live::live,
         trace_level::get_level,
         trace_level::set_level,
@@ -100,6 +101,7 @@ pub fn router(app: &App) -> Router {
         .route("/traces", get(traces::find))
         .route("/traces/{trace}", get(spans::trace))
         .route("/traces/{trace}/view", get(traces::view))
+        .route("/traces/{trace}/path", get(traces::path))
         .route("/runs/{run}/metrics", get(metrics::metrics))
         .route("/runs/{run}/metrics/points", get(metrics::points))
         .route("/sinks", get(metrics::sinks))

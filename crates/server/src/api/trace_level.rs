@@ -1,19 +1,51 @@
 //! The level at which SDKs record, set for all of them at once. They hear of it with the next answer to what they send.
+//! SGLang's engines are told at their own address.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
+use futures::StreamExt;
 use serde::{Deserialize, Serialize};
 
 use crate::App;
 use crate::ingest::HIGHEST_LEVEL;
 use crate::problem::Problem;
 
-#[derive(Serialize, Deserialize, utoipa::ToSchema)]
-#[serde(deny_unknown_fields)]
+#[derive(Serialize, utoipa::ToSchema)]
 pub struct Level {
     /// 0 off, 1 important spans, 2 all but nested, 3 all; null: every SDK keeps its own.
     level: Option<u8>,
 }
+
+#[derive(Deserialize, utoipa::ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetLevel {
+    /// As in the answer.
+    level: Option<u8>,
+    /// Set the level of the serving engines too: those that are scraped. SGLang has no level of its own to go back to.
+    #[serde(default)]
+    engines: bool,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct LevelSet {
+    level: Option<u8>,
+    engines: Vec<EngineLevel>,
+}
+
+#[derive(Serialize, utoipa::ToSchema)]
+pub struct EngineLevel {
+    url: String,
+    /// Why it did not take the level.
+    problem: Option<String>,
+}
+
+/// Time that an engine has to take its level.
+const ENGINE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Engines that are asked at the same time.
+const AT_ONCE: usize = 16;
 
 /// The trace level that SDKs are told.
 #[utoipa::path(get, path = "/api/v1/trace-level", tag = "server", responses((status = 200, description = "The level", body = Level)))]
@@ -21,17 +53,41 @@ pub async fn get_level(State(app): State<App>) -> Result<Response, Problem> {
     super::to_json(&Level { level: app.ingest.level().get() })
 }
 
-/// Sets the trace level of every SDK that sends here.
-#[utoipa::path(put, path = "/api/v1/trace-level", tag = "server", request_body = Level,
-    responses((status = 200, description = "The level as it is now", body = Level), (status = 400, description = "No level", body = Problem)))]
+/// Sets the trace level of every SDK that sends here and, if asked, of the engines that are scraped.
+#[utoipa::path(put, path = "/api/v1/trace-level", tag = "server", request_body = SetLevel,
+    responses((status = 200, description = "The level as it is now", body = LevelSet), (status = 400, description = "No level", body = Problem)))]
 pub async fn set_level(State(app): State<App>, body: axum::body::Body) -> Result<Response, Problem> {
     let bytes = app.read_api_body(body).await?;
-    let asked: Level = serde_json::from_slice(&bytes).map_err(|e| {
+    let asked: SetLevel = serde_json::from_slice(&bytes).map_err(|e| {
         Problem::bad_request(format!("write {{\"level\": 0..{HIGHEST_LEVEL}}} or {{\"level\": null}}: {e}"))
     })?;
     if asked.level.is_some_and(|level| level > HIGHEST_LEVEL) {
         return Err(Problem::bad_request(format!("a trace level is 0 to {HIGHEST_LEVEL}, or null")));
     }
     app.ingest.level().set(asked.level);
-    super::to_json(&asked)
+    // Only engines that this server was told to scrape: it asks no address that a client names.
+    let urls: BTreeSet<String> = match asked.level {
+        Some(_) if asked.engines => app.scraping.status().iter().filter_map(|t| origin(&t.url)).collect(),
+        _ => BTreeSet::new(),
+    };
+    let level = asked.level.unwrap_or_default();
+    let engines = futures::stream::iter(urls)
+        .map(|url| async move {
+            let asked = url.clone();
+            let done =
+                tokio::task::spawn_blocking(move || crate::trace_level::set(&asked, level, None, ENGINE_TIMEOUT));
+            let problem = done.await.map_err(|e| e.to_string()).and_then(|answer| answer).err();
+            EngineLevel { url, problem }
+        })
+        .buffered(AT_ONCE)
+        .collect()
+        .await;
+    super::to_json(&LevelSet { level: asked.level, engines })
+}
+
+/// Scheme and host of an address.
+fn origin(url: &str) -> Option<String> {
+    let (scheme, rest) = url.split_once("://")?;
+    let host = rest.split(['/', '?']).next().filter(|h| !h.is_empty())?;
+    Some(format!("{scheme}://{host}"))
 }

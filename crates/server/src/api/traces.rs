@@ -303,3 +303,17 @@ mod tests {
         }
     }
 }
+
+/// The critical path of a trace: which span held it, moment by moment.
+#[utoipa::path(get, path = "/api/v1/traces/{trace}/path", tag = "runs", params(("trace" = String, Path)), responses(
+    (status = 200, description = "Parts in order, from `start_ns` on, and their sums by name", body = Object),
+    (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn path(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    let id = params::trace_id(&trace)?;
+    let (start_ns, path) = app.engine.trace_path(id).await?;
+    let mut answer = serde_json::to_value(&path).map_err(|e| Problem::internal(e.to_string()))?;
+    answer["start_ns"] = json!(start_ns.to_string());
+    to_json(&answer)
+}

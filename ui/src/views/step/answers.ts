@@ -10,4 +10,13 @@ export interface AnswersProps {
   version: number;
 }
 
+export interface FindingsProps {
+  run: string;
+  /** The first so many; the rest is a link. */
+  most: number;
+}
+
+/** On the page of a run: what stands out in its steps. */
+export const FINDINGS: (() => Promise<{ default: Component<FindingsProps> }>) | null = __STATIC__ ? null : () => import('../../answers/RunFindings.svelte') as Promise<{ default: Component<FindingsProps> }>;
+
 export const ANSWERS: (() => Promise<{ default: Component<AnswersProps> }>) | null = __STATIC__ ? null : () => import('../../answers/StepAnswers.svelte');
