@@ -77,7 +77,7 @@ it('traces are found, and one is a tree with its threads, its path and its stati
   await page.keyboard.press('Enter');
   await page.getByText('No trace fits').waitFor();
   await page.getByRole('button', { name: 'clear' }).click();
-  await page.getByLabel('run').fill('sglang');
+  await page.getByRole('textbox', { name: 'run', exact: true }).fill('sglang');
   await page.keyboard.press('Enter');
   await page.getByText('6 found').waitFor();
   await shot('traces');

@@ -131,7 +131,7 @@ it('is read with the keyboard, message by message, with its timing', async () =>
   const message = await strip.evaluate((e) => e.closest('article')!.getAttribute('data-message'));
   await strip.click();
   await expect.poll(hash, WAIT).toContain('/timeline');
-  const back = page.getByRole('link', { name: 'Conversation', exact: true });
+  const back = page.getByRole('link', { name: 'Conversation →', exact: true });
   await back.waitFor({ timeout: 30_000 });
   await back.click();
   await expect.poll(() => page.locator('article.current').getAttribute('data-message'), WAIT).toBe(message);

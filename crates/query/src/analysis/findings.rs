@@ -11,7 +11,7 @@
 //! alone. Phases of the trainer cost what they took beyond their median over the other steps.
 //!
 //! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]; what samples cost
-//! must be [`MIN_SHARE_OF_SAMPLES`] and more than the spread of the run's steps, for rollouts vary with their prompts, and the
+//! must be [`MIN_SHARE_OF_SAMPLES`] (of one alone: [`MIN_SHARE_OF_ONE`]) and more than the spread of the run's steps, for rollouts vary with their prompts, and the
 //! step must be longer than usual by [`MIN_FELT`] of it: what only filled time that others needed anyway slowed nothing. Clocks
 //! that disagree and data that never came cost no time, but make every other number less certain: they are reported when
 //! they are there. A step that is still running has no findings about missing data: parents come last.
@@ -35,6 +35,8 @@ pub const MIN_COST_S: f64 = 1.0;
 pub const MIN_SHARE: f64 = 0.05;
 /// Samples differ more from step to step than phases of the trainer do.
 pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
+/// One sample alone is more easily chance than several with the same cause.
+const MIN_SHARE_OF_ONE: f64 = 0.25;
 /// Of what samples cost, so much must be felt in the step's wall time.
 const MIN_FELT: f64 = 0.3;
 /// Outputs of one source that tell how long its longest are.
@@ -159,6 +161,7 @@ impl<'a> Judge<'a> {
         let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference));
         if usual.is_some() {
             found.retain(|f| step.wall_s - reference >= MIN_FELT * f.cost_s);
+            found.retain(|f| f.evidence.count > 1 || f.cost_s >= MIN_SHARE_OF_ONE * reference);
         }
         found.extend(self.of_phases(index, least));
         found.extend(of_data(step));

@@ -32,6 +32,7 @@ pub struct SetLevel {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct LevelSet {
     level: Option<u8>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     engines: Vec<EngineLevel>,
 }
 
