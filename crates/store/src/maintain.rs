@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rollscope_model::Table;
 use rollscope_model::tables::Keep;
@@ -15,6 +15,8 @@ use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort};
 use crate::store::{Shared, WeakShared};
 
+/// Retention, thinning and merging rest this long in between.
+const TIDY_EVERY: Duration = Duration::from_secs(10);
 /// Segments below this share of the target are small.
 const SMALL: u64 = 2;
 /// Small segments of one run that are merged in the background when there are this many.
@@ -23,7 +25,7 @@ const MERGE_AT: usize = 6;
 const MERGE_BYTES: u64 = 512 << 20;
 
 pub(crate) async fn run(weak: WeakShared) {
-    let mut ticks = 0u64;
+    let mut tidied = Instant::now();
     loop {
         {
             let Some(shared) = weak.upgrade() else { return };
@@ -32,7 +34,7 @@ pub(crate) async fn run(weak: WeakShared) {
             }
             tokio::select! {
                 () = shared.wait_for_flush_request() => {}
-                () = tokio::time::sleep(Duration::from_secs(1)) => ticks += 1,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
             if shared.is_closed() {
                 return;
@@ -43,16 +45,16 @@ pub(crate) async fn run(weak: WeakShared) {
                 tracing::warn!(error = %e, "the live tail could not be flushed; it stays in the log");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            if ticks % 10 == 9 {
-                ticks += 1;
-                let tidied = async {
+            if tidied.elapsed() >= TIDY_EVERY {
+                let tidy = async {
                     expire(&shared).await?;
                     thin(&shared).await?;
                     compact(&shared, false).await
                 };
-                if let Err(e) = tidied.await {
+                if let Err(e) = tidy.await {
                     tracing::warn!(error = %e, "background tidying failed; it will be tried again");
                 }
+                tidied = Instant::now();
             }
             shared.delete_doomed().await;
         }
@@ -99,8 +101,9 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
         return Ok(());
     }
     manifest.segments.retain(|s| !expired.contains(&s.path));
-    shared.counters.expired_segments.fetch_add((before - manifest.segments.len()) as u64, Ordering::Relaxed);
+    let count = (before - manifest.segments.len()) as u64;
     shared.commit_manifest(manifest, |_| {}).await?;
+    shared.counters.expired_segments.fetch_add(count, Ordering::Relaxed);
     expired.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
 }
