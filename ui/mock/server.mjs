@@ -130,6 +130,15 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       if (parts.length === 1) return json({ runs: [...runs.values()].map(info) });
       const run = runs.get(parts[1]);
       if (!run) return problem(404, 'No such run', `There is no run ${parts[1]}. It may have been deleted.`);
+      // The mock has no analysis: a step about which nothing can be said.
+      if (parts[2] === 'findings') return json({ run: parts[1], text: '', steps: [], steps_left_out: 0, median_s: null, findings: [] });
+      if (parts[2] === 'steps' && parts[4] === 'report') {
+        return json({
+          run: parts[1], step: Number(parts[3]), text: '', sentence: [], wall_s: 1, running: false, start_ns: String(baseOf(0)), end_ns: String(baseOf(0)), usual: null, findings: [], phases: [],
+          critical_path: { parts: [], totals: [], open: 0, missing_parents: 0, left_out: 0 }, stragglers: { tail: [], tail_count: 0, cost_s: 0, samples: 0 }, idle: { workers: 0, why: [] },
+          health: { groups: { groups: 0 }, truncated: 0, aborted: 0, staleness: { stale: 0 }, cache_hit_rate: null, tools: [], data: { open: 0, missing_parents: 0 } },
+        });
+      }
       if (req.method === 'DELETE') {
         runs.delete(parts[1]);
         return json({});
