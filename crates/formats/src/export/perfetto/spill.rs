@@ -6,8 +6,10 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Reads go through a window of this size: neighbours in time are mostly neighbours in the file.
-const WINDOW: usize = 256 << 10;
+/// Reads go through blocks of this size, of which so many are kept. Many samples go on at the same time, each of them in
+/// order: everyone's next record is in the block of the one before.
+const BLOCK: usize = 16 << 10;
+const BLOCKS: usize = 512;
 
 pub struct Spill {
     memory: Vec<u8>,
@@ -16,8 +18,11 @@ pub struct Spill {
     file: Option<File>,
     in_file: u64,
     folder: std::path::PathBuf,
-    window: Vec<u8>,
-    window_at: u64,
+    /// Block `b` of the file is kept, if at all, at place `b % BLOCKS`.
+    blocks: Vec<u8>,
+    kept: Vec<Option<u64>>,
+    /// A record that lies in several blocks.
+    joined: Vec<u8>,
 }
 
 impl Spill {
@@ -28,8 +33,9 @@ impl Spill {
             file: None,
             in_file: 0,
             folder: folder.to_path_buf(),
-            window: Vec::new(),
-            window_at: 0,
+            blocks: Vec::new(),
+            kept: vec![None; BLOCKS],
+            joined: Vec::new(),
         }
     }
 
@@ -57,6 +63,8 @@ impl Spill {
         file.write_all(&self.memory)?;
         self.in_file += self.memory.len() as u64;
         self.memory.clear();
+        // The last block of the file has grown.
+        self.kept.fill(None);
         Ok(())
     }
 
@@ -66,16 +74,36 @@ impl Spill {
             let from = (at - self.in_file) as usize;
             return Ok(&self.memory[from..from + len]);
         }
-        let Some(file) = &self.file else { return Ok(&[]) };
-        let inside = at >= self.window_at && at + len as u64 <= self.window_at + self.window.len() as u64;
-        if !inside {
-            let wanted = WINDOW.max(len).min((self.in_file - at) as usize);
-            self.window.resize(wanted, 0);
-            file.read_exact_at(&mut self.window, at)?;
-            self.window_at = at;
+        let (first, from) = (at / BLOCK as u64, (at % BLOCK as u64) as usize);
+        if from + len <= BLOCK {
+            let place = self.block(first)?;
+            return Ok(&self.blocks[place + from..place + from + len]);
         }
-        let from = (at - self.window_at) as usize;
-        Ok(&self.window[from..from + len])
+        self.joined.clear();
+        let (mut block, mut from, mut left) = (first, from, len);
+        while left > 0 {
+            let take = left.min(BLOCK - from);
+            let place = self.block(block)? + from;
+            self.joined.extend_from_slice(&self.blocks[place..place + take]);
+            (block, from, left) = (block + 1, 0, left - take);
+        }
+        Ok(&self.joined)
+    }
+
+    /// Where a block of the file is in memory.
+    fn block(&mut self, block: u64) -> io::Result<usize> {
+        let slot = (block % BLOCKS as u64) as usize;
+        let place = slot * BLOCK;
+        if self.kept[slot] != Some(block) {
+            self.blocks.resize(BLOCKS * BLOCK, 0);
+            let at = block * BLOCK as u64;
+            let len = BLOCK.min((self.in_file - at) as usize);
+            if let Some(file) = &self.file {
+                file.read_exact_at(&mut self.blocks[place..place + len], at)?;
+            }
+            self.kept[slot] = Some(block);
+        }
+        Ok(place)
     }
 }
 
@@ -93,16 +121,17 @@ mod tests {
 
     #[test]
     fn what_goes_in_comes_out_from_memory_and_file() {
-        for limit in [10, 1 << 20] {
+        // Records within a block, over its edge, and larger than blocks; a file of more blocks than are kept.
+        for (limit, size, count) in [(10, 37, 1000), (1 << 20, 37, 1000), (4096, 40_000, 700)] {
             let mut spill = Spill::new(&std::env::temp_dir(), limit);
             let mut places = Vec::new();
-            for i in 0..1000u32 {
+            for i in 0..count as u32 {
                 let at = spill.at();
-                let len = spill.push(|out| out.extend_from_slice(&vec![i as u8; (i % 37) as usize])).unwrap();
-                places.push((at, len));
+                let bytes = vec![i as u8; (i as usize * 7919) % size];
+                places.push((at, spill.push(|out| out.extend_from_slice(&bytes)).unwrap()));
             }
             for (i, (at, len)) in places.into_iter().enumerate().rev() {
-                assert_eq!(spill.get(at, len).unwrap(), vec![i as u8; i % 37]);
+                assert!(spill.get(at, len).unwrap() == vec![i as u8; (i * 7919) % size], "record {i}");
             }
         }
     }
