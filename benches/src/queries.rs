@@ -86,6 +86,24 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         median / 10.0,
         "<= 1",
     );
+    let spans_sent = (sent * SPANS as u64) as f64;
+    for (what, query) in [
+        ("find traces by name, newest first", "name=decode*&limit=50"),
+        ("find traces by duration, longest first", "min_duration=1ms&sort=-duration&limit=50"),
+        ("find traces with errors", "status=error&limit=50"),
+    ] {
+        let started = Instant::now();
+        server.get(&format!("/api/v1/traces?{query}"))?;
+        let seconds = started.elapsed().as_secs_f64() * 10e6 / spans_sent;
+        report.row(
+            &format!("{what}, seconds per 10 million spans"),
+            format!("{seconds:.2}"),
+            "limit",
+            "0.3".into(),
+            seconds / 0.3,
+            "<= 1",
+        );
+    }
     let group = "select name, count(*), avg(end_ns - start_ns) from spans group by name";
     let started = Instant::now();
     server.sql(group)?;
@@ -93,7 +111,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let started = Instant::now();
     server.sql(group)?;
     let again = started.elapsed().as_secs_f64();
-    let per_10m = |s: f64| s * 10e6 / (sent * SPANS as u64) as f64;
+    let per_10m = |s: f64| s * 10e6 / spans_sent;
     report.row(
         "group by name, seconds per 10 million spans, first",
         format!("{:.2}", per_10m(first)),
