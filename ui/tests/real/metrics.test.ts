@@ -1,0 +1,80 @@
+// Charts of a run and the series of its engines, in the page of the real binary.
+import { mkdirSync } from 'node:fs';
+import type { Browser, Page } from 'playwright-core';
+import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
+import { launch } from '../page/browser.mjs';
+import { run, serve, type Server } from './server';
+
+const WAIT = { timeout: 60_000 };
+let server: Server;
+let browser: Browser;
+let page: Page;
+let errors: string[];
+
+beforeAll(async () => {
+  mkdirSync('artifacts', { recursive: true });
+  [server, browser] = await Promise.all([serve('serve', [], (dir) => void run('demo', '--no-serve', '--steps', '6', '--samples', '32', '--data', dir)), launch()]);
+});
+afterAll(async () => {
+  await browser?.close();
+  await server?.stop();
+});
+beforeEach(async () => {
+  page = await (await browser.newContext({ viewport: { width: 1280, height: 900 }, colorScheme: 'dark' })).newPage();
+  page.setDefaultTimeout(60_000);
+  errors = [];
+  page.on('pageerror', (e) => errors.push(String(e.stack)));
+  page.on('console', (m) => m.type() === 'error' && errors.push(m.text()));
+});
+afterEach(async () => {
+  await page.context().close();
+  expect(errors).toEqual([]);
+});
+const open = async (hash: string): Promise<void> => {
+  await page.goto('about:blank');
+  await page.goto(`${server.url}/${hash}`);
+};
+const hash = (): Promise<string> => page.evaluate(() => decodeURIComponent(location.hash));
+
+it('metrics: a chart a name, filter, scale, smoothing, pins, zoom shared by all, and a way to the step', async () => {
+  await open('#/run/demo/metrics');
+  await page.locator('[data-filter]').fill('reward');
+  const charts = page.locator('section.panel');
+  await expect.poll(() => charts.count(), WAIT).toBeGreaterThan(0);
+  const first = charts.first();
+  const name = (await first.getAttribute('aria-label'))!;
+  expect(name).toContain('reward');
+  await expect.poll(() => first.locator('canvas').count(), WAIT).toBeGreaterThan(0);
+  await page.getByRole('button', { name: 'log' }).click();
+  await expect.poll(hash, WAIT).toContain('log=1');
+  await page.getByLabel(/^smooth/).fill('0.5');
+  await expect.poll(hash, WAIT).toContain('smooth=0.5');
+  await page.getByRole('button', { name: `Pin ${name}`, exact: true }).click();
+  await page.getByText('★ pinned').waitFor();
+  await page.screenshot({ path: 'artifacts/real-metrics.png' });
+  // A drag on one chart zooms them all, and the address keeps it.
+  const box = (await first.locator('canvas').boundingBox())!;
+  await page.mouse.move(box.x + box.width * 0.4, box.y + box.height / 2);
+  await page.mouse.down();
+  await page.mouse.move(box.x + box.width * 0.8, box.y + box.height / 2, { steps: 5 });
+  await page.mouse.up();
+  await expect.poll(hash, WAIT).toContain('zoom=');
+  await page.getByRole('button', { name: 'All of it' }).click();
+  await expect.poll(hash, WAIT).not.toContain('zoom=');
+  await first.getByRole('link').first().click();
+  await expect.poll(hash, WAIT).toMatch(/timeline\?.*step=\d/);
+});
+
+it('serving: panels of the engines, one line each or a rank each, and the trace level for all', async () => {
+  await open('#/run/demo/serving');
+  await page.getByText('Queues').waitFor();
+  await expect.poll(() => page.locator('canvas').count(), WAIT).toBeGreaterThan(4);
+  await page.getByRole('button', { name: 'each rank' }).click();
+  await expect.poll(hash, WAIT).toContain('by=rank');
+  await page.getByLabel('Trace level').selectOption('1');
+  await page.getByText('set for SDKs').waitFor();
+  expect(await (await fetch(`${server.url}/api/v1/trace-level`)).json()).toEqual({ level: 1 });
+  await page.getByLabel('Trace level').selectOption('');
+  await expect.poll(async () => (await fetch(`${server.url}/api/v1/trace-level`)).json(), WAIT).toEqual({ level: null });
+  await page.screenshot({ path: 'artifacts/real-serving.png' });
+});
