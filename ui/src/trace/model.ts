@@ -69,15 +69,24 @@ export interface Trace {
   spanId: (row: number) => string;
 }
 
+/** Dictionaries of several batches were joined on the way: a text may stand in them more than once, but must not here. */
+export function distinct(keys: Int32Array, dictionary: string[]): Texts {
+  const list = [...new Set(dictionary)];
+  if (list.length === dictionary.length) return { of: keys, list };
+  const place = new Map(list.map((text, i) => [text, i]));
+  const of = Int32Array.from(dictionary, (text) => place.get(text)!);
+  return { of: keys.map((k) => (k < 0 ? -1 : of[k])), list };
+}
+
 function texts(v: Vector): Texts {
   const dictionary = v.dictionary;
   if (!dictionary) throw new Error('a text column without a dictionary');
   const list = Array.from({ length: dictionary.length }, (_, i) => String(valueAt(dictionary, i) ?? ''));
   const keys = v.values as Int32Array;
-  if (v.nullCount === 0 || !v.validity) return { of: keys, list };
+  if (v.nullCount === 0 || !v.validity) return distinct(keys, list);
   const of = new Int32Array(v.length);
   for (let i = 0; i < v.length; i++) of[i] = v.validity[i >> 3] & (1 << (i & 7)) ? keys[i] : -1;
-  return { of, list };
+  return distinct(of, list);
 }
 
 export function decode(bytes: Uint8Array<ArrayBuffer>): Trace {

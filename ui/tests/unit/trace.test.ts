@@ -1,6 +1,6 @@
 // A trace's rows: what is shown when parts are folded, what is found, clocks, lanes, sums.
 import { describe, expect, it } from 'vitest';
-import { byName, corrected, foldBelow, indexOf, JOINED, lanes, REPEATED, search, visible, type Summary, type Trace } from '../../src/trace/model';
+import { byName, corrected, distinct, foldBelow, indexOf, JOINED, lanes, REPEATED, search, visible, type Summary, type Trace } from '../../src/trace/model';
 
 type Row = { name: string; parent: number; start: number; end: number; lane?: string; host?: string; flags?: number; service?: string };
 
@@ -36,6 +36,12 @@ const tree = make([
   { name: 'prefill', parent: 3, start: 10, end: 30 },
   { name: 'decode', parent: 3, start: 30, end: 90 },
 ]);
+
+it('a text that stands in the dictionary twice is one text', () => {
+  const { of, list } = distinct(Int32Array.from([0, 1, 2, -1, 3]), ['a', 'b', 'a', 'c']);
+  expect(list).toEqual(['a', 'b', 'c']);
+  expect([...of]).toEqual([0, 1, 0, -1, 2]);
+});
 
 describe('folding', () => {
   it('steps over what is folded', () => {
