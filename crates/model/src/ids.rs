@@ -54,11 +54,27 @@ fn is_lower_hex(text: &str) -> bool {
     text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-fn decode_hex(text: &str) -> Option<Vec<u8>> {
-    if text.is_empty() || text.len() > 64 {
+/// The bytes of an id in hex, of at most 32 bytes. Decoded in place: every span has two or three.
+fn decode_hex(text: &str) -> Option<Decoded> {
+    let mut raw = Decoded { bytes: [0; 32], len: text.len() / 2 };
+    if text.is_empty() || raw.len > raw.bytes.len() {
         return None;
     }
-    hex::decode(text).ok()
+    hex::decode_to_slice(text, &mut raw.bytes[..raw.len]).ok()?;
+    Some(raw)
+}
+
+struct Decoded {
+    bytes: [u8; 32],
+    len: usize,
+}
+
+impl std::ops::Deref for Decoded {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
 }
 
 pub fn is_zero(id: &[u8]) -> bool {

@@ -13,6 +13,7 @@ use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
 use futures::StreamExt;
+use futures::future::BoxFuture;
 use rollscope_model::{Table, TraceId};
 use rollscope_store::{Snapshot, SnapshotSource};
 use tokio::runtime::Runtime;
@@ -169,7 +170,19 @@ impl Engine {
         self.start(sql, max_rows, deadline, self.inner.register(sql), None).await
     }
 
-    async fn start(
+    /// Boxed, as is every way into DataFusion: the body of an `async fn` is compiled again in each crate that awaits it.
+    fn start<'a>(
+        &'a self,
+        sql: &'a str,
+        max_rows: usize,
+        deadline: Instant,
+        registration: Registration,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> BoxFuture<'a, Result<Running, QueryError>> {
+        Box::pin(self.start_here(sql, max_rows, deadline, registration, permit))
+    }
+
+    async fn start_here(
         &self,
         sql: &str,
         max_rows: usize,
@@ -253,12 +266,12 @@ impl Engine {
 
     /// The rows that a filter on an id leaves. A plan made by hand: bloom filters leave one or two segments, and nothing
     /// is optimised that is known to be good.
-    async fn look_up(&self, table: Table, what: &str, filter: Expr) -> Result<Vec<RecordBatch>, QueryError> {
+    fn look_up(&self, table: Table, what: &str, filter: Expr) -> BoxFuture<'_, Result<Vec<RecordBatch>, QueryError>> {
         let inner = &*self.inner;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, what));
-        self.direct(async move {
+        Box::pin(self.direct(async move {
             let mut state = sessions.open(&snapshot, &progress)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
             let schema = DFSchema::try_from(tables::schema(table))?;
@@ -269,8 +282,7 @@ impl Engine {
             let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
             let batches = collect(plan, state.task_ctx()).await?;
             Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
-        })
-        .await
+        }))
     }
 
     /// Size and range of every table, from the manifest and the tail alone.
@@ -280,19 +292,18 @@ impl Engine {
 
     /// The rows of `runs`, newest first, with `first_ns`, `last_ns`, `spans` and `samples` of each run; these come from
     /// the manifest and the tail, without reading any spans. Runs that sent data but no row of their own are there too.
-    pub async fn runs(&self) -> Result<RecordBatch, QueryError> {
+    pub fn runs(&self) -> BoxFuture<'_, Result<RecordBatch, QueryError>> {
         let inner = &*self.inner;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, "list of runs"));
-        self.direct(async move {
+        Box::pin(self.direct(async move {
             let state = sessions.open(&snapshot, &progress)?;
             let table = sessions.table(&snapshot, Table::Runs, &progress);
             let plan = Arc::new(CoalescePartitionsExec::new(table.plan(&state, None, &[], None, None)?));
             let rows = collect(plan, state.task_ctx()).await?;
             Ok(describe::runs(&snapshot, &rows)?)
-        })
-        .await
+        }))
     }
 
     /// Every column of every table with its type and meaning, virtual columns included.

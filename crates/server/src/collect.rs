@@ -10,6 +10,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::get;
+use futures::future::BoxFuture;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -44,7 +45,14 @@ pub struct Collector {
 
 impl Collector {
     /// Binds `otlp_grpc` and `otlp_http` of the configuration, opens the files, and serves.
-    pub async fn start(config: &ServerConfig, files: &CollectFiles) -> Result<Collector, StartError> {
+    pub fn start<'a>(
+        config: &'a ServerConfig,
+        files: &'a CollectFiles,
+    ) -> BoxFuture<'a, Result<Collector, StartError>> {
+        Box::pin(Collector::start_here(config, files))
+    }
+
+    async fn start_here(config: &ServerConfig, files: &CollectFiles) -> Result<Collector, StartError> {
         if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
             return Err(StartError::EmptyToken);
         }

@@ -38,6 +38,7 @@ use axum::middleware::{from_fn_with_state, map_response};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use bytes::Bytes;
+use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rollscope_query::Engine;
 use rollscope_store::Store;
@@ -164,7 +165,12 @@ pub struct Server {
 
 impl Server {
     /// Binds everything, then serves. The store stays the caller's to close, after [`Server::shutdown`].
-    pub async fn start(config: &ServerConfig, store: Store, engine: Engine) -> Result<Server, StartError> {
+    /// Boxed, so that the whole server is compiled here and not once more in each program that starts it.
+    pub fn start(config: &ServerConfig, store: Store, engine: Engine) -> BoxFuture<'_, Result<Server, StartError>> {
+        Box::pin(Server::start_here(config, store, engine))
+    }
+
+    async fn start_here(config: &ServerConfig, store: Store, engine: Engine) -> Result<Server, StartError> {
         if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
             return Err(StartError::EmptyToken);
         }

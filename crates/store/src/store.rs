@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
+use futures::future::BoxFuture;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rollscope_model::Table;
 use rollscope_model::time::now_ns;
@@ -153,7 +154,12 @@ pub struct Health {
 
 impl Store {
     /// Opens or creates a store, replays the log, and starts the writer. Must be called inside a tokio runtime.
-    pub async fn open(options: StoreOptions) -> Result<Store, StoreError> {
+    /// Boxed, so that it is compiled here and not once more in each crate that opens a store.
+    pub fn open(options: StoreOptions) -> BoxFuture<'static, Result<Store, StoreError>> {
+        Box::pin(Store::open_here(options))
+    }
+
+    async fn open_here(options: StoreOptions) -> Result<Store, StoreError> {
         let dir = options.dir.clone();
         let wal_dir = dir.join("wal");
         std::fs::create_dir_all(&wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
@@ -258,9 +264,11 @@ impl Store {
     }
 
     /// Merges small segments and compresses what was written in a hurry.
-    pub async fn compact(&self) -> Result<(), StoreError> {
-        self.flush().await?;
-        crate::maintain::compact(&self.shared, true).await
+    pub fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            self.flush().await?;
+            crate::maintain::compact(&self.shared, true).await
+        })
     }
 
     /// Deletes everything of a run. False if there was nothing.

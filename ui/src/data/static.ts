@@ -16,7 +16,7 @@
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
 // | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of `Packed::order` (the timeline block without the rows that `pack` made up), `chunk_rows` (4096) to a chunk. |
 // | `rs-links-R-S` | where there are any; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
-// | `rs-conversations-R-S` | where there are any; Arrow IPC stream of the conversations table for that step |
+// | `rs-conversations-R-S-C` | where there are any; Arrow IPC stream, part C of the conversations table for that step |
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
@@ -33,7 +33,7 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string; conversations?: string }[];
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string; conversations?: string[] }[];
   }[];
   /** What was left out to keep the file small, for people. */
   notes?: string[];

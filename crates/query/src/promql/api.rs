@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use promql_parser::label::Matcher;
 use promql_parser::parser::{self, Expr};
 use rollscope_model::Table;
@@ -85,7 +86,18 @@ pub struct SeriesInfo {
 
 impl Engine {
     /// Evaluates at every `step` from `start` to `end`, in milliseconds. An instant query has `start == end`.
-    pub async fn promql(
+    pub fn promql<'a>(
+        &'a self,
+        query: PromQuery,
+        start: i64,
+        end: i64,
+        step: i64,
+        limits: &'a PromLimits,
+    ) -> BoxFuture<'a, Result<Answer, QueryError>> {
+        Box::pin(self.evaluate(query, start, end, step, limits))
+    }
+
+    async fn evaluate(
         &self,
         query: PromQuery,
         start: i64,
@@ -121,24 +133,23 @@ impl Engine {
     }
 
     /// Series that match any of the selectors (all of them if there is none) and have a sample between two times.
-    pub async fn promql_series(
+    pub fn promql_series(
         &self,
         selectors: Vec<Vec<Matcher>>,
         start: i64,
         end: i64,
         limits: &PromLimits,
-    ) -> Result<Vec<SeriesInfo>, QueryError> {
+    ) -> BoxFuture<'_, Result<Vec<SeriesInfo>, QueryError>> {
         let selectors = if selectors.is_empty() { vec![Vec::new()] } else { selectors };
         let limit = limits.promql_max_series;
-        self.with_table(Table::Series, "list of series".into(), move |state, table| async move {
+        Box::pin(self.with_table(Table::Series, "list of series".into(), move |state, table| async move {
             let mut all: BTreeMap<Labels, String> = BTreeMap::new();
             for matchers in selectors {
                 let wanted = Wanted { matchers, from: start.saturating_sub(1), to: end };
                 all.extend(source::list(&state, &table, &wanted, limit).await?);
             }
             Ok(all.into_iter().map(|(labels, kind)| SeriesInfo { labels, kind }).collect())
-        })
-        .await
+        }))
     }
 }
 

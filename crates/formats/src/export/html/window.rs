@@ -16,6 +16,9 @@ use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arr
 /// The columns that a timeline is packed from; all others go into the blocks of attributes.
 const TIMELINE: [&str; 15] = timeline::COLUMNS;
 
+/// Conversations are packed as they come, in blocks of about this size.
+const CONVERSATIONS_BYTES: usize = 4 << 20;
+
 /// What a packed block is.
 #[derive(Clone, Copy)]
 enum Part {
@@ -37,6 +40,7 @@ pub struct Window<'a> {
     samples: Vec<RecordBatch>,
     links: Vec<RecordBatch>,
     conversations: Vec<RecordBatch>,
+    conversation_bytes: usize,
     conversations_left_out: u64,
     /// Rest of the spans that wait for a full chunk, and how many they are.
     waiting: Vec<RecordBatch>,
@@ -56,7 +60,7 @@ impl<'a> Window<'a> {
                     timeline: format!("timeline-{name}"),
                     samples: format!("samples-{name}"),
                     links: None,
-                    conversations: None,
+                    conversations: Vec::new(),
                     attrs: Vec::new(),
                     chunk_rows: CHUNK_ROWS,
                 }
@@ -72,6 +76,7 @@ impl<'a> Window<'a> {
             samples: Vec::new(),
             links: Vec::new(),
             conversations: Vec::new(),
+            conversation_bytes: 0,
             conversations_left_out: 0,
             waiting: Vec::new(),
             waiting_rows: 0,
@@ -104,6 +109,10 @@ impl<'a> Window<'a> {
                 } else {
                     self.pages.iter_mut().for_each(|p| p.conversation_bytes += bytes);
                     self.conversations.push(batch);
+                    self.conversation_bytes += bytes;
+                    if self.conversation_bytes >= CONVERSATIONS_BYTES {
+                        self.pack_conversations()?;
+                    }
                 }
             }
             Table::Runs => {
@@ -147,6 +156,12 @@ impl<'a> Window<'a> {
         self.pack(Part::Attrs, parts)
     }
 
+    fn pack_conversations(&mut self) -> Result<(), ArrowError> {
+        self.conversation_bytes = 0;
+        let batches = std::mem::take(&mut self.conversations);
+        self.pack(Part::Conversations, batches)
+    }
+
     fn pack(&mut self, part: Part, batches: Vec<RecordBatch>) -> Result<(), ArrowError> {
         if batches.is_empty() {
             return Ok(());
@@ -174,17 +189,20 @@ impl<'a> Window<'a> {
             empty if empty.is_empty() => vec![RecordBatch::new_empty(Table::Samples.schema())],
             rows => rows,
         };
-        let links = std::mem::take(&mut self.links);
-        let conversations = std::mem::take(&mut self.conversations);
-        for (part, rows) in [(Part::Samples, samples), (Part::Links, links), (Part::Conversations, conversations)] {
+        let job = move || {
+            let options = timeline::Options { source: true, ..timeline::Options::default() };
+            let packed = timeline::pack(&timeline, options).map_err(io::Error::other)?;
+            drop(timeline);
+            arrow_block(&[packed])
+        };
+        // The largest first: the others are packed beside it.
+        let (pages, entries) = (&mut self.pages, &mut self.entries);
+        self.pool.submit(Part::Timeline, job, &mut |part, packed| write(pages, entries, part, &packed))?;
+        self.pack_conversations().map_err(io::Error::other)?;
+        for (part, rows) in [(Part::Samples, samples), (Part::Links, std::mem::take(&mut self.links))] {
             self.pack(part, rows).map_err(io::Error::other)?;
         }
         let (pages, entries) = (&mut self.pages, &mut self.entries);
-        let job = move || {
-            let options = timeline::Options { source: true, ..timeline::Options::default() };
-            arrow_block(&[timeline::pack(&timeline, options).map_err(io::Error::other)?])
-        };
-        self.pool.submit(Part::Timeline, job, &mut |part, packed| write(pages, entries, part, &packed))?;
         self.pool.drain(&mut |part, packed| write(pages, entries, part, &packed))?;
         let facts = self.gather.finish();
         for (page, entry) in self.pages.into_iter().zip(self.entries) {
@@ -215,8 +233,12 @@ fn write(pages: &mut [&mut Page], entries: &mut [WindowEntry], part: Part, packe
                 name
             }
             Part::Conversations => {
-                let name = entry.timeline.replacen("timeline", "conversations", 1);
-                entry.conversations = Some(name.clone());
+                let name = format!(
+                    "{}-{}",
+                    entry.timeline.replacen("timeline", "conversations", 1),
+                    entry.conversations.len()
+                );
+                entry.conversations.push(name.clone());
                 name
             }
             Part::Attrs => {

@@ -32,6 +32,8 @@ pub const MAX_SAMPLES: u64 = 50_000_000;
 pub const MAX_UNPACKED_BYTES: u64 = 4 << 30;
 /// Samples a worker counts at a time.
 const CHUNK: usize = 64;
+/// How often in a pass the file's pages are given back.
+const FORGET_TIMES: u64 = 16;
 
 /// A rollout dump, read.
 pub struct Dump {
@@ -141,8 +143,14 @@ impl Dump {
         self.done.clone()
     }
 
+    /// Now and then the parts of the file that were looked at are given back, lest they count as our memory.
     pub(crate) fn went_through(&self, samples: usize) {
-        self.done.fetch_add(samples as u64, Ordering::Relaxed);
+        let before = self.done.fetch_add(samples as u64, Ordering::Relaxed);
+        let stretch = (self.samples.len() as u64 / FORGET_TIMES).max(1);
+        if before / stretch != (before + samples as u64) / stretch {
+            let source = self.torch.heap.source();
+            source.forget(0, source.len());
+        }
     }
 
     /// The samples as they stand in the file.

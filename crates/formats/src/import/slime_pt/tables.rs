@@ -1,5 +1,7 @@
 //! Samples of a dump as rows of `samples`, `spans`, `conversations` and `runs`.
 
+use std::borrow::Cow;
+
 use arrow::array::RecordBatch;
 use rollscope_model::build::{
     ConversationsBuilder, NewConversation, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
@@ -388,8 +390,7 @@ impl<'a> Maker<'a> {
             self.made.rejected += 1;
             return Ok(());
         };
-        let text = |id: &[u8]| String::from_utf8_lossy(id).trim_start_matches('\0').to_string();
-        let own = (item.state != State::Instant && !event.span_id.is_empty()).then(|| text(&event.span_id));
+        let own = (item.state != State::Instant && !event.span_id.is_empty()).then(|| id_text(&event.span_id));
         let (mut span_id, canonical) = match &own {
             Some(own) => ids::span_id_from_text(own),
             None => (derived_id(trace_id, item.event), true),
@@ -403,7 +404,7 @@ impl<'a> Maker<'a> {
             Parent::Named => Some(&event.parent_id),
             Parent::Inferred(start) => Some(&row.events[start as usize].span_id),
         };
-        let parent = parent.map(|id| text(id));
+        let parent = parent.map(|id| id_text(id));
         let parent_id = parent.as_deref().map(ids::span_id_from_text);
         let end_attrs = match item.state {
             State::OrphanEnd => raw.attrs,
@@ -480,6 +481,14 @@ impl<'a> Maker<'a> {
             ..NewSpan::default()
         });
         self.added(bytes + event.name.len())
+    }
+}
+
+/// An id as text; what was no text was given a leading NUL.
+fn id_text(id: &[u8]) -> Cow<'_, str> {
+    match std::str::from_utf8(id) {
+        Ok(id) => Cow::Borrowed(id.trim_start_matches('\0')),
+        Err(_) => Cow::Owned(String::from_utf8_lossy(id).trim_start_matches('\0').to_string()),
     }
 }
 

@@ -119,6 +119,12 @@ impl Heap {
 
     // ---- making, for the reader of pickles ----
 
+    /// Room for what a pickle of so many bytes usually holds.
+    pub(super) fn reserve(&mut self, bytes: usize) {
+        self.objects.reserve(bytes / 48);
+        self.slots.reserve(bytes / 16);
+    }
+
     fn object(&mut self, tag: Tag, obj: Obj) -> Result<Value, ImportError> {
         let number = self.objects.len() as u64;
         limits::check("values in the file", "MAX_OBJECTS", number, limits::MAX_OBJECTS)?;

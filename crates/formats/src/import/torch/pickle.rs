@@ -28,7 +28,8 @@ pub(super) struct Machine {
 /// Pickles number what they remember from 0 up; others may use any number.
 #[derive(Default)]
 struct Memo {
-    dense: Vec<Option<Value>>,
+    /// [`Value::ABSENT`] where a number was passed over.
+    dense: Vec<Value>,
     sparse: HashMap<u64, Value>,
 }
 
@@ -36,11 +37,11 @@ impl Memo {
     fn put(&mut self, at: u64, value: Value) -> Result<(), ImportError> {
         let len = self.dense.len() as u64;
         if at < len {
-            self.dense[at as usize] = Some(value);
+            self.dense[at as usize] = value;
         } else if at <= len + 1024 {
             limits::check("remembered values", "MAX_MEMO", at, limits::MAX_MEMO)?;
-            self.dense.resize(at as usize, None);
-            self.dense.push(Some(value));
+            self.dense.resize(at as usize, Value::ABSENT);
+            self.dense.push(value);
         } else {
             self.sparse.insert(at, value);
         }
@@ -49,7 +50,7 @@ impl Memo {
 
     fn get(&self, at: u64) -> Option<Value> {
         match self.dense.get(at as usize) {
-            Some(Some(value)) => Some(*value),
+            Some(value) if *value != Value::ABSENT => Some(*value),
             _ => self.sparse.get(&at).copied(),
         }
     }
@@ -85,6 +86,11 @@ impl Machine {
         self.stack.clear();
         self.marks.clear();
         self.memo = Memo::default();
+        // Address space, not memory: pages that are never written to are never there. To grow a step at a time would
+        // copy, and hold the old and the new place at once.
+        let bytes = self.end.saturating_sub(start);
+        self.memo.dense.reserve(bytes / 12);
+        self.heap.reserve(bytes);
         let source = self.src.clone();
         let src: &[u8] = &source[..self.end];
         loop {

@@ -51,6 +51,8 @@ impl Value {
     pub const NONE: Value = Value::tagged(Tag::None, 0);
     pub const TRUE: Value = Value::tagged(Tag::Bool, 1);
     pub const FALSE: Value = Value::tagged(Tag::Bool, 0);
+    /// No value of any pickle.
+    pub(super) const ABSENT: Value = Value(u64::MAX);
 
     pub const fn tagged(tag: Tag, payload: u64) -> Value {
         Value(BOXED | (tag as u64) << TAG_SHIFT | payload & PAYLOAD)
