@@ -10,6 +10,7 @@ mod config;
 mod context;
 mod core;
 mod held;
+mod no_span;
 mod row;
 mod sender;
 mod sglang;
@@ -311,7 +312,7 @@ fn advance_clock(ns: u64) {
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<span::Span>()?;
-    module.add_class::<span::NoSpan>()?;
+    module.add_class::<no_span::NoSpan>()?;
     module.add_class::<context::SpanContext>()?;
     module.add_class::<context::Attached>()?;
     module.add_function(wrap_pyfunction!(configure, module)?)?;

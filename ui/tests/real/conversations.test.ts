@@ -28,6 +28,16 @@ beforeAll(async () => {
   [server, browser] = await Promise.all([serve('demo', ['--steps', '4', '--samples', '32']), launch()]);
   const now = Date.now();
   await send(server, 'hostile', [{ id: 187, trace: 170, name: 'chat', start: now, end: now + 1, attrs: { 'gen_ai.input.messages': JSON.stringify(HOSTILE) } }]);
+  const said = (answer: string): Record<string, unknown> => ({
+    'gen_ai.input.messages': JSON.stringify([{ role: 'user', content: 'What is 6 times 7?' }]),
+    'gen_ai.output.messages': JSON.stringify([{ role: 'assistant', content: answer }]),
+    'rl.step': 3, 'rl.sample.id': 's7',
+  });
+  await send(server, 'retried', [
+    { id: 1, trace: 171, name: 'chat', start: now, end: now + 1, attrs: { ...said('It is 43.'), 'rl.attempt': 0 } },
+    { id: 2, trace: 171, name: 'chat', start: now + 5, end: now + 6, attrs: { ...said('It is 42.'), 'rl.attempt': 1 } },
+  ]);
+  for (let i = 0; i < 600 && (await get('/api/v1/conversations?limit=0&run=retried')).total < 2; i++) await new Promise((r) => setTimeout(r, 100));
   // The index follows what is written.
   for (let i = 0; i < 600 && (await get('/api/v1/conversations?limit=0&run=hostile')).total < 1; i++) await new Promise((r) => setTimeout(r, 100));
 });
@@ -135,6 +145,18 @@ it('is read with the keyboard, message by message, with its timing', async () =>
   await back.waitFor({ timeout: 30_000 });
   await back.click();
   await expect.poll(() => page.locator('article.current').getAttribute('data-message'), WAIT).toBe(message);
+});
+
+it('shows the attempts of one sample side by side', async () => {
+  const tried = (await get('/api/v1/conversations?run=retried&sort=time&messages=false')).conversations;
+  await open(`#/conversation?id=${encodeURIComponent(tried[1].id)}`);
+  await page.getByRole('link', { name: '2 attempts' }).click();
+  await page.getByRole('heading', { name: 'Sample s7' }).waitFor(WAIT);
+  const heads = await page.locator('thead .head a').allInnerTexts();
+  expect(heads).toEqual(['attempt 0', 'attempt 1']);
+  await page.getByText('It is 43.').waitFor(WAIT);
+  await page.getByText('1 message in common').waitFor(WAIT);
+  await page.screenshot({ path: 'artifacts/conversation-attempts.png' });
 });
 
 it('a link to a message opens there', async () => {

@@ -396,11 +396,29 @@ fn write_one(
     cache: Option<&Path>,
     page: &Path,
     stamp: Stamp,
+    together: Option<&mut Pending>,
+) -> anyhow::Result<()> {
+    // Side by side: while one waits for the disk, the other works.
+    std::thread::scope(|scope| {
+        let cache = cache.map(|file| {
+            scope.spawn(move || {
+                let now = now_ns() as f64 / 1e9;
+                slime_cache::write_file(dump, file, now).with_context(|| file.display().to_string())
+            })
+        });
+        let page = write_page(dump, args, page, stamp, together);
+        let cache = cache.map_or(Ok(()), |c| c.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        cache.and(page)
+    })
+}
+
+fn write_page(
+    dump: &Dump,
+    args: &ViewArgs,
+    page: &Path,
+    stamp: Stamp,
     mut together: Option<&mut Pending>,
 ) -> anyhow::Result<()> {
-    if let Some(cache) = cache {
-        slime_cache::write_file(dump, cache, now_ns() as f64 / 1e9).with_context(|| cache.display().to_string())?;
-    }
     let run = run_of(dump.path(), args);
     let options = ImportOptions { run: Some(run.clone()) };
     atomically(page, |file| -> anyhow::Result<()> {

@@ -453,7 +453,11 @@ impl Heap {
     }
 
     pub fn str(&self, value: Value) -> Option<Cow<'_, str>> {
-        self.str_bytes(value).map(String::from_utf8_lossy)
+        // Nearly all text is whole, and that is checked faster than it is mended.
+        self.str_bytes(value).map(|bytes| match std::str::from_utf8(bytes) {
+            Ok(text) => Cow::Borrowed(text),
+            Err(_) => String::from_utf8_lossy(bytes),
+        })
     }
 
     /// Bytes objects that stand in the file as they are. Others: [`Heap::bytes`].

@@ -1,0 +1,268 @@
+//! slime's traces on our core: the carrier on the sample is kept exactly as slime keeps it, and the same spans go out live.
+//!
+//! A span over a group of samples is one span on each; they are recorded together. The nesting of each trace is a stack in
+//! a context variable, so inside a group span the parent of a sample's own span is that sample's group span.
+
+mod carrier;
+mod frame;
+mod ids;
+mod span;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+use smallvec::SmallVec;
+
+use carrier::{
+    Common, TraceHandle, bind_carrier, bind_sample, collect, copy, ensure, fill, from_handle, handle_of, seconds,
+    template,
+};
+use frame::{Frame, current_frame, parent_of};
+use ids::{Ids, current_step, event_id, identity, span_id_of, trace_id_of};
+pub use span::SlimeSpan;
+
+use crate::clock;
+use crate::core::{self, Signal};
+use crate::row::{KIND_INTERNAL, Row, STATUS_UNSET};
+use crate::span::{Instant, instant};
+use crate::value;
+use crate::wire::{self, attrs_of};
+
+fn swallow<T>(py: Python<'_>, result: PyResult<T>) -> Option<T> {
+    match result {
+        Ok(value) => Some(value),
+        Err(error) => {
+            if let Some(core) = core::core() {
+                core.counters.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+            let _ = py
+                .import("rollscope._errors")
+                .and_then(|m| m.getattr("swallowed"))
+                .and_then(|f| f.call1((error.into_value(py),)));
+            None
+        }
+    }
+}
+
+/// A span on every target; see slime's function of this name.
+#[pyfunction]
+#[pyo3(signature = (target, name, *, attrs = None, record_error = true))]
+fn trace_span(target: Py<PyAny>, name: Py<PyAny>, attrs: Option<Py<PyAny>>, record_error: bool) -> SlimeSpan {
+    SlimeSpan::new(target, name, attrs, record_error)
+}
+
+/// An instant on every target; see slime's function of this name.
+#[pyfunction]
+#[pyo3(signature = (target, name, *, attrs = None))]
+fn trace_event(py: Python<'_>, target: &Bound<'_, PyAny>, name: &Bound<'_, PyAny>, attrs: Option<&Bound<'_, PyAny>>) {
+    let now = clock::now_ns();
+    let _ = swallow(py, put_instants(py, target, name, attrs, now, None));
+}
+
+fn put_instants<'py>(
+    py: Python<'py>,
+    target: &Bound<'py, PyAny>,
+    name: &Bound<'py, PyAny>,
+    attrs: Option<&Bound<'py, PyAny>>,
+    time_ns: u64,
+    time: Option<Bound<'py, PyAny>>,
+) -> PyResult<()> {
+    let mut targets = Vec::new();
+    collect(target, &mut targets, 0)?;
+    if targets.is_empty() {
+        return Ok(());
+    }
+    let attrs = attrs.filter(|a| a.is_truthy().unwrap_or(false));
+    let frame = current_frame(py);
+    let time = time.unwrap_or_else(|| seconds(py, time_ns));
+    let blank = template(py, &Common { kind: "event", name: name.clone(), time })?;
+    let live = core::core().filter(|_| core::level() > 0);
+    let step = current_step(py);
+    let mut encoded = SmallVec::<[u8; 256]>::new();
+    let mut count = 0;
+    if let (Some(_), Some(attrs)) = (live, attrs) {
+        count = value::put_dict(&mut encoded, attrs_of::SPAN, attrs, 0).0;
+    }
+    let text = live.map(|_| value::text_of(name)).unwrap_or_default();
+    for (index, target) in targets.iter().enumerate() {
+        let trace_id = trace_id_of(&target.trace);
+        let parent = target.parent.clone().or_else(|| parent_of(frame.as_ref(), &trace_id, index));
+        let event = fill(&blank, target)?;
+        if let Some(parent) = &parent {
+            event.set_item(intern!(py, "parent_span_id"), parent)?;
+        }
+        if let Some(attrs) = attrs {
+            event.set_item(intern!(py, "attrs"), copy(attrs)?)?;
+        }
+        let place = target.events.len() as u32;
+        target.events.append(&event)?;
+        if let Some(core) = live {
+            let mut ids = Ids::new();
+            let ids_count = identity(target, step, &mut ids);
+            let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p.as_bytes()));
+            instant(
+                core,
+                &Instant {
+                    name: text.as_bytes(),
+                    time_ns,
+                    trace_id,
+                    span_id: event_id(&trace_id, place),
+                    parent_id: parent,
+                    identity: (&ids, ids_count),
+                    attrs: &encoded,
+                    count: count as u32,
+                },
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Makes sure that a sample has a carrier; raises what is wrong with it.
+#[pyfunction]
+fn bind<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
+    match bind_sample(sample)? {
+        Some(target) => handle_of(sample.py(), &target),
+        None => Err(PyTypeError::new_err("a sample has index and group_index")),
+    }
+}
+
+/// The same for a carrier without a sample.
+#[pyfunction]
+#[pyo3(signature = (carrier, trace_id = None, sample_id = None, group_id = None, attempt = None, parent_span_id = None))]
+fn bind_parts<'py>(
+    py: Python<'py>,
+    carrier: Option<Bound<'py, PyDict>>,
+    trace_id: Option<Bound<'py, PyAny>>,
+    sample_id: Option<Bound<'py, PyAny>>,
+    group_id: Option<Bound<'py, PyAny>>,
+    attempt: Option<Bound<'py, PyAny>>,
+    parent_span_id: Option<Bound<'py, PyAny>>,
+) -> PyResult<Py<PyAny>> {
+    let or_none = |value: Option<Bound<'py, PyAny>>| value.unwrap_or_else(|| py.None().into_bound(py));
+    let mut target = ensure(py, carrier, trace_id, or_none(sample_id), or_none(group_id), attempt)?;
+    target.parent = parent_span_id.and_then(|p| p.cast_into::<PyString>().ok());
+    handle_of(py, &target)
+}
+
+/// The handles of a target, flat; empty for what is no target.
+#[pyfunction]
+fn coerce_handles<'py>(target: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    let py = target.py();
+    let mut targets = Vec::new();
+    collect(target, &mut targets, 0)?;
+    let handles = PyList::empty(py);
+    for target in &targets {
+        match &target.handle {
+            Some(handle) => handles.append(handle)?,
+            None => handles.append(handle_of(py, target)?)?,
+        }
+    }
+    Ok(handles)
+}
+
+/// The innermost open span of a trace, or `None`.
+#[pyfunction]
+fn current_parent<'py>(py: Python<'py>, trace_id: &Bound<'py, PyAny>) -> Option<Bound<'py, PyString>> {
+    parent_of(current_frame(py).as_ref(), &trace_id_of(trace_id), 0)
+}
+
+/// Handles of the innermost span, whatever its traces; empty without one.
+#[pyfunction]
+fn current_handles(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
+    let handles = PyList::empty(py);
+    if let Some(frame) = current_frame(py) {
+        for (carrier, handle) in &frame.get().targets {
+            match handle {
+                Some(handle) => handles.append(handle)?,
+                None => handles.append(bind_carrier(carrier.bind(py))?)?,
+            }
+        }
+    }
+    Ok(handles)
+}
+
+/// A finished span of the past on the wire: a segment that the engine reported afterwards.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)]
+fn emit_child<'py>(
+    py: Python<'py>,
+    handle: &Bound<'py, PyAny>,
+    name: &str,
+    span_id: &str,
+    parent: &str,
+    start_s: f64,
+    end_s: f64,
+    attrs: Option<&Bound<'py, PyAny>>,
+    index: i64,
+) -> PyResult<()> {
+    let Some(core) = core::core().filter(|_| core::level() > 0) else { return Ok(()) };
+    let target = from_handle(handle)?;
+    let trace_id = trace_id_of(&target.trace);
+    let mut ids = Ids::new();
+    let ids_count = identity(&target, current_step(py), &mut ids);
+    let mut encoded = SmallVec::<[u8; 256]>::new();
+    let count = attrs.map_or(0, |a| value::put_dict(&mut encoded, attrs_of::SPAN, a, 0).0);
+    let ns = |s: f64| (s * 1e9).round().clamp(0.0, 7e18) as u64;
+    let parent_id = (!parent.is_empty()).then(|| span_id_of(parent.as_bytes()));
+    if index >= 0 {
+        instant(
+            core,
+            &Instant {
+                name: name.as_bytes(),
+                time_ns: ns(start_s),
+                trace_id,
+                span_id: event_id(&trace_id, index as u32),
+                parent_id,
+                identity: (&ids, ids_count),
+                attrs: &encoded,
+                count: count as u32,
+            },
+        );
+        return Ok(());
+    }
+    let mut originals = SmallVec::<[u8; 160]>::new();
+    wire::text_attr(&mut originals, attrs_of::SPAN, b"rollscope.original_span_id", span_id.as_bytes());
+    if !parent.is_empty() {
+        wire::text_attr(&mut originals, attrs_of::SPAN, b"rollscope.original_parent_span_id", parent.as_bytes());
+    }
+    let id = span_id_of(span_id.as_bytes());
+    let row = Row {
+        trace_id: &trace_id,
+        span_id: &id,
+        parent_id: parent_id.as_ref(),
+        trace_state: "",
+        name: name.as_bytes(),
+        kind: KIND_INTERNAL,
+        start_ns: ns(start_s),
+        end_ns: Some(ns(end_s)),
+        start_attrs: [&ids, &[]],
+        start_count: ids_count,
+        end_attrs: [&encoded, &originals],
+        dropped: 0,
+        events: &[],
+        links: &[],
+        status: STATUS_UNSET,
+        message: "",
+    };
+    let len = row.len();
+    core.record(Signal::Spans, len, |out| row.write(out));
+    Ok(())
+}
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    let slime = PyModule::new(module.py(), "slime")?;
+    slime.add_class::<TraceHandle>()?;
+    slime.add_class::<SlimeSpan>()?;
+    slime.add_class::<Frame>()?;
+    slime.add_function(wrap_pyfunction!(trace_span, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(trace_event, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(bind, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(bind_parts, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(coerce_handles, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(current_parent, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(current_handles, &slime)?)?;
+    slime.add_function(wrap_pyfunction!(emit_child, &slime)?)?;
+    module.add("slime", slime)
+}

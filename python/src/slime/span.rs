@@ -1,0 +1,518 @@
+//! A span over one sample or a group.
+
+use std::sync::atomic::AtomicBool;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString};
+use smallvec::SmallVec;
+
+use super::carrier::{Common, as_int, bind_carrier, collect, copy, fill, new_hex, seconds, setdefault, template};
+use super::frame::{Frame, current_frame, parent_of};
+use super::ids::{Ids, current_step, fold, identity, span_id_of, trace_id_of};
+use super::swallow;
+use crate::clock;
+use crate::context::{self, SLIME};
+use crate::core::{self, Core, NO_SLOT, OpenSpan, Signal};
+use crate::held::Held;
+use crate::row::{KIND_INTERNAL, Row, STATUS_ERROR, STATUS_UNSET};
+use crate::value;
+use crate::wire::{self, Out, attrs_of};
+
+/// One sample's open span, as the background thread sees it.
+struct Record {
+    trace_id: [u8; 16],
+    span_id: [u8; 8],
+    original: [u8; 32],
+    parent: Option<[u8; 8]>,
+    /// The parent's id as text, where the wire has another.
+    parent_text: SmallVec<[u8; 32]>,
+    identity: Ids,
+    identity_count: u32,
+}
+
+impl Record {
+    /// The ids as slime writes them, as reserved attributes.
+    fn originals(&self, out: &mut impl Out) {
+        wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_span_id", &self.original);
+        if self.parent_text.len() != 16 && !self.parent_text.is_empty() {
+            wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_parent_span_id", &self.parent_text);
+        }
+    }
+}
+
+struct Open {
+    records: Vec<Record>,
+    name: Vec<u8>,
+    start_ns: u64,
+    attrs: Vec<u8>,
+    count: u32,
+    dropped: u32,
+    reported: AtomicBool,
+}
+
+impl Open {
+    fn row<'a>(&'a self, record: &'a Record) -> Row<'a> {
+        Row {
+            trace_id: &record.trace_id,
+            span_id: &record.span_id,
+            parent_id: record.parent.as_ref(),
+            trace_state: "",
+            name: &self.name,
+            kind: KIND_INTERNAL,
+            start_ns: self.start_ns,
+            end_ns: None,
+            start_attrs: [&record.identity, &self.attrs],
+            start_count: self.count + record.identity_count,
+            end_attrs: [&[], &[]],
+            dropped: self.dropped,
+            events: &[],
+            links: &[],
+            status: STATUS_UNSET,
+            message: "",
+        }
+    }
+}
+
+impl OpenSpan for Open {
+    fn start_ns(&self) -> u64 {
+        self.start_ns
+    }
+
+    fn reported(&self) -> &AtomicBool {
+        &self.reported
+    }
+
+    fn write_open(&self, out: &mut Vec<u8>) {
+        for record in &self.records {
+            let mut row = self.row(record);
+            let mut originals = SmallVec::<[u8; 160]>::new();
+            record.originals(&mut originals);
+            row.end_attrs[0] = &originals;
+            row.write(out);
+        }
+    }
+}
+
+/// A span over one sample or a group: what `trace_span` gives to its block.
+#[pyclass(frozen, module = "rollscope.slime")]
+pub struct SlimeSpan {
+    inner: Held<Inner>,
+}
+
+#[derive(Default)]
+struct Inner {
+    target: Option<Py<PyAny>>,
+    name: Option<Py<PyAny>>,
+    attrs: Option<Py<PyAny>>,
+    record_error: bool,
+    /// Whether the block runs untraced.
+    through: bool,
+    sides: Vec<Side>,
+    end_attrs: Option<Py<PyDict>>,
+    end_events: Vec<Py<PyDict>>,
+    start_ns: u64,
+    closed: bool,
+    token: Option<Py<PyAny>>,
+    current: Option<Py<PyAny>>,
+    live: Option<Live>,
+    /// Ids of the only record, for children in the same trace.
+    alone: Option<Alone>,
+    step: Option<i64>,
+}
+
+/// Trace id, span id, encoded identity and how many attributes that is.
+type Alone = ([u8; 16], [u8; 8], Vec<u8>, u32);
+
+struct Side {
+    carrier: Py<PyDict>,
+    events: Py<PyList>,
+    span_text: Py<PyString>,
+    end: Py<PyDict>,
+    attempt: Py<PyAny>,
+    handle: Option<Py<PyAny>>,
+}
+
+struct Live {
+    open: Box<Open>,
+    core: &'static Core,
+    slot: u32,
+}
+
+impl Drop for Live {
+    fn drop(&mut self) {
+        if self.slot != NO_SLOT && self.core.generation == core::generation() {
+            self.core.queue().open.remove(self.slot);
+        }
+    }
+}
+
+impl SlimeSpan {
+    pub(super) fn new(target: Py<PyAny>, name: Py<PyAny>, attrs: Option<Py<PyAny>>, record_error: bool) -> SlimeSpan {
+        let inner = Inner { target: Some(target), name: Some(name), attrs, record_error, ..Inner::default() };
+        SlimeSpan { inner: Held::new(inner) }
+    }
+
+    pub fn ids(&self) -> Option<([u8; 16], [u8; 8])> {
+        self.inner.with(|i| i.alone.as_ref().map(|(trace, span, ..)| (*trace, *span)))
+    }
+
+    pub fn step(&self) -> Option<i64> {
+        self.inner.with(|i| i.step)
+    }
+
+    /// What a span of ours inside this one takes over: ids, encoded identity, its count, the step.
+    #[allow(clippy::type_complexity)]
+    pub fn inheritance(&self) -> Option<([u8; 16], [u8; 8], Vec<u8>, u32, Option<i64>)> {
+        self.inner.with(|inner| {
+            let (trace, span, bytes, count) = inner.alone.as_ref()?;
+            Some((*trace, *span, bytes.clone(), *count, inner.step))
+        })
+    }
+
+    fn begin<'py>(slf: &Bound<'py, Self>) -> PyResult<bool> {
+        let py = slf.py();
+        let (target, name, attrs) = slf.get().inner.with(|inner| {
+            let bound = |value: &Option<Py<PyAny>>| value.as_ref().map(|v| v.bind(py).clone());
+            (bound(&inner.target), bound(&inner.name), bound(&inner.attrs))
+        });
+        let (Some(target), Some(name)) = (target, name) else { return Ok(false) };
+        let mut targets = Vec::new();
+        collect(&target, &mut targets, 0)?;
+        if targets.is_empty() {
+            return Ok(false);
+        }
+        let attrs = attrs.filter(|a| a.is_truthy().unwrap_or(false));
+        let frame = current_frame(py);
+        let now = clock::now_ns();
+        let common = Common { kind: "span_start", name: name.clone(), time: seconds(py, now) };
+        let start = template(py, &common)?;
+        start.set_item(intern!(py, "span_id"), py.None())?;
+        let live = core::core().filter(|_| core::level() > 0);
+        let step = current_step(py);
+        let count = targets.len();
+        let mut sides = Vec::with_capacity(count);
+        let mut entries = Vec::with_capacity(count);
+        let mut records = Vec::with_capacity(if live.is_some() { count } else { 0 });
+        let mut kept = Vec::with_capacity(count);
+        for (index, target) in targets.into_iter().enumerate() {
+            let trace_id = trace_id_of(&target.trace);
+            let parent = target.parent.clone().or_else(|| parent_of(frame.as_ref(), &trace_id, index));
+            let (span_text, raw) = new_hex(py);
+            let event = fill(&start, &target)?;
+            event.set_item(intern!(py, "span_id"), &span_text)?;
+            // What the end will look like, but for its type and time.
+            let end = event.copy()?;
+            if let Some(parent) = &parent {
+                event.set_item(intern!(py, "parent_span_id"), parent)?;
+            }
+            if let Some(attrs) = &attrs {
+                event.set_item(intern!(py, "attrs"), copy(attrs)?)?;
+            }
+            target.events.append(&event)?;
+            if live.is_some() {
+                let parent_text = parent.as_ref().and_then(|p| p.to_str().ok()).unwrap_or_default().as_bytes();
+                let mut ids = Ids::new();
+                let identity_count = identity(&target, step, &mut ids);
+                records.push(Record {
+                    trace_id,
+                    span_id: fold(&raw),
+                    original: wire::hex::<16, 32>(&raw),
+                    parent: (!parent_text.is_empty()).then(|| span_id_of(parent_text)),
+                    parent_text: SmallVec::from_slice(&parent_text[..parent_text.len().min(256)]),
+                    identity: ids,
+                    identity_count,
+                });
+            }
+            let entries_text = span_text.clone().unbind();
+            entries.push((trace_id, span_text.unbind()));
+            kept.push((target.carrier.clone().unbind(), target.handle.clone().map(Bound::unbind)));
+            sides.push(Side {
+                carrier: target.carrier.unbind(),
+                events: target.events.unbind(),
+                span_text: entries_text,
+                end: end.unbind(),
+                attempt: target.attempt.unbind(),
+                handle: target.handle.map(Bound::unbind),
+            });
+        }
+        let frame = Frame { outer: frame.map(Bound::unbind), entries, targets: kept };
+        let token = SLIME.set(Bound::new(py, frame)?.as_any()).map(Bound::unbind);
+        let alone = (records.len() == 1).then(|| {
+            let r: &Record = &records[0];
+            (r.trace_id, r.span_id, r.identity.to_vec(), r.identity_count)
+        });
+        let live = match live {
+            Some(core) => {
+                let mut encoded = Vec::new();
+                let (count, dropped) =
+                    attrs.as_ref().map_or((0, 0), |a| value::put_dict(&mut encoded, attrs_of::SPAN, a, 0));
+                let open = Box::new(Open {
+                    records,
+                    name: value::text_of(&name).into_bytes(),
+                    start_ns: now,
+                    attrs: encoded,
+                    count: count as u32,
+                    dropped: dropped as u32,
+                    reported: AtomicBool::new(false),
+                });
+                let slot = core.queue().open.insert(&*open);
+                Some(Live { open, core, slot })
+            }
+            None => None,
+        };
+        let single = alone.is_some();
+        // What was there before is dropped afterwards: dropping Python objects may run code.
+        let before = slf.get().inner.with(|inner| {
+            inner.start_ns = now;
+            inner.alone = alone;
+            inner.step = step;
+            let token = std::mem::replace(&mut inner.token, token);
+            (std::mem::replace(&mut inner.sides, sides), token, std::mem::replace(&mut inner.live, live))
+        });
+        drop(before);
+        if single {
+            let current = context::enter(slf.as_any()).map(Bound::unbind);
+            let before = slf.get().inner.with(|inner| std::mem::replace(&mut inner.current, current));
+            drop(before);
+        }
+        Ok(true)
+    }
+
+    fn finish(slf: &Bound<'_, Self>, error: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = slf.py();
+        let (sides, end_attrs, record_error, live) = slf.get().inner.with(|inner| {
+            let attrs = inner.end_attrs.as_ref().map(|a| a.bind(py).clone());
+            (std::mem::take(&mut inner.sides), attrs, inner.record_error, inner.live.take())
+        });
+        let now = clock::now_ns();
+        let attrs = match end_attrs {
+            Some(set) => set.copy()?,
+            None => PyDict::new(py),
+        };
+        let mut failure = None;
+        if !error.is_none() {
+            let kind = error.get_type().name()?;
+            let text = value::text_of(error);
+            failure = Some(if text.is_empty() { kind.to_string() } else { format!("{kind}: {text}") });
+            if record_error {
+                attrs.set_item(intern!(py, "error_type"), kind)?;
+                attrs.set_item(intern!(py, "error_message"), error.str()?)?;
+            }
+        }
+        let (end_kind, end_time) = (intern!(py, "span_end"), seconds(py, now));
+        let mut ends = Vec::with_capacity(sides.len());
+        for side in &sides {
+            let event = side.end.bind(py);
+            event.set_item(intern!(py, "type"), end_kind)?;
+            event.set_item(intern!(py, "ts"), &end_time)?;
+            // A retry inside the span may have begun another attempt.
+            if let Some(attempt) = side.carrier.bind(py).get_item(intern!(py, "attempt"))?
+                && !attempt.is(&side.attempt)
+            {
+                event.set_item(intern!(py, "attempt"), as_int(attempt)?)?;
+            }
+            if !attrs.is_empty() {
+                event.set_item(intern!(py, "attrs"), attrs.copy()?)?;
+            }
+            side.events.bind(py).append(event)?;
+            ends.push(event.clone().unbind());
+        }
+        let before = slf.get().inner.with(|inner| {
+            inner.closed = true;
+            (std::mem::replace(&mut inner.sides, sides), std::mem::replace(&mut inner.end_events, ends))
+        });
+        drop(before);
+        if let Some(mut live) = live {
+            let mut encoded = SmallVec::<[u8; 256]>::new();
+            let (_, dropped) = value::put_dict(&mut encoded, attrs_of::SPAN, attrs.as_any(), live.open.count as usize);
+            close(&mut live, &encoded, dropped as u32, now, failure.as_deref());
+        }
+        Ok(())
+    }
+
+    fn sync(&self, py: Python<'_>, attrs: &Bound<'_, PyDict>) -> PyResult<()> {
+        let ends: Vec<Py<PyDict>> = self.inner.with(|i| i.end_events.iter().map(|e| e.clone_ref(py)).collect());
+        for event in ends {
+            let event = event.bind(py);
+            let key = intern!(py, "attrs");
+            let into = setdefault(event, key, || Ok(PyDict::new(py).into_any()))?;
+            into.cast::<PyDict>().map_err(|_| PyTypeError::new_err("attrs is no dict"))?.update(attrs.as_mapping())?;
+        }
+        Ok(())
+    }
+
+    fn put(slf: &Bound<'_, Self>, attrs: &Bound<'_, PyDict>) -> PyResult<()> {
+        let py = slf.py();
+        let end = slf.get().end_attrs(py);
+        end.update(attrs.as_mapping())?;
+        slf.get().sync(py, attrs)
+    }
+}
+
+/// Sends the closed spans.
+fn close(live: &mut Live, attrs: &[u8], dropped: u32, end_ns: u64, failure: Option<&str>) {
+    let core = live.core;
+    if core.generation != core::generation() {
+        return;
+    }
+    let mut queue = core.queue();
+    queue.open.remove(std::mem::replace(&mut live.slot, NO_SLOT));
+    for record in &live.open.records {
+        let mut originals = SmallVec::<[u8; 160]>::new();
+        record.originals(&mut originals);
+        let mut row = live.open.row(record);
+        row.end_ns = Some(end_ns);
+        row.end_attrs = [attrs, &originals];
+        row.dropped += dropped;
+        if let Some(failure) = failure {
+            row.status = STATUS_ERROR;
+            row.message = failure;
+        }
+        let len = row.len();
+        core.record_locked(&mut queue, Signal::Spans, len, |out| row.write(out));
+    }
+}
+
+#[pymethods]
+impl SlimeSpan {
+    fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, PyAny> {
+        let py = slf.py();
+        if swallow(py, Self::begin(slf)) == Some(true) {
+            return slf.clone().into_any();
+        }
+        // As slime does: the block runs, with the target in its hand.
+        slf.get().inner.with(|inner| {
+            inner.through = true;
+            inner.target.as_ref().map_or_else(|| py.None().into_bound(py), |t| t.bind(py).clone())
+        })
+    }
+
+    fn __exit__(
+        slf: &Bound<'_, Self>,
+        _kind: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
+        _traceback: &Bound<'_, PyAny>,
+    ) -> bool {
+        let py = slf.py();
+        let (through, token, current) =
+            slf.get().inner.with(|inner| (inner.through, inner.token.take(), inner.current.take()));
+        if through {
+            return false;
+        }
+        let _ = swallow(py, Self::finish(slf, error));
+        if let Some(current) = current {
+            context::exit(current.bind(py));
+        }
+        if let Some(token) = token {
+            SLIME.reset(token.bind(py));
+        }
+        false
+    }
+
+    /// Sets one attribute of the end, also after the block has closed.
+    fn set<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> Bound<'py, Self> {
+        let py = slf.py();
+        let one = PyDict::new(py);
+        let _ = swallow(py, one.set_item(key, value).and_then(|()| Self::put(slf, &one)));
+        slf.clone()
+    }
+
+    fn set_attr<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> Bound<'py, Self> {
+        Self::set(slf, key, value)
+    }
+
+    /// Sets several. `_trace_children`, which `build_sglang_meta_trace_attrs` makes, become spans inside this one.
+    #[pyo3(signature = (attrs = None))]
+    fn update<'py>(slf: &Bound<'py, Self>, attrs: Option<&Bound<'py, PyAny>>) -> Bound<'py, Self> {
+        let py = slf.py();
+        let Some(attrs) = attrs.filter(|a| a.is_truthy().unwrap_or(false)) else { return slf.clone() };
+        let work = || -> PyResult<()> {
+            let plain = copy(attrs)?;
+            let key = intern!(py, "_trace_children");
+            let children = plain.get_item(key)?;
+            if children.is_some() {
+                plain.del_item(key)?;
+            }
+            if !plain.is_empty() {
+                Self::put(slf, &plain)?;
+            }
+            if let Some(children) = children.filter(|c| c.is_truthy().unwrap_or(false)) {
+                py.import("rollscope.slime")?.getattr("_append_trace_children")?.call1((
+                    slf.get().span_records(py)?,
+                    children,
+                    slf.get().start_ts(),
+                ))?;
+            }
+            Ok(())
+        };
+        let _ = swallow(py, work());
+        slf.clone()
+    }
+
+    #[pyo3(signature = (attrs = None))]
+    fn update_attrs<'py>(slf: &Bound<'py, Self>, attrs: Option<&Bound<'py, PyAny>>) -> Bound<'py, Self> {
+        Self::update(slf, attrs)
+    }
+
+    /// The training step it belongs to, if any.
+    #[getter(step)]
+    fn step_number(&self) -> Option<i64> {
+        self.step()
+    }
+
+    #[getter]
+    fn start_ts(&self) -> f64 {
+        self.inner.with(|i| i.start_ns) as f64 / 1e9
+    }
+
+    #[getter]
+    fn closed(&self) -> bool {
+        self.inner.with(|i| i.closed)
+    }
+
+    #[getter]
+    fn end_attrs<'py>(&self, py: Python<'py>) -> Bound<'py, PyDict> {
+        // Made first: making an object may run code.
+        let fresh = PyDict::new(py);
+        self.inner.with(|i| i.end_attrs.get_or_insert_with(|| fresh.clone().unbind()).bind(py).clone())
+    }
+
+    #[getter]
+    fn end_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let events: Vec<_> = self.inner.with(|i| i.end_events.iter().map(|e| e.clone_ref(py)).collect());
+        PyList::new(py, events)
+    }
+
+    #[getter]
+    fn handles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let copy = |s: &Side| (s.carrier.clone_ref(py), s.handle.as_ref().map(|h| h.clone_ref(py)));
+        let sides: Vec<_> = self.inner.with(|i| i.sides.iter().map(copy).collect());
+        let handles = PyList::empty(py);
+        for (carrier, handle) in sides {
+            match handle {
+                Some(handle) => handles.append(handle)?,
+                None => handles.append(bind_carrier(carrier.bind(py))?)?,
+            }
+        }
+        Ok(handles)
+    }
+
+    #[getter]
+    fn target<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let handles = self.handles(py)?;
+        if handles.len() == 1 { handles.get_item(0) } else { Ok(handles.into_any()) }
+    }
+
+    /// Pairs of handle and span id.
+    #[getter]
+    fn span_records<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let ids: Vec<Py<PyString>> = self.inner.with(|i| i.sides.iter().map(|s| s.span_text.clone_ref(py)).collect());
+        let pairs = PyList::empty(py);
+        for (handle, id) in self.handles(py)?.iter().zip(ids) {
+            pairs.append((handle, id))?;
+        }
+        Ok(pairs)
+    }
+}
