@@ -2,13 +2,13 @@
 
 use std::io::{BufWriter, Read, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::process::Command;
+use std::time::Instant;
 
 use rollscope_formats::testing::torch_writer::{Shape, write_dump};
 
 use crate::report::Report;
-use crate::server::binary;
+use crate::server::{binary, timed};
 
 /// Name, shape, and the aims: seconds and megabytes.
 const DUMPS: [(&str, Shape, f64, f64); 2] = [("M", Shape::M, 0.7, 300.0), ("L", Shape::L, 4.0, 1000.0)];
@@ -82,23 +82,6 @@ fn checksum(path: &Path) -> anyhow::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds from start to end of the process, and the most memory it held.
 fn view(dump: &Path, flags: &[&str]) -> anyhow::Result<(f64, u64)> {
-    let started = Instant::now();
-    let mut child =
-        Command::new(binary()).arg("view").arg(dump).arg("--no-serve").args(flags).stdout(Stdio::null()).spawn()?;
-    let mut peak = 0;
-    let status = loop {
-        // The kernel keeps the highest; the last look before the end is close enough.
-        let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let line = text.lines().find(|l| l.starts_with("VmHWM:")).unwrap_or_default();
-        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        peak = peak.max(kib * 1024);
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        std::thread::sleep(Duration::from_millis(2));
-    };
-    anyhow::ensure!(status.success(), "rollscope view failed");
-    Ok((started.elapsed().as_secs_f64(), peak))
+    timed(Command::new(binary()).arg("view").arg(dump).arg("--no-serve").args(flags))
 }

@@ -2,14 +2,13 @@
 //! kind of step.
 
 use std::io::{BufWriter, Write};
-use std::path::Path;
 use std::process::Command;
 
 use anyhow::Context;
 use rollscope_formats::testing::torch_writer::{Shape, write_dump};
 
 use crate::report::Report;
-use crate::server::{Server, binary};
+use crate::server::{Server, binary, node};
 
 pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let (shape, size) =
@@ -21,7 +20,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     anyhow::ensure!(status.success(), "rollscope import failed");
     std::fs::remove_file(&dump)?;
     let server = Server::start(&data)?;
-    let figures = drive(&server.page)?;
+    let figures = node(&["scripts/bench.mjs", &server.page])?;
     println!("page: {figures}");
     let number = |path: &str| {
         let found = figures.pointer(path).and_then(serde_json::Value::as_f64);
@@ -52,12 +51,4 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         "<= 1",
     );
     server.stop()
-}
-
-fn drive(url: &str) -> anyhow::Result<serde_json::Value> {
-    let ui = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ui");
-    let output = Command::new("node").args(["scripts/bench.mjs", url]).current_dir(&ui).output().context("node")?;
-    anyhow::ensure!(output.status.success(), "bench.mjs: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout)?;
-    serde_json::from_str(text.lines().last().unwrap_or_default()).with_context(|| text)
 }

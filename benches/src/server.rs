@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 
@@ -86,4 +87,32 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Seconds from start to end of the process, and the most memory it held.
+pub fn timed(command: &mut Command) -> anyhow::Result<(f64, u64)> {
+    let started = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let mut peak = 0;
+    let status = loop {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let line = text.lines().find(|l| l.starts_with("VmHWM:")).unwrap_or_default();
+        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
+        peak = peak.max(kib * 1024);
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    };
+    anyhow::ensure!(status.success(), "{command:?} failed");
+    Ok((started.elapsed().as_secs_f64(), peak))
+}
+
+/// What a script of the page's folder prints last, as JSON.
+pub fn node(args: &[&str]) -> anyhow::Result<serde_json::Value> {
+    let ui = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ui");
+    let output = Command::new("node").args(args).current_dir(&ui).output().context("node")?;
+    anyhow::ensure!(output.status.success(), "{}: {}", args[0], String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout)?;
+    serde_json::from_str(text.lines().last().unwrap_or_default()).with_context(|| text)
 }

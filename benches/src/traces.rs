@@ -5,8 +5,10 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use anyhow::Context;
+
 use crate::report::{Report, thousands};
-use crate::server::binary;
+use crate::server::{Server, binary, node, timed};
 
 /// Requests of this shape make 216k spans of about 500 bytes of JSON: what SGLang's own converter was measured on.
 const REQUESTS: u64 = 6_000;
@@ -18,6 +20,8 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     if scale > 1 {
         export(report, scale)?;
     }
+    page(report, 100_000, 500.0)?;
+    page(report, 1_000_000, 2000.0)?;
     collect(report)
 }
 
@@ -155,23 +159,72 @@ fn parse(path: &Path) -> anyhow::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// Seconds from start to end of the process, and the most memory it held.
-fn timed(command: &mut Command) -> anyhow::Result<(f64, u64)> {
-    let started = Instant::now();
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
-    let mut peak = 0;
-    let status = loop {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let line = text.lines().find(|l| l.starts_with("VmHWM:")).unwrap_or_default();
-        let kib: u64 = line.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0);
-        peak = peak.max(kib * 1024);
-        if let Some(status) = child.try_wait()? {
-            break status;
-        }
-        std::thread::sleep(Duration::from_millis(2));
+/// The trace page: one trace of so many spans, as a browser opens and scrolls it.
+fn page(report: &mut Report, spans: u64, aim_ms: f64) -> anyhow::Result<()> {
+    let dir = tempfile::tempdir()?;
+    let (input, data) = (dir.path().join("trace.jsonl"), dir.path().join("data"));
+    let trace = write_one_trace(&input, spans)?;
+    let status =
+        Command::new(binary()).arg("import").arg(&input).arg("--data").arg(&data).stdout(Stdio::null()).status()?;
+    anyhow::ensure!(status.success(), "rollscope import failed");
+    let server = Server::start(&data)?;
+    let figures = node(&["scripts/bench-trace.mjs", &server.page, &trace])?;
+    println!("trace page, {spans} spans: {figures}");
+    let mut row = |what: &str, path: &str, aim: f64, unit: &str| -> anyhow::Result<()> {
+        let found = figures.pointer(path).and_then(serde_json::Value::as_f64);
+        let ours = found.with_context(|| format!("the page's figures have no {path}"))?;
+        let what = format!("trace page, {} spans: {what}, {unit}", thousands(spans as f64));
+        report.row(&what, format!("{ours:.1}"), "aim", format!("{aim:.0}"), ours / aim, "<= 1");
+        Ok(())
     };
-    anyhow::ensure!(status.success(), "the command failed");
-    Ok((started.elapsed().as_secs_f64(), peak))
+    row("click to first picture", "/opened_ms/0", aim_ms, "ms")?;
+    row("the same again", "/opened_ms/1", aim_ms, "ms")?;
+    row("frame while scrolling, median", "/frame_p50", 16.0, "ms")?;
+    row("frame while scrolling, p95", "/frame_p95", 16.0, "ms")?;
+    server.stop()
+}
+
+/// A trace of one root, two hundred spans below it, and all others somewhere below these. Returns its id.
+fn write_one_trace(path: &Path, spans: u64) -> anyhow::Result<String> {
+    let mut out = BufWriter::with_capacity(1 << 20, std::fs::File::create(path)?);
+    let trace = format!("{:032x}", spans * 7919 + 5);
+    let names = ["request", "prefill", "decode", "tool", "turn", "reward", "kv_transfer"];
+    let mut dice = 0x9e37_79b9_7f4a_7c15u64;
+    let mut roll = |below: u64| {
+        dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (dice >> 33) % below
+    };
+    let base = 1_756_000_000_000_000_000u64;
+    for n in 0..spans {
+        let first_of_line = n % 2000 == 0;
+        if first_of_line {
+            write!(
+                out,
+                "{{\"resourceSpans\":[{{\"resource\":{{\"attributes\":[{{\"key\":\"service.name\",\"value\":{{\"stringValue\":\"svc{}\"}}}}]}},\"scopeSpans\":[{{\"spans\":[",
+                n / 2000 % 3
+            )?;
+        }
+        let parent = match n {
+            0 => 0,
+            1..200 => 1,
+            _ => 1 + roll(n / 8),
+        };
+        let start = base + n * 50_000;
+        let end = if n == 0 { base + spans * 60_000 } else { start + 10_000 + roll(40_000_000) };
+        let parent = if n == 0 { String::new() } else { format!("\"parentSpanId\":\"{parent:016x}\",") };
+        write!(
+            out,
+            "{}{{\"traceId\":\"{trace}\",\"spanId\":\"{:016x}\",{parent}\"name\":\"{}\",\"kind\":1,\"startTimeUnixNano\":\"{start}\",\"endTimeUnixNano\":\"{end}\",\"attributes\":[{{\"key\":\"i\",\"value\":{{\"intValue\":\"{n}\"}}}}]}}",
+            if first_of_line { "" } else { "," },
+            n + 1,
+            names[(n % 7) as usize],
+        )?;
+        if n % 2000 == 1999 || n + 1 == spans {
+            out.write_all(b"]}]}]}\n")?;
+        }
+    }
+    out.flush()?;
+    Ok(trace)
 }
 
 /// Spans a second that `collect` has on disk and acknowledged, four senders with batches of 512.

@@ -38,6 +38,7 @@ export const VIEWS: readonly ViewSpec[] = [
   { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
   { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },
   { key: 'group', title: 'Group', path: 'run/:run/group/:step/:group', nav: 'never', load: () => import('../conversations/Group.svelte') },
+  { key: 'attempts', title: 'Attempts', path: 'run/:run/attempts/:step/:sample', nav: 'never', load: () => import('../conversations/Group.svelte') },
   { key: 'all-conversations', title: 'Conversations of all runs', path: 'conversations', nav: 'never', load: () => import('../conversations/List.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
 ];

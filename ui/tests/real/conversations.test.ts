@@ -149,7 +149,7 @@ it('is read with the keyboard, message by message, with its timing', async () =>
 
 it('shows the attempts of one sample side by side', async () => {
   const tried = (await get('/api/v1/conversations?run=retried&sort=time&messages=false')).conversations;
-  await open(`#/conversation?id=${encodeURIComponent(tried[1].id)}`);
+  await open(`#/conversation/${encodeURIComponent(tried[1].id)}`);
   await page.getByRole('link', { name: '2 attempts' }).click();
   await page.getByRole('heading', { name: 'Sample s7' }).waitFor(WAIT);
   const heads = await page.locator('thead .head a').allInnerTexts();

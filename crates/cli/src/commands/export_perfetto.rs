@@ -10,7 +10,7 @@ use anyhow::Context;
 use futures::StreamExt;
 use rollscope_formats::export::atomically;
 use rollscope_formats::export::perfetto::{Exporter, Format, Options, Written};
-use rollscope_formats::import::{self, ImportError, ImportOptions, chrome};
+use rollscope_formats::import::{self, ImportError, ImportOptions, Imported, chrome};
 use rollscope_model::Table;
 use rollscope_query::{Engine, QueryLimits};
 use rollscope_store::ReadOnlyStore;
@@ -86,20 +86,29 @@ fn open_plain(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(if magic == [0x1f, 0x8b] { Box::new(flate2::read::MultiGzDecoder::new(whole)) } else { Box::new(whole) })
 }
 
+/// One thread reads, another encodes. Batches are small, and few are on their way: an export must fit beside a training.
 fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> {
+    let options = &ImportOptions { batch_rows: 4096, ..ImportOptions::default() };
     for path in paths {
         let source = import::open(path)?;
-        let imported = source
-            .read(&ImportOptions::default(), &mut |table, batch| {
+        let imported = std::thread::scope(|scope| -> anyhow::Result<Imported> {
+            let (to, from) = std::sync::mpsc::sync_channel(2);
+            let reader = scope.spawn(move || {
+                // Whoever takes the batches went away because of an error of its own, which is the one to tell.
+                let gone = |_| ImportError::Sink("the export stopped".into());
+                source.read(options, &mut |table, batch| to.send((table, batch)).map_err(gone))
+            });
+            for (table, batch) in from {
                 match table {
                     Table::Spans => exporter.spans(&batch)?,
                     Table::Metrics => exporter.metrics(&batch),
                     Table::Series => exporter.series(&batch),
                     _ => {}
                 }
-                Ok::<(), ImportError>(())
-            })
-            .with_context(|| path.display().to_string())?;
+            }
+            let read = reader.join().unwrap_or_else(|e| std::panic::resume_unwind(e));
+            read.with_context(|| path.display().to_string())
+        })?;
         if imported.rejected > 0 {
             eprintln!("rollscope: {}: {} rejected", path.display(), count(imported.rejected));
         }

@@ -23,7 +23,9 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     let files = files::expand(&args.files)?;
     let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
     let mut runs = Runs::default();
-    let result = import_all(&store, &files, &ImportOptions { run: args.run.clone() }, &mut runs).await;
+    let result =
+        import_all(&store, &files, &ImportOptions { run: args.run.clone(), ..ImportOptions::default() }, &mut runs)
+            .await;
     // What was imported before a failure is in the store: its runs should be, too.
     let mut result = result.and(runs.write(&store).await);
     if result.is_ok() {

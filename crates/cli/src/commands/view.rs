@@ -72,7 +72,7 @@ async fn show(args: &ViewArgs, mut config: Config, dumps: &[PathBuf], others: &[
         started => started?,
     };
     import_others(&store, args, others).await?;
-    let options = ImportOptions { run: args.run.clone() };
+    let options = ImportOptions { run: args.run.clone(), ..ImportOptions::default() };
     let mut runs = importing::Runs::default();
     // The first dump before the address is printed, so that the page has something to show; the others follow live.
     let (first, rest) = dumps.split_at(dumps.len().min(1));
@@ -123,7 +123,7 @@ async fn import_others(store: &Store, args: &ViewArgs, others: &[PathBuf]) -> an
     if others.is_empty() {
         return Ok(());
     }
-    let options = ImportOptions { run: args.run.clone() };
+    let options = ImportOptions { run: args.run.clone(), ..ImportOptions::default() };
     let mut runs = importing::Runs::default();
     let started = Instant::now();
     for file in others {
@@ -420,7 +420,7 @@ fn write_page(
     mut together: Option<&mut Pending>,
 ) -> anyhow::Result<()> {
     let run = run_of(dump.path(), args);
-    let options = ImportOptions { run: Some(run.clone()) };
+    let options = ImportOptions { run: Some(run.clone()), ..ImportOptions::default() };
     atomically(page, |file| -> anyhow::Result<()> {
         let out = Box::new(BufWriter::with_capacity(1 << 20, file));
         let mut own = Page::begin(out, &template()?, &generator())?;

@@ -24,7 +24,6 @@ use crate::json::{BOM, Error, Reader};
 pub const MAX_EVENT_BYTES: usize = 64 << 20;
 /// Slices that may be open at one time (`B` without `E`, and slices that may still hold others).
 const MAX_OPEN: usize = 1_000_000;
-const BATCH_ROWS: usize = 32_768;
 /// What is kept of the values beside the events, as attributes of the resource.
 const MAX_HEADER_VALUE: usize = 16 << 10;
 const CHUNK: usize = 256 << 10;
@@ -444,6 +443,7 @@ struct Import<'a, 's> {
     resource: Vec<(String, Value)>,
     spans: SpansBuilder,
     series: SeriesBuilder,
+    batch_rows: usize,
     pending_spans: usize,
     pending_series: usize,
     number: u64,
@@ -475,6 +475,7 @@ impl<'a, 's> Import<'a, 's> {
             resource: Vec::new(),
             spans: SpansBuilder::default(),
             series: SeriesBuilder::default(),
+            batch_rows: options.batch_rows,
             pending_spans: 0,
             pending_series: 0,
             number: 0,
@@ -608,7 +609,7 @@ impl<'a, 's> Import<'a, 's> {
             }
             _ => self.counter(&event, ts),
         }
-        if self.pending_spans >= BATCH_ROWS || self.pending_series >= BATCH_ROWS {
+        if self.pending_spans.max(self.pending_series) >= self.batch_rows {
             self.flush()?;
         }
         Ok(())

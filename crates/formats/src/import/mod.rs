@@ -32,10 +32,19 @@ pub enum ImportError {
 }
 
 /// How to read.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct ImportOptions {
     /// Everything goes into this run, whatever the file says.
     pub run: Option<String>,
+    /// A batch is handed on once it has this many rows, or was made from a kilobyte for each. The default suits the store;
+    /// fewer take less memory.
+    pub batch_rows: usize,
+}
+
+impl Default for ImportOptions {
+    fn default() -> Self {
+        ImportOptions { run: None, batch_rows: 32_768 }
+    }
 }
 
 /// Counts, for the summary a person sees.

@@ -16,7 +16,7 @@ pub fn exercise(bytes: Vec<u8>) -> bool {
     for at in 0..dump.samples().len().min(4) {
         dump.sample(at, 1000);
     }
-    let _ = dump.batches(&ImportOptions { run: Some("r".into()) }, &mut |_, _| Ok(()));
+    let _ = dump.batches(&ImportOptions { run: Some("r".into()), ..ImportOptions::default() }, &mut |_, _| Ok(()));
     if let Ok(cache) = slime_cache::to_vec(&dump, "x", 0.0) {
         serde_json::from_slice::<serde_json::Value>(&cache).expect("what is written is valid JSON");
     }

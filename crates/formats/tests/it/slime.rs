@@ -100,7 +100,7 @@ fn the_summary_counts_what_is_there() {
 
 fn rows(dump: &Dump, run: &str) -> Vec<(Table, RecordBatch)> {
     let mut batches = Vec::new();
-    let options = ImportOptions { run: Some(run.into()) };
+    let options = ImportOptions { run: Some(run.into()), ..ImportOptions::default() };
     dump.batches(&options, &mut |table, batch| {
         batches.push((table, batch));
         Ok(())

@@ -18,9 +18,6 @@ use crate::json::{BOM, Reader};
 
 /// One line, or one element of an array. More is an error that names this limit.
 pub const MAX_PIECE_BYTES: usize = MAX_REQUEST_BYTES;
-/// A batch is handed on once it has this many rows, or was made from this many bytes.
-const BATCH_ROWS: usize = 32_768;
-const BATCH_BYTES: usize = 32 << 20;
 /// Reasons that are kept for the summary.
 const MAX_REASONS: usize = 10;
 
@@ -50,7 +47,7 @@ impl Importer for OtlpJson {
         sink: &mut Sink,
     ) -> Result<Imported, ImportError> {
         let decode = DecodeOptions { run: options.run.clone(), ..DecodeOptions::default() };
-        let mut import = Import::new(&decode, sink);
+        let mut import = Import::new(&decode, options, sink);
         let mut input = BufReader::with_capacity(1 << 20, input);
         let mut line = Vec::new();
         // The first line tells: if it is a whole object, so is every line; otherwise brackets are counted.
@@ -104,7 +101,7 @@ impl Importer for OtlpProtobuf {
         sink: &mut Sink,
     ) -> Result<Imported, ImportError> {
         let decode = DecodeOptions { run: options.run.clone(), ..DecodeOptions::default() };
-        let mut import = Import::new(&decode, sink);
+        let mut import = Import::new(&decode, options, sink);
         let mut input = BufReader::with_capacity(1 << 20, input);
         let framed = !is_bare_request(input.fill_buf()?);
         let mut piece = Vec::new();
@@ -288,6 +285,7 @@ fn by_brackets(mut text: Vec<u8>, input: &mut impl BufRead, import: &mut Import)
 /// A file being read.
 struct Import<'a, 'o, 's> {
     options: &'o DecodeOptions,
+    batch_rows: usize,
     spans: Writer<'o>,
     series: SeriesWriter<'o>,
     sink: &'a mut Sink<'s>,
@@ -303,9 +301,10 @@ struct Import<'a, 'o, 's> {
 }
 
 impl<'a, 'o, 's> Import<'a, 'o, 's> {
-    fn new(options: &'o DecodeOptions, sink: &'a mut Sink<'s>) -> Self {
+    fn new(options: &'o DecodeOptions, import: &ImportOptions, sink: &'a mut Sink<'s>) -> Self {
         Import {
             options,
+            batch_rows: import.batch_rows,
             spans: Writer::new(options),
             series: SeriesWriter::new(options),
             sink,
@@ -359,7 +358,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
                 self.damage(&name(), &fault.into_error().0);
             }
         }
-        if self.spans.rows() >= BATCH_ROWS || self.series.rows() >= BATCH_ROWS || self.bytes >= BATCH_BYTES {
+        if self.spans.rows().max(self.series.rows()) >= self.batch_rows || self.bytes >= self.batch_rows << 10 {
             self.flush()?;
         }
         Ok(())

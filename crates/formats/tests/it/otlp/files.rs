@@ -197,7 +197,7 @@ fn big_files_come_in_batches_that_suit_the_store() {
 #[test]
 fn the_run_can_be_given() {
     let source = open(&fixture("roll/roll_traces.jsonl")).unwrap();
-    let options = ImportOptions { run: Some("mine".into()) };
+    let options = ImportOptions { run: Some("mine".into()), ..ImportOptions::default() };
     let mut runs = Vec::new();
     source
         .read(&options, &mut |_, batch| {
