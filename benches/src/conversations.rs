@@ -1,19 +1,24 @@
 //! Conversations: how fast they come in and are indexed, what they take on disk, how long a question takes. Held against
 //! what Trackio was measured at on this kind of machine (SPEC section 5: 20,000 traces, 180 MB of text).
 
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
+use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message as _;
 use rand::prelude::*;
-use rollscope_formats::export::otlp;
-use rollscope_model::attrs::Value as Attr;
-use rollscope_model::build::{NewSpan, SpansBuilder};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::report::{Report, thousands};
 use crate::server::Server;
 
 const BATCH: usize = 100;
 const SIBLINGS: usize = 8;
+const SENDERS: usize = 4;
 const WORDS: usize = 20_000;
 /// Trackio: traces a second, bytes on disk a byte of text, seconds for a search and for the top by reward at 20,000.
 const TRACKIO: (f64, f64, f64, f64) = (1_300.0, 603.0 / 180.0, 0.240, 1.0);
@@ -77,48 +82,55 @@ struct Load {
 }
 
 impl Load {
-    fn next(&mut self) -> anyhow::Result<Vec<u8>> {
-        let mut spans = SpansBuilder::default();
-        for _ in 0..BATCH {
-            let n = self.sent;
-            self.sent += 1;
-            if n.is_multiple_of(SIBLINGS * 16) {
-                self.prompts = (0..16).map(|_| (self.text.take(150), self.text.take(450))).collect();
-            }
-            let (system, user) = self.prompts[n % 16].clone();
-            let rare = if n.is_multiple_of(5_000) { " zyzzyva quixotic" } else { "" };
-            let messages = json!([
-                {"role": "system", "content": system},
-                {"role": "user", "content": user},
-                {"role": "assistant", "content": self.text.take(300)},
-                {"role": "tool", "tool_call_id": "c", "content": format!("{}{rare}", self.text.take(200))},
-                {"role": "assistant", "content": self.text.take(250)},
-            ]);
-            let answer = json!([{"role": "assistant", "content": self.text.take(150)}]);
-            let (messages, answer) = (messages.to_string(), answer.to_string());
-            self.chars += messages.len() + answer.len();
-            let start = 1_790_000_000_000_000_000 + n as i64 * 1_000_000;
-            spans.push(&NewSpan {
-                run_id: "bench",
-                step: Some(n as i64 / 1024),
-                trace_id: (n as u128 + 1).to_be_bytes(),
-                span_id: (n as u64 + 1).to_be_bytes(),
-                name: "chat",
-                service: "bench",
-                start_ns: start,
-                end_ns: Some(start + 500_000),
-                end_attrs: &[
-                    ("rl.run.id", Attr::from("bench")),
-                    ("rl.step", Attr::Int(n as i64 / 1024)),
-                    ("rl.reward", Attr::Double(self.text.dice.random_range(0.0..1.0))),
-                    ("gen_ai.input.messages", Attr::from(messages)),
-                    ("gen_ai.output.messages", Attr::from(answer)),
-                ],
-                ..NewSpan::default()
-            });
-        }
-        Ok(otlp::to_protobuf(&spans.finish()?))
+    /// As `rollscope.log({"rollout": Trace(...)}, step=)` sends them.
+    fn next(&mut self) -> Vec<u8> {
+        let records = (0..BATCH).map(|_| self.one()).collect();
+        let scope_logs = vec![ScopeLogs { log_records: records, ..ScopeLogs::default() }];
+        let resource = Some(Resource { attributes: vec![text("rl.run.id", "bench".into())], ..Resource::default() });
+        let logs = ResourceLogs { resource, scope_logs, ..ResourceLogs::default() };
+        ExportLogsServiceRequest { resource_logs: vec![logs] }.encode_to_vec()
     }
+
+    fn one(&mut self) -> LogRecord {
+        let n = self.sent;
+        self.sent += 1;
+        if n.is_multiple_of(SIBLINGS * 16) {
+            self.prompts = (0..16).map(|_| (self.text.take(150), self.text.take(450))).collect();
+        }
+        let (system, user) = self.prompts[n % 16].clone();
+        let rare = if n.is_multiple_of(5_000) { " zyzzyva quixotic" } else { "" };
+        let messages = json!([
+            {"role": "system", "content": system},
+            {"role": "user", "content": user},
+            {"role": "assistant", "content": self.text.take(300)},
+            {"role": "tool", "tool_call_id": "c", "content": format!("{}{rare}", self.text.take(200))},
+            {"role": "assistant", "content": self.text.take(250)},
+            {"role": "assistant", "content": self.text.take(150)},
+        ]);
+        let messages = messages.to_string();
+        self.chars += messages.len();
+        let metadata = json!({"reward": self.text.dice.random_range(0.0..1.0)});
+        LogRecord {
+            time_unix_nano: 1_790_000_000_000_000_000 + n as u64 * 1_000_000,
+            event_name: "rollscope.conversation".into(),
+            attributes: vec![
+                text("rollscope.id", format!("{n:032x}")),
+                text("rollscope.key", "rollout".into()),
+                attribute("rl.step", Value::IntValue(n as i64 / 1024)),
+                text("rollscope.metadata", metadata.to_string()),
+            ],
+            body: Some(AnyValue { value: Some(Value::StringValue(messages)) }),
+            ..LogRecord::default()
+        }
+    }
+}
+
+fn attribute(key: &str, value: Value) -> KeyValue {
+    KeyValue { key: key.into(), value: Some(AnyValue { value: Some(value) }), ..KeyValue::default() }
+}
+
+fn text(key: &str, value: String) -> KeyValue {
+    attribute(key, Value::StringValue(value))
 }
 
 fn one_size(report: &mut Report, size: usize) -> anyhow::Result<()> {
@@ -126,27 +138,36 @@ fn one_size(report: &mut Report, size: usize) -> anyhow::Result<()> {
     let server = Server::start(dir.path())?;
     let mut load = Load { text: Text::new(), prompts: Vec::new(), sent: 0, chars: 0 };
     let total = |server: &Server| -> anyhow::Result<u64> {
-        let answer: Value = serde_json::from_slice(&server.get("/api/v1/conversations?limit=0")?)?;
+        let answer: serde_json::Value = serde_json::from_slice(&server.get("/api/v1/conversations?limit=0")?)?;
         Ok(answer["total"].as_u64().unwrap_or(0))
     };
-    let mut sending = Duration::ZERO;
-    let whole = Instant::now();
-    while load.sent < size {
-        let body = load.next()?;
-        let started = Instant::now();
-        ureq::post(format!("{}/v1/traces", server.page))
-            .header("content-type", "application/x-protobuf")
-            .send(&body[..])?;
-        sending += started.elapsed();
-    }
+    // Made beforehand: what is measured shares the machine with the senders only.
+    let bodies: Vec<Vec<u8>> = (0..size.div_ceil(BATCH)).map(|_| load.next()).collect();
+    let size = bodies.len() * BATCH;
+    let started = Instant::now();
+    let next = AtomicUsize::new(0);
+    let send = || -> anyhow::Result<()> {
+        let agent = ureq::Agent::new_with_defaults();
+        while let Some(body) = bodies.get(next.fetch_add(1, Relaxed)) {
+            let request = agent.post(format!("{}/v1/logs", server.page));
+            request.header("content-type", "application/x-protobuf").send(&body[..])?;
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let senders: Vec<_> = (0..SENDERS).map(|_| scope.spawn(send)).collect();
+        senders.into_iter().try_for_each(|s| s.join().expect("a sender does not panic"))
+    })?;
+    let sending = started.elapsed();
+    drop(bodies);
     while total(&server)? < size as u64 {
         std::thread::sleep(Duration::from_millis(20));
     }
-    let indexed = whole.elapsed();
+    let indexed = started.elapsed();
     let label = thousands(size as f64);
     let rate = size as f64 / sending.as_secs_f64();
     report.row(
-        &format!("conversations, {label}: durable, /s (one sender)"),
+        &format!("conversations, {label}: durable, /s ({SENDERS} senders)"),
         thousands(rate),
         "Trackio",
         thousands(TRACKIO.0),
@@ -170,7 +191,7 @@ fn one_size(report: &mut Report, size: usize) -> anyhow::Result<()> {
     while total(&server)? < size as u64 {
         std::thread::sleep(Duration::from_millis(50));
     }
-    let stats: Value = serde_json::from_slice(&server.get("/api/v1/conversations-stats")?)?;
+    let stats: serde_json::Value = serde_json::from_slice(&server.get("/api/v1/conversations-stats")?)?;
     let disk = stats["stored_bytes"].as_f64().unwrap_or(0.0) + stats["index_bytes"].as_f64().unwrap_or(0.0);
     println!("{label}: stored {}, index {}, text {}", stats["stored_bytes"], stats["index_bytes"], load.chars);
     let share = disk / load.chars as f64;
@@ -215,7 +236,8 @@ fn one_size(report: &mut Report, size: usize) -> anyhow::Result<()> {
     asked("commonest word", &format!("limit=50&search={common}"), TRACKIO.2)?;
     asked("top 50 by reward", "limit=50&sort=-reward", TRACKIO.3)?;
     asked("facets", "limit=0&facets=step,reward,status,tool,source", TRACKIO.3)?;
-    let first: Value = serde_json::from_slice(&server.get("/api/v1/conversations?messages=false&limit=50")?)?;
+    let first: serde_json::Value =
+        serde_json::from_slice(&server.get("/api/v1/conversations?messages=false&limit=50")?)?;
     let cursor = first["next"].as_str().unwrap_or_default().replace('~', "%7E");
     asked("next page by cursor", &format!("limit=50&sort=-time&cursor={cursor}"), TRACKIO.3)?;
     asked("page one with snippets", &format!("limit=50&snippets=true&search={common}"), TRACKIO.2)?;

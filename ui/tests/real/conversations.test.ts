@@ -154,7 +154,7 @@ it('shows the attempts of one sample side by side', async () => {
   await page.getByRole('heading', { name: 'Sample s7' }).waitFor(WAIT);
   const heads = await page.locator('thead .head a').allInnerTexts();
   expect(heads).toEqual(['attempt 0', 'attempt 1']);
-  await page.getByText('It is 43.').waitFor(WAIT);
+  await page.getByText('It is 43.').first().waitFor(WAIT);
   await page.getByText('1 message in common').waitFor(WAIT);
   await page.screenshot({ path: 'artifacts/conversation-attempts.png' });
 });

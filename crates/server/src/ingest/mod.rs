@@ -250,11 +250,18 @@ impl Ingest {
                 Table::Conversations => lift::media(store, batch).await?,
                 _ => batch,
             };
-            let appended = store.append(table, batch).await?;
-            if let Some(talks) = talks {
-                let talks = lift::media(store, talks).await?;
-                store.append(Table::Conversations, talks).await?;
-            }
+            let talks = match talks {
+                Some(talks) => Some(lift::media(store, talks).await?),
+                None => None,
+            };
+            // Together: they share one write to the disk.
+            let keep_talks = async {
+                match talks {
+                    Some(talks) => store.append(Table::Conversations, talks).await.map(drop),
+                    None => Ok(()),
+                }
+            };
+            let (appended, ()) = tokio::try_join!(store.append(table, batch), keep_talks)?;
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
         }
