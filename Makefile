@@ -83,7 +83,8 @@ release: ui/dist/index.html ## target/release/rollscope, optimised and stripped:
 	cargo build --locked --release --workspace --bins
 
 # maturin takes what lies in MODULE.data/scripts as commands.
-wheel: release $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
+wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
+	ROLLSCOPE_FOLD=1 cargo build --locked --release --workspace --bins
 	mkdir -p python/rollscope._core.data/scripts
 	cp target/release/rollscope python/rollscope._core.data/scripts/rollscope
 	strip python/rollscope._core.data/scripts/rollscope

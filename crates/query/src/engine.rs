@@ -251,8 +251,16 @@ impl Engine {
 
     /// All spans of a trace, with the columns of `spans` as stored, in no particular order.
     pub async fn trace(&self, id: TraceId) -> Result<Vec<RecordBatch>, QueryError> {
-        let filter = col("trace_id").eq(lit(ScalarValue::FixedSizeBinary(16, Some(id.to_vec()))));
-        self.look_up(Table::Spans, "trace by id", filter).await
+        self.look_up(Table::Spans, "trace by id", of_trace(id), None).await
+    }
+
+    /// The same with some columns only, `trace_id` among them: attributes are most of what a trace takes to read.
+    pub async fn trace_columns(
+        &self,
+        id: TraceId,
+        columns: &'static [&'static str],
+    ) -> Result<Vec<RecordBatch>, QueryError> {
+        self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns)).await
     }
 
     /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
@@ -261,12 +269,18 @@ impl Engine {
             return Ok(Vec::new());
         }
         let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
-        self.look_up(Table::Conversations, "conversations by id", filter).await
+        self.look_up(Table::Conversations, "conversations by id", filter, None).await
     }
 
     /// The rows that a filter on an id leaves. A plan made by hand: bloom filters leave one or two segments, and nothing
     /// is optimised that is known to be good.
-    fn look_up(&self, table: Table, what: &str, filter: Expr) -> BoxFuture<'_, Result<Vec<RecordBatch>, QueryError>> {
+    fn look_up(
+        &self,
+        table: Table,
+        what: &str,
+        filter: Expr,
+        columns: Option<&'static [&'static str]>,
+    ) -> BoxFuture<'_, Result<Vec<RecordBatch>, QueryError>> {
         let inner = &*self.inner;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
@@ -274,11 +288,15 @@ impl Engine {
         Box::pin(self.direct(async move {
             let mut state = sessions.open(&snapshot, &progress)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
-            let schema = DFSchema::try_from(tables::schema(table))?;
-            let predicate = state.create_physical_expr(filter.clone(), &schema)?;
+            let schema = tables::schema(table);
+            let columns =
+                columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
+            let columns = columns.transpose()?;
+            let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
             let rows = sessions.table(&snapshot, table, &progress);
-            let scan = rows.plan(&state, None, &[filter], Some(predicate.clone()), None)?;
-            let found = Arc::new(FilterExec::try_new(predicate, scan)?);
+            let scan = rows.plan(&state, columns.as_ref(), &[filter.clone()], Some(predicate), None)?;
+            let shown = DFSchema::try_from(scan.schema())?;
+            let found = Arc::new(FilterExec::try_new(state.create_physical_expr(filter, &shown)?, scan)?);
             let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
             let batches = collect(plan, state.task_ctx()).await?;
             Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
@@ -351,6 +369,10 @@ impl Engine {
             Ok(Err(e)) => Err(task_failed(e, &Progress::new(0, ""))),
         }
     }
+}
+
+fn of_trace(id: TraceId) -> Expr {
+    col("trace_id").eq(lit(ScalarValue::FixedSizeBinary(16, Some(id.to_vec()))))
 }
 
 struct AbortOnDrop<T>(tokio::task::JoinHandle<T>);

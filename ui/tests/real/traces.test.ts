@@ -99,5 +99,5 @@ it('counts a trace by name, and a link opens one span of it', async () => {
   for (const [name, n] of [['prefill', '4,999'], ['decode', '5,000'], ['rollout', '1']]) expect(texts).toMatch(new RegExp(`${name}[\\s\\S]*?${n}`));
   await open(`#/trace/${LARGE}?span=${(12_346).toString(16).padStart(16, '0')}`);
   await page.getByLabel('Details of the span').getByText('out of memory').waitFor(WAIT);
-  await page.getByText('1 errors').waitFor(WAIT);
+  await page.getByRole('button', { name: '1 error', exact: true }).waitFor(WAIT);
 });

@@ -2,7 +2,6 @@
 //! worked out: depth, size of the subtree, time spent in the span itself, its lane, what is damaged, how clocks differ.
 //! Linear in the number of spans but for one sort.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use arrow::array::{
@@ -12,6 +11,7 @@ use arrow::array::{
 use arrow::compute::concat_batches;
 use arrow::datatypes::{Field, Int32Type, Int64Type, Schema};
 use arrow::error::ArrowError;
+use hashbrown::HashMap;
 use rollscope_model::TraceId;
 use serde::Serialize;
 
@@ -71,12 +71,14 @@ pub struct HostClock {
 }
 
 const NONE: i32 = -1;
+/// That of the parent.
+const NO_LANE: u32 = u32::MAX;
 /// A link leads out of this view.
 const ELSEWHERE: i32 = -2;
 /// Skew is looked for over this many hosts.
 const MAX_HOSTS: usize = 1024;
 
-/// The spans of a trace and those of traces that are joined to it, as `spans` stores them.
+/// The spans of a trace and those of traces that are joined to it, as `spans` stores them; at least [`COLUMNS`].
 pub fn layout(trace: &TraceId, batches: &[RecordBatch]) -> Result<(Summary, RecordBatch), ArrowError> {
     let Some(first) = batches.first() else {
         return Err(ArrowError::InvalidArgumentError("there are no spans".into()));
@@ -92,7 +94,8 @@ pub fn layout(trace: &TraceId, batches: &[RecordBatch]) -> Result<(Summary, Reco
     Ok((layout.summary(hosts), batch))
 }
 
-const COLUMNS: [&str; 17] = [
+/// What a layout is made from.
+pub const COLUMNS: &[&str] = &[
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -144,12 +147,32 @@ fn ids<'a>(batch: &'a RecordBatch, name: &str) -> &'a FixedSizeBinaryArray {
 struct Text<'a> {
     array: &'a DictionaryArray<Int32Type>,
     values: &'a StringArray,
+    /// The first key with the same text: batches were joined, and a text may stand in the dictionary more than once.
+    first: Vec<i32>,
 }
 
 impl<'a> Text<'a> {
     fn of(batch: &'a RecordBatch, name: &str) -> Self {
         let array = column(batch, name).as_dictionary::<Int32Type>();
-        Text { array, values: array.values().as_string() }
+        let values = array.values().as_string();
+        let mut seen: HashMap<&str, i32> = HashMap::new();
+        let first = (0..values.len()).map(|k| *seen.entry(values.value(k)).or_insert(k as i32)).collect();
+        Text { array, values, first }
+    }
+
+    /// A number that two rows share if and only if they have the same text, or neither has one.
+    fn id(&self, row: usize) -> i32 {
+        match self.array.keys().is_valid(row) {
+            true => self.first[self.array.keys().value(row) as usize],
+            false => NONE,
+        }
+    }
+
+    /// The column as it is told on, each text once.
+    fn taken(&self, order: &UInt32Array) -> Result<ArrayRef, ArrowError> {
+        let keys: Int32Array = self.array.keys().unary(|key| self.first.get(key as usize).copied().unwrap_or(0));
+        let column = DictionaryArray::<Int32Type>::try_new(keys, self.array.values().clone())?;
+        arrow::compute::take(&column, order, None)
     }
 
     fn get(&self, row: usize) -> Option<&'a str> {
@@ -157,13 +180,43 @@ impl<'a> Text<'a> {
     }
 }
 
-type SpanKey = ([u8; 16], [u8; 8]);
+/// The number of its trace, and the span's id.
+type SpanKey = (i32, [u8; 8]);
 
-fn key(trace: &[u8], span: &[u8]) -> SpanKey {
-    let (mut t, mut s) = ([0; 16], [0; 8]);
-    t.copy_from_slice(trace);
-    s.copy_from_slice(span);
-    (t, s)
+fn array<const N: usize>(id: &[u8]) -> [u8; N] {
+    id.try_into().unwrap_or([0; N])
+}
+
+/// Children by their parents, in the order in which they were added.
+struct Children {
+    from: Vec<u32>,
+    all: Vec<u32>,
+}
+
+impl Children {
+    fn new(parent: &[i32], in_order: &[u32]) -> Children {
+        let mut from = vec![0u32; parent.len() + 1];
+        for p in parent.iter().filter(|p| **p != NONE) {
+            from[*p as usize + 1] += 1;
+        }
+        for i in 0..parent.len() {
+            from[i + 1] += from[i];
+        }
+        let mut all = vec![0; from[parent.len()] as usize];
+        let mut next = from.clone();
+        for i in in_order {
+            let p = parent[*i as usize];
+            if p != NONE {
+                all[next[p as usize] as usize] = *i;
+                next[p as usize] += 1;
+            }
+        }
+        Children { from, all }
+    }
+
+    fn of(&self, row: usize) -> &[u32] {
+        &self.all[self.from[row] as usize..self.from[row + 1] as usize]
+    }
 }
 
 impl<'a> Layout<'a> {
@@ -230,24 +283,24 @@ impl<'a> Layout<'a> {
         let parents = ids(self.all, "parent_span_id");
         let n = self.rows();
         let mut known: HashMap<TraceId, i32> = HashMap::from([(self.trace, 0)]);
-        for i in 0..n {
-            let (id, _) = key(traces.value(i), spans.value(i));
-            let next = self.traces.len() as i32;
-            let number = *known.entry(id).or_insert_with(|| {
-                self.traces.push(id);
-                next
-            });
-            self.trace_of.push(number);
-        }
         let mut by_id: HashMap<SpanKey, i32> = HashMap::with_capacity(n);
         for i in 0..n {
-            by_id.insert(key(traces.value(i), spans.value(i)), i as i32);
+            let id = array(traces.value(i));
+            let number = match id == self.trace {
+                true => 0,
+                false => *known.entry(id).or_insert_with(|| {
+                    self.traces.push(id);
+                    self.traces.len() as i32 - 1
+                }),
+            };
+            self.trace_of.push(number);
+            by_id.insert((number, array(spans.value(i))), i as i32);
         }
         // Who sent a request: of several spans that know it, the one that began last, which is the innermost.
         let requests = Text::of(self.all, "request_id");
         let mut callers: HashMap<&str, i32> = HashMap::new();
         for i in 0..n {
-            if traces.value(i) == self.trace
+            if self.trace_of[i] == 0
                 && let Some(request) = requests.get(i)
             {
                 let caller = callers.entry(request).or_insert(i as i32);
@@ -258,11 +311,11 @@ impl<'a> Layout<'a> {
         }
         for i in 0..n {
             if parents.is_valid(i) {
-                match by_id.get(&key(traces.value(i), parents.value(i))) {
+                match by_id.get(&(self.trace_of[i], array(parents.value(i)))) {
                     Some(parent) if *parent != i as i32 => self.parent[i] = *parent,
                     _ => self.flags[i] |= flags::MISSING_PARENT,
                 }
-            } else if traces.value(i) != self.trace
+            } else if self.trace_of[i] != 0
                 && let Some(caller) = requests.get(i).and_then(|r| callers.get(r))
             {
                 self.parent[i] = *caller;
@@ -276,7 +329,8 @@ impl<'a> Layout<'a> {
             let at = links.value_offsets()[i] as usize;
             if links.value_length(i) > 0 {
                 self.flags[i] |= flags::HAS_LINKS;
-                let found = by_id.get(&key(to_trace.value(at), to_span.value(at)));
+                let found = known.get(&array::<16>(to_trace.value(at)));
+                let found = found.and_then(|trace| by_id.get(&(*trace, array(to_span.value(at)))));
                 self.link[i] = found.copied().unwrap_or(ELSEWHERE);
             }
         }
@@ -290,30 +344,16 @@ impl<'a> Layout<'a> {
             let i = *i as usize;
             (self.start.value(i), std::cmp::Reverse(self.end[i]), i)
         });
-        let mut children: Vec<Vec<u32>> = Vec::new();
-        let mut slot = vec![NONE; n];
-        let mut roots = Vec::new();
-        for i in by_start {
-            match self.parent[i as usize] {
-                NONE => roots.push(i),
-                p => {
-                    let at = &mut slot[p as usize];
-                    if *at == NONE {
-                        *at = children.len() as i32;
-                        children.push(Vec::new());
-                    }
-                    children[*at as usize].push(i);
-                }
-            }
-        }
+        let children = Children::new(&self.parent, &by_start);
+        let roots: Vec<u32> = by_start.into_iter().filter(|i| self.parent[*i as usize] == NONE).collect();
         let mut seen = vec![false; n];
-        self.walk(&roots, &slot, &children, &mut seen);
+        self.walk(&roots, &children, &mut seen);
         // What only knows itself as its ancestor is shown too.
         for i in 0..n {
             if !seen[i] {
                 self.parent[i] = NONE;
                 self.flags[i] |= flags::MISSING_PARENT;
-                self.walk(&[i as u32], &slot, &children, &mut seen);
+                self.walk(&[i as u32], &children, &mut seen);
             }
         }
         // Sizes of subtrees, from the last row up.
@@ -323,21 +363,17 @@ impl<'a> Layout<'a> {
                 self.subtree[self.parent[i] as usize] += self.subtree[i];
             }
         }
-        self.lanes_and_times(&slot, &children);
+        self.lanes_and_times(&children);
     }
 
-    fn walk(&mut self, roots: &[u32], slot: &[i32], children: &[Vec<u32>], seen: &mut [bool]) {
+    fn walk(&mut self, roots: &[u32], children: &Children, seen: &mut [bool]) {
         let mut stack: Vec<u32> = roots.iter().rev().copied().collect();
         while let Some(i) = stack.pop() {
             if std::mem::replace(&mut seen[i as usize], true) {
                 continue;
             }
             self.drawn.push(i);
-            let at = slot[i as usize];
-            if at == NONE {
-                continue;
-            }
-            for child in children[at as usize].iter().rev() {
+            for child in children.of(i as usize).iter().rev() {
                 if !seen[*child as usize] {
                     self.depth[*child as usize] = self.depth[i as usize] + 1;
                     stack.push(*child);
@@ -346,44 +382,48 @@ impl<'a> Layout<'a> {
         }
     }
 
-    fn lanes_and_times(&mut self, slot: &[i32], children: &[Vec<u32>]) {
+    fn lanes_and_times(&mut self, children: &Children) {
         let all = self.all;
         let text = |name| Text::of(all, name);
         let (thread, host, service) = (text("thread"), text("host"), text("service"));
         let rank = |name| column(all, name).as_primitive::<Int32Type>();
         let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
-        let names = column(all, "name").as_dictionary::<Int32Type>();
-        // Batches of several traces were joined: a name may stand in the dictionary more than once.
-        let texts = names.values().as_string::<i32>();
-        let mut first: HashMap<&str, u32> = HashMap::new();
-        let name_of: Vec<u32> = (0..texts.len()).map(|k| *first.entry(texts.value(k)).or_insert(k as u32)).collect();
-        let names = names.keys();
+        let name = text("name");
+        // By what makes them, so that a label is written once, and by their labels.
+        let mut made: HashMap<(i32, i32, i32, [Option<i32>; 3], bool), u32> = HashMap::new();
         let mut known: HashMap<String, u32> = HashMap::new();
         let mut repeats = Repeats::default();
         for at in 0..self.drawn.len() {
             let i = self.drawn[at] as usize;
             let parent = self.parent[i];
-            let mut label = String::new();
-            if let Some(own) = thread.get(i) {
+            let own_thread = thread.get(i).is_some();
+            if own_thread {
                 self.flags[i] |= flags::THREAD;
-                label = on_host(host.get(i), own);
-                for (which, rank) in &ranks {
-                    if rank.is_valid(i) {
-                        label.push_str(&format!("-{which}{}", rank.value(i)));
-                    }
-                }
-            } else if parent == NONE || service.get(i) != service.get(parent as usize) {
-                label = on_host(host.get(i), service.get(i).unwrap_or_default());
             }
-            self.lane[i] = if label.is_empty() && parent != NONE {
-                self.lane[parent as usize]
-            } else {
-                let next = known.len() as u32;
-                *known.entry(label.clone()).or_insert_with(|| {
-                    self.lanes.push(label);
-                    next
+            self.lane[i] = if own_thread || parent == NONE || service.id(i) != service.id(parent as usize) {
+                let rank = |n: usize| (own_thread && ranks[n].1.is_valid(i)).then(|| ranks[n].1.value(i));
+                let of = (host.id(i), thread.id(i), service.id(i), [0, 1, 2].map(rank), parent == NONE);
+                *made.entry(of).or_insert_with(|| {
+                    let mut label = on_host(host.get(i), thread.get(i).or(service.get(i)).unwrap_or_default());
+                    for ((which, _), rank) in ranks.iter().zip(of.3) {
+                        if let Some(rank) = rank {
+                            label.push_str(&format!("-{which}{rank}"));
+                        }
+                    }
+                    if label.is_empty() && parent != NONE {
+                        return NO_LANE;
+                    }
+                    *known.entry(label.clone()).or_insert_with(|| {
+                        self.lanes.push(label);
+                        self.lanes.len() as u32 - 1
+                    })
                 })
+            } else {
+                NO_LANE
             };
+            if self.lane[i] == NO_LANE && parent != NONE {
+                self.lane[i] = self.lane[parent as usize];
+            }
             if parent != NONE {
                 let p = parent as usize;
                 let outside = self.start.value(i) < self.start.value(p) || self.end[i] > self.end[p];
@@ -394,23 +434,19 @@ impl<'a> Layout<'a> {
             // Only below a thread: elsewhere two spans with the same times are two things.
             let in_thread =
                 parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
-            if in_thread
-                && repeats.again(self.lane[i], name_of[names.value(i) as usize], self.start.value(i), self.end[i])
-            {
+            if in_thread && repeats.again(self.lane[i], name.id(i) as u32, self.start.value(i), self.end[i]) {
                 self.flags[i] |= flags::REPEATED;
             }
             // What no child covers.
             let mut own = (self.end[i] - self.start.value(i)) as f64;
-            if slot[i] != NONE {
-                let mut until = self.start.value(i);
-                for child in &children[slot[i] as usize] {
-                    let c = *child as usize;
-                    let from = self.start.value(c).max(until);
-                    let to = self.end[c].min(self.end[i]);
-                    if to > from {
-                        own -= (to - from) as f64;
-                        until = to;
-                    }
+            let mut until = self.start.value(i);
+            for child in children.of(i) {
+                let c = *child as usize;
+                let from = self.start.value(c).max(until);
+                let to = self.end[c].min(self.end[i]);
+                if to > from {
+                    own -= (to - from) as f64;
+                    until = to;
                 }
             }
             self.own_ns[i] = own.max(0.0);
@@ -433,7 +469,7 @@ impl<'a> Layout<'a> {
                     names.push(name);
                     names.len() - 1
                 }),
-                (_, p) if p != NONE && service.get(i) == service.get(p as usize) => of[p as usize],
+                (_, p) if p != NONE && service.id(i) == service.id(p as usize) => of[p as usize],
                 _ => usize::MAX,
             };
         }
@@ -508,7 +544,7 @@ impl<'a> Layout<'a> {
         let rows = || self.drawn.iter().map(|i| *i as usize);
         let order = UInt32Array::from(self.drawn.clone());
         let taken = |name: &str| arrow::compute::take(column(self.all, name), &order, None);
-        let lane_keys: Int32Array = rows().map(|i| Some(self.lane[i] as i32)).collect();
+        let lane_keys = Int32Array::from_iter_values(rows().map(|i| self.lane[i] as i32));
         let lane_values = StringArray::from_iter_values(if self.lanes.is_empty() {
             vec![""]
         } else {
@@ -517,19 +553,19 @@ impl<'a> Layout<'a> {
         let lanes = DictionaryArray::<Int32Type>::try_new(lane_keys, Arc::new(lane_values))?;
         let shown_end = |i: usize| (self.end[i] - base) as f64;
         let columns: Vec<(&str, ArrayRef)> = vec![
-            ("trace", Arc::new(rows().map(|i| Some(self.trace_of[i])).collect::<Int32Array>())),
+            ("trace", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.trace_of[i])))),
             ("span_id", taken("span_id")?),
-            ("parent", Arc::new(rows().map(|i| Some(row(self.parent[i]))).collect::<Int32Array>())),
-            ("depth", Arc::new(rows().map(|i| Some(self.depth[i])).collect::<Int32Array>())),
-            ("subtree", Arc::new(rows().map(|i| Some(self.subtree[i])).collect::<Int32Array>())),
-            ("link", Arc::new(rows().map(|i| Some(row(self.link[i]))).collect::<Int32Array>())),
-            ("flags", Arc::new(rows().map(|i| Some(self.flags[i])).collect::<UInt32Array>())),
-            ("start", Arc::new(rows().map(|i| Some((self.start.value(i) - base) as f64)).collect::<Float64Array>())),
-            ("end", Arc::new(rows().map(|i| Some(shown_end(i))).collect::<Float64Array>())),
-            ("own", Arc::new(rows().map(|i| Some(self.own_ns[i])).collect::<Float64Array>())),
-            ("name", taken("name")?),
-            ("service", taken("service")?),
-            ("host", taken("host")?),
+            ("parent", Arc::new(Int32Array::from_iter_values(rows().map(|i| row(self.parent[i]))))),
+            ("depth", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.depth[i])))),
+            ("subtree", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.subtree[i])))),
+            ("link", Arc::new(Int32Array::from_iter_values(rows().map(|i| row(self.link[i]))))),
+            ("flags", Arc::new(UInt32Array::from_iter_values(rows().map(|i| self.flags[i])))),
+            ("start", Arc::new(Float64Array::from_iter_values(rows().map(|i| (self.start.value(i) - base) as f64)))),
+            ("end", Arc::new(Float64Array::from_iter_values(rows().map(|i| shown_end(i))))),
+            ("own", Arc::new(Float64Array::from_iter_values(rows().map(|i| self.own_ns[i])))),
+            ("name", Text::of(self.all, "name").taken(&order)?),
+            ("service", Text::of(self.all, "service").taken(&order)?),
+            ("host", Text::of(self.all, "host").taken(&order)?),
             ("lane", Arc::new(lanes)),
         ];
         let fields: Vec<Field> =

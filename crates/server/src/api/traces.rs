@@ -221,18 +221,21 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let joined = params.text("joined") != Some("false");
     params.done()?;
     let id = params::trace_id(&trace)?;
-    let mut batches = app.engine.trace(id).await?;
+    let (callees_sql, callers_sql) = (requests::callees_sql(&id), requests::callers_sql(&id));
+    let asked = async |sql: &str| if joined { collect(&app.engine, sql).await } else { Ok(Vec::new()) };
+    let own = async { Ok(app.engine.trace_columns(id, view::COLUMNS).await?) };
+    let (mut batches, callees, called) = tokio::try_join!(own, asked(&callees_sql), asked(&callers_sql))?;
     if batches.is_empty() {
         return Err(Problem::not_found(format!("there is no trace {trace}")));
     }
     let mut callers = Vec::new();
     if joined {
-        for batch in collect(&app.engine, &requests::callees_sql(&id)).await? {
+        for batch in callees {
             for callee in trace_ids(&batch)? {
-                batches.extend(app.engine.trace(callee).await?);
+                batches.extend(app.engine.trace_columns(callee, view::COLUMNS).await?);
             }
         }
-        for batch in collect(&app.engine, &requests::callers_sql(&id)).await? {
+        for batch in called {
             let (names, services) = (text_column(&batch, "name")?, text_column(&batch, "service")?);
             let spans = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
             for (row, caller) in trace_ids(&batch)?.iter().enumerate() {

@@ -54,7 +54,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Options { format: Format::Proto, spill_folder: std::env::temp_dir(), memory_bytes: 32 << 20 }
+        Options { format: Format::Proto, spill_folder: std::env::temp_dir(), memory_bytes: 4 << 20 }
     }
 }
 
@@ -139,7 +139,7 @@ pub struct Exporter {
     records: Vec<Record>,
     /// Key of the parent, until all are known.
     parents: Vec<u64>,
-    ids: HashMap<u64, u32, xxhash_rust::xxh3::Xxh3Builder>,
+    ids: HashMap<u64, u32>,
     /// (record that links, key of what it links to)
     links: Vec<(u32, u64)>,
     carried: Vec<Vec<u8>>,

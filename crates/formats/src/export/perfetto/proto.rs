@@ -1,10 +1,8 @@
 //! Perfetto's native format: protobuf written by hand, one packet an event. Field numbers are those of
 //! `perfetto/protos/perfetto/trace/perfetto_trace.proto`; the tests read the result back with Perfetto's own definitions.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 use std::io::{self, Write};
-
-use xxhash_rust::xxh3::Xxh3Builder;
 
 use super::super::rows::{Spans, int, small};
 use super::{Encoder, Item, Tracks, hex};
@@ -113,7 +111,7 @@ fn message<T>(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>) ->
 /// Texts by number. Numbers start at 1.
 #[derive(Default)]
 struct Interned {
-    numbers: HashMap<String, u64, Xxh3Builder>,
+    numbers: HashMap<String, u64>,
     texts: Vec<String>,
 }
 
