@@ -82,6 +82,22 @@ def test_get_traces(program, server):
         client.get_traces(sort="nonsense")
 
 
+def test_a_message_of_twenty_megabytes(program, server):
+    size = program.run("""
+        import rollscope
+        run = rollscope.init(project="math", name="long")
+        text = "word " * (4 << 20) + "needleatitsend"
+        rollscope.log({"rollout": rollscope.Trace(messages=[{"role": "user", "content": text}])}, step=1)
+        run.finish()
+        print(len(text))
+    """, server.grpc, ROLLSCOPE_EXIT_TIMEOUT=60)
+    assert size > 20 << 20
+    client = rollscope.Client(server.url)
+    wait_until(lambda: len(client.get_traces("math", search="needleatitsend")) == 1)
+    said = client.get_traces("math")[0]["messages"][0]["content"]
+    assert len(said) == size and said.endswith("word needleatitsend")
+
+
 @pytest.mark.parametrize("example", sorted(p.name for p in (ROOT / "python" / "examples").glob("*.py")))
 def test_examples(example, server, tmp_path):
     environment = {**os.environ, "ROLLSCOPE_ENDPOINT": server.grpc, "ROLLSCOPE_SPILL_DIR": str(tmp_path / "spill")}

@@ -170,8 +170,8 @@ struct Indexer<'s> {
 impl<'s> Indexer<'s> {
     fn new(search: &'s Search) -> Result<Indexer<'s>, SearchError> {
         let inner = &search.inner;
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let threads = (cores / 2).clamp(1, 4);
+        // They sleep while there is nothing to add; in a burst the index is what is behind.
+        let threads = std::thread::available_parallelism().map_or(2, usize::from).clamp(1, 4);
         let writer = inner.index.writer_with_num_threads(threads, WRITER_BYTES)?;
         inner.reader.reload()?;
         let payload = inner.index.load_metas()?.payload;

@@ -87,6 +87,17 @@ impl Tokenizer for Words {
 }
 
 impl WordStream<'_> {
+    /// The kind of the character at a place, and its length. Most text is ASCII, and most of indexing is this.
+    #[inline]
+    fn kind_at(&self, at: usize) -> Option<(Kind, usize)> {
+        let byte = *self.text.as_bytes().get(at)?;
+        if byte.is_ascii() {
+            return Some((if byte.is_ascii_alphanumeric() { Kind::Word } else { Kind::Gap }, 1));
+        }
+        let c = self.text[at..].chars().next()?;
+        Some((kind(c), c.len_utf8()))
+    }
+
     fn set(&mut self, from: usize, to: usize, next: usize) {
         let token = &mut *self.token;
         token.position = token.position.wrapping_add(1);
@@ -110,23 +121,27 @@ impl WordStream<'_> {
 
 impl TokenStream for WordStream<'_> {
     fn advance(&mut self) -> bool {
-        let rest = &self.text[self.at..];
-        let mut chars = rest.char_indices().skip_while(|(_, c)| kind(*c) == Kind::Gap);
-        let Some((from, first)) = chars.next() else { return false };
-        let start = self.at + from;
-        if kind(first) == Kind::Unspaced {
-            let after = start + first.len_utf8();
-            match chars.next() {
-                // Pairs overlap: the next one starts with the second character of this one.
-                Some((at, second)) if kind(second) == Kind::Unspaced => {
-                    let end = self.at + at + second.len_utf8();
+        let mut start = self.at;
+        let mut end = loop {
+            match self.kind_at(start) {
+                None => return false,
+                Some((Kind::Gap, bytes)) => start += bytes,
+                Some((Kind::Unspaced, bytes)) => {
+                    // Pairs overlap: the next one starts with the second character of this one.
+                    let after = start + bytes;
+                    let end = match self.kind_at(after) {
+                        Some((Kind::Unspaced, bytes)) => after + bytes,
+                        _ => after,
+                    };
                     self.set(start, end, after);
+                    return true;
                 }
-                _ => self.set(start, after, after),
+                Some((Kind::Word, bytes)) => break start + bytes,
             }
-            return true;
+        };
+        while let Some((Kind::Word, bytes)) = self.kind_at(end) {
+            end += bytes;
         }
-        let end = chars.find(|(_, c)| kind(*c) != Kind::Word).map_or(self.text.len(), |(at, _)| self.at + at);
         self.set(start, end, end);
         true
     }

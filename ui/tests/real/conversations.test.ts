@@ -159,6 +159,21 @@ it('shows the attempts of one sample side by side', async () => {
   await page.screenshot({ path: 'artifacts/conversation-attempts.png' });
 });
 
+it('opens a message of twenty megabytes, folded', async () => {
+  const body = { resourceLogs: [{ resource: { attributes: [{ key: 'rl.run.id', value: { stringValue: 'long' } }] }, scopeLogs: [{ logRecords: [{
+    timeUnixNano: String(Date.now() * 1e6), eventName: 'rollscope.conversation',
+    attributes: [{ key: 'rollscope.id', value: { stringValue: 'long-one' } }, { key: 'rl.step', value: { intValue: '1' } }],
+    body: { stringValue: JSON.stringify([{ role: 'user', content: 'Tell me everything.' }, { role: 'assistant', content: 'word '.repeat(4 << 20) }]) },
+  }] }] }] };
+  const sent = await fetch(`${server.otlp}/v1/logs`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+  expect(sent.status).toBe(200);
+  await open('#/conversation/long-one');
+  await page.getByText('Tell me everything.').waitFor(WAIT);
+  await page.getByText('20,971,5').first().waitFor(WAIT);
+  expect((await page.locator('.messages').innerText()).length).toBeLessThan(100_000);
+  await page.screenshot({ path: 'artifacts/conversation-long.png' });
+});
+
 it('a link to a message opens there', async () => {
   const id = (await get('/api/v1/conversations?sort=-messages&limit=1&messages=false&search=step:2')).conversations[0].id;
   await open(`#/conversation/${encodeURIComponent(id)}?m=3`);
