@@ -88,7 +88,7 @@ wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl
 	mkdir -p python/rollscope._core.data/scripts
 	cp target/release/rollscope python/rollscope._core.data/scripts/rollscope
 	strip python/rollscope._core.data/scripts/rollscope
-	cd python && ../$(PYTHON) -m maturin build --release --locked --out ../target/wheels
+	cd python && ../$(PYTHON) -m maturin build --release --locked --compression-level 9 --out ../target/wheels
 	rm -r python/rollscope._core.data
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
