@@ -294,7 +294,7 @@ impl Engine {
             let columns = columns.transpose()?;
             let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
             let rows = sessions.table(&snapshot, table, &progress);
-            let scan = rows.plan(&state, columns.as_ref(), &[filter.clone()], Some(predicate), None)?;
+            let scan = rows.plan(&state, columns.as_ref(), std::slice::from_ref(&filter), Some(predicate), None)?;
             let shown = DFSchema::try_from(scan.schema())?;
             let found = Arc::new(FilterExec::try_new(state.create_physical_expr(filter, &shown)?, scan)?);
             let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));

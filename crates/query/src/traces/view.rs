@@ -180,6 +180,8 @@ impl<'a> Text<'a> {
     }
 }
 
+/// Host, thread and service as [`Text::id`] has them, ranks, and whether it is a root: what a lane's label is made from.
+type LaneKey = (i32, i32, i32, [Option<i32>; 3], bool);
 /// The number of its trace, and the span's id.
 type SpanKey = (i32, [u8; 8]);
 
@@ -390,7 +392,7 @@ impl<'a> Layout<'a> {
         let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
         let name = text("name");
         // By what makes them, so that a label is written once, and by their labels.
-        let mut made: HashMap<(i32, i32, i32, [Option<i32>; 3], bool), u32> = HashMap::new();
+        let mut made: HashMap<LaneKey, u32> = HashMap::new();
         let mut known: HashMap<String, u32> = HashMap::new();
         let mut repeats = Repeats::default();
         for at in 0..self.drawn.len() {
@@ -561,7 +563,7 @@ impl<'a> Layout<'a> {
             ("link", Arc::new(Int32Array::from_iter_values(rows().map(|i| row(self.link[i]))))),
             ("flags", Arc::new(UInt32Array::from_iter_values(rows().map(|i| self.flags[i])))),
             ("start", Arc::new(Float64Array::from_iter_values(rows().map(|i| (self.start.value(i) - base) as f64)))),
-            ("end", Arc::new(Float64Array::from_iter_values(rows().map(|i| shown_end(i))))),
+            ("end", Arc::new(Float64Array::from_iter_values(rows().map(shown_end)))),
             ("own", Arc::new(Float64Array::from_iter_values(rows().map(|i| self.own_ns[i])))),
             ("name", Text::of(self.all, "name").taken(&order)?),
             ("service", Text::of(self.all, "service").taken(&order)?),
