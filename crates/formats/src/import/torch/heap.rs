@@ -119,10 +119,10 @@ impl Heap {
 
     // ---- making, for the reader of pickles ----
 
-    /// Room for what a pickle of so many bytes usually holds.
+    /// Room for what a pickle of so many bytes usually holds, if there is any.
     pub(super) fn reserve(&mut self, bytes: usize) {
-        self.objects.reserve(bytes / 48);
-        self.slots.reserve(bytes / 16);
+        let _ = self.objects.try_reserve(bytes / 48);
+        let _ = self.slots.try_reserve(bytes / 16);
     }
 
     fn object(&mut self, tag: Tag, obj: Obj) -> Result<Value, ImportError> {

@@ -60,6 +60,8 @@ impl Memo {
     }
 }
 
+/// Room is made beforehand for pickles up to this size.
+const MAX_RESERVED_FOR: usize = 2 << 30;
 /// Every so many bytes the part of the file that was read is given back.
 const FORGET_EVERY: usize = 32 << 20;
 
@@ -87,9 +89,9 @@ impl Machine {
         self.marks.clear();
         self.memo = Memo::default();
         // Address space, not memory: pages that are never written to are never there. To grow a step at a time would
-        // copy, and hold the old and the new place at once.
-        let bytes = self.end.saturating_sub(start);
-        self.memo.dense.reserve(bytes / 12);
+        // copy, and hold the old and the new place at once. Where it cannot be had, growing is what is left.
+        let bytes = self.end.saturating_sub(start).min(MAX_RESERVED_FOR);
+        let _ = self.memo.dense.try_reserve(bytes / 12);
         self.heap.reserve(bytes);
         let source = self.src.clone();
         let src: &[u8] = &source[..self.end];
