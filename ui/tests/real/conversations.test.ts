@@ -160,12 +160,19 @@ it('shows the attempts of one sample side by side', async () => {
 });
 
 it('opens a message of twenty megabytes, folded', async () => {
-  const body = { resourceLogs: [{ resource: { attributes: [{ key: 'rl.run.id', value: { stringValue: 'long' } }] }, scopeLogs: [{ logRecords: [{
-    timeUnixNano: String(Date.now() * 1e6), eventName: 'rollscope.conversation',
-    attributes: [{ key: 'rollscope.id', value: { stringValue: 'long-one' } }, { key: 'rl.step', value: { intValue: '1' } }],
-    body: { stringValue: JSON.stringify([{ role: 'user', content: 'Tell me everything.' }, { role: 'assistant', content: 'word '.repeat(4 << 20) }]) },
-  }] }] }] };
-  const sent = await fetch(`${server.otlp}/v1/logs`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+  // As the Python package sends it: a log record in protobuf.
+  const number = (n: number): number[] => (n < 128 ? [n] : [(n % 128) + 128, ...number(Math.floor(n / 128))]);
+  const field = (n: number, ...parts: (Uint8Array | string)[]): Buffer => {
+    const value = Buffer.concat(parts.map((x) => (typeof x === 'string' ? Buffer.from(x) : x)));
+    return Buffer.concat([Buffer.from([...number(n * 8 + 2), ...number(value.length)]), value]);
+  };
+  const text = (n: number, key: string, value: string): Buffer => field(n, field(1, key), field(2, field(1, value)));
+  const time = Buffer.alloc(9, 9);
+  time.writeBigUInt64LE(BigInt(Date.now()) * 1_000_000n, 1);
+  const messages = JSON.stringify([{ role: 'user', content: 'Tell me everything.' }, { role: 'assistant', content: 'word '.repeat(4 << 20) }]);
+  const record = field(2, time, field(5, field(1, messages)), text(6, 'rollscope.id', 'long-one'), field(12, 'rollscope.conversation'));
+  const body = field(1, field(1, text(1, 'rl.run.id', 'long')), field(2, record));
+  const sent = await fetch(`${server.otlp}/v1/logs`, { method: 'POST', headers: { 'content-type': 'application/x-protobuf' }, body: new Uint8Array(body) });
   expect(sent.status).toBe(200);
   await open('#/conversation/long-one');
   await page.getByText('Tell me everything.').waitFor(WAIT);
