@@ -517,7 +517,7 @@ fn mutated_pickles_do_no_harm() {
 /// What the fuzzer found worth keeping: every file takes a path of its own through the reader.
 #[test]
 fn the_fuzzers_corpus_does_no_harm() {
-    let corpus = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/torch");
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/torch");
     let mut files = 0;
     for file in std::fs::read_dir(corpus).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
