@@ -244,3 +244,35 @@ def test_usage_errors(tmp_path):
     assert run("view", tmp_path / "absent.pt", check=False).returncode == 1
     assert "no such file" in run("view", tmp_path / "absent.pt", check=False).stderr
     assert "no dumps" in run("view", tmp_path, check=False).stderr
+
+
+def repeated(part: bytes, times: int) -> bytes:
+    """A dump in which one large value is remembered once and used again and again."""
+    return b"\x80\x02}q\x00X\x07\x00\x00\x00samples](" + part + b"(" + b"h\x02" * 2000 + b"tq\x03" + b"h\x01h\x03R" * times + b"es."
+
+
+TEXT = b"X\x00\x80\x00\x00" + b"a" * 0x8000 + b"q\x02"
+NUMBERS = b"](" + b"K\x01" * 20_000 + b"eq\x02"
+
+
+@pytest.mark.parametrize("pickle", [
+    pytest.param(repeated(b"cpathlib\nPosixPath\nq\x01" + TEXT, 10_000), id="a path of one text"),
+    pytest.param(b"\x80\x02}X\x07\x00\x00\x00samples](c__builtin__\nlist\nq\x01" + NUMBERS + b"h\x01h\x02\x85R" * 20_000 + b"es.",
+                 id="copies of one list"),
+    pytest.param(b"\x80\x02}X\x07\x00\x00\x00samples](c__builtin__\ndict\nq\x01](" + b"K\x01N\x86" * 20_000 + b"eq\x02"
+                 + b"h\x01h\x02\x85R" * 20_000 + b"es.", id="copies of one dict"),
+])
+def test_a_small_dump_cannot_ask_for_much_memory(pickle, tmp_path):
+    dump = tmp_path / "rollout_0.pt"
+    with zipfile.ZipFile(dump, "w") as archive:
+        archive.writestr("rollout_0/data.pkl", pickle)
+        archive.writestr("rollout_0/version", "3\n")
+    assert dump.stat().st_size < 300_000
+    # wait4 tells the memory of this one child, not the largest of all.
+    viewer = subprocess.Popen([BINARY, "view", dump, "--no-serve", "--out", tmp_path / "out"], stdout=subprocess.DEVNULL,
+                              stderr=subprocess.PIPE, text=True)
+    told = viewer.stderr.read()
+    _, status, used = os.wait4(viewer.pid, 0)
+    viewer.returncode = os.waitstatus_to_exitcode(status)
+    assert viewer.returncode in (0, 1) and "panicked" not in told, told
+    assert used.ru_maxrss < 500_000, f"{used.ru_maxrss} kB for {dump.stat().st_size} bytes: {told}"

@@ -87,6 +87,27 @@ fn getattr_makes_a_name_and_nothing_else() {
     assert_eq!(torch.text(torch.root), "<class 'os.path.system'>");
 }
 
+#[test]
+fn a_state_of_the_wrong_type_does_no_harm() {
+    // `copyreg._reconstructor(C, dict or list, state)`, then entries and items for what should be a dict or a list.
+    for base in ["dict", "list", "object"] {
+        for state in
+            [&b"N"[..], b"K\x01", b"X\x01\0\0\0a", b"]", b"}", b")", b"G\0\0\0\0\0\0\0\0", b"\x88", b"cos\nsystem\n"]
+        {
+            for more in [&b""[..], b"K\x01K\x02s", b"(K\x01K\x02u", b"K\x01a", b"(K\x01K\x02e", b"}b"] {
+                let made = format!("\x02ccopyreg\n_reconstructor\n(cm\nC\nc__builtin__\n{base}\n");
+                let bytes = [b"\x80".as_slice(), made.as_bytes(), state, b"tR", more, b"."].concat();
+                if let Ok(torch) = pickle(&bytes) {
+                    torch.text(torch.root);
+                    let shown = torch.json(torch.root, Style::Typed, 10_000);
+                    serde_json::from_str::<serde_json::Value>(&shown).unwrap();
+                }
+                exercise(torch_file(&bytes));
+            }
+        }
+    }
+}
+
 fn sentence(error: &ImportError) -> String {
     let text = error.to_string();
     assert!(!text.is_empty() && !text.contains('\n') && text.len() < 500, "{text}");

@@ -85,13 +85,17 @@ pub struct Heap {
     pub(super) things: Vec<Object>,
     pub(super) extras: Vec<Extra>,
     owned: Vec<Box<[u8]>>,
+    /// Bytes that may still be made of this file.
+    room: u64,
 }
 
 const RECENT: usize = 256;
 
 impl Heap {
     pub(super) fn new(source: Source) -> Heap {
+        let room = limits::OUTPUT_BASE.saturating_add(limits::MAX_GROWTH.saturating_mul(source.len() as u64));
         Heap {
+            room,
             source,
             objects: Vec::new(),
             slots: Vec::new(),
@@ -136,10 +140,28 @@ impl Heap {
         self.object(tag, Obj::Empty)
     }
 
-    fn push_slots(&mut self, items: impl Iterator<Item = Value>) -> Result<u32, ImportError> {
+    /// Asks for memory before it is taken. What stands in the file once is always granted; what names the same list or text
+    /// again and again, to have it copied, is not.
+    pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ImportError> {
+        match self.room.checked_sub(bytes as u64) {
+            Some(room) => self.room = room,
+            None => {
+                return Err(ImportError::Limit {
+                    what: "what is made of the file, against its size,".into(),
+                    name: "MAX_GROWTH",
+                    limit: limits::MAX_GROWTH,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn push_slots(&mut self, items: impl ExactSizeIterator<Item = Value>) -> Result<u32, ImportError> {
         let start = self.slots.len();
+        let end = (start + items.len()) as u64;
+        limits::check("values in the file", "MAX_SLOTS", end, limits::MAX_SLOTS)?;
+        self.grow(items.len() * size_of::<Value>())?;
         self.slots.extend(items);
-        limits::check("values in the file", "MAX_SLOTS", self.slots.len() as u64, limits::MAX_SLOTS)?;
         Ok(start as u32)
     }
 
@@ -158,6 +180,7 @@ impl Heap {
             }
             Obj::Vec(v) => self.vecs[v as usize].extend_from_slice(items),
             Obj::Slots { .. } | Obj::Run(_) => {
+                self.grow(self.len(list) * size_of::<Value>())?;
                 let mut all: Vec<Value> = self.items(list).collect();
                 all.extend_from_slice(items);
                 self.objects[at] = Obj::Vec(self.vecs.len() as u32);
@@ -208,6 +231,7 @@ impl Heap {
             self.objects[at] = Obj::Shaped { shape, start };
             return Ok(());
         }
+        self.grow(size_of_val(pairs))?;
         if let Obj::Vec(v) = self.objects[at] {
             self.vecs[v as usize].extend_from_slice(pairs);
             return Ok(());

@@ -23,10 +23,13 @@ pub const MAX_GLOBALS: u64 = 1_000_000;
 pub const MAX_ENTRIES: u64 = 10_000_000;
 /// Dimensions of a tensor or an array.
 pub const MAX_DIMENSIONS: usize = 64;
+/// Parts of a path; what has more is no path.
+pub const MAX_PATH_PARTS: usize = 256;
 /// Levels of lists and dicts that are shown.
 pub const MAX_DEPTH: usize = 64;
-/// What is written of a file may be this many times as large as the file, and a little more for small ones: values may be
-/// shared, and are written wherever they stand. Without that a file of a kilobyte could ask for any amount.
+/// What is made of a file in memory, and what is written of it, may each be this many times as large as the file, and a
+/// little more for small ones: values may be shared, and are copied or written wherever they stand. Without that a file of a
+/// kilobyte could ask for any amount.
 pub const MAX_GROWTH: u64 = 32;
 /// The little more of one value.
 pub const VALUE_BASE: u64 = 64 << 10;

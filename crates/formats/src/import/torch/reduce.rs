@@ -111,6 +111,7 @@ impl Heap {
         }
         let number = self.globals.len() as u64;
         limits::check("classes named", "MAX_GLOBALS", number, limits::MAX_GLOBALS)?;
+        self.grow(module.len() + name.len())?;
         let known = known(&module, &name);
         self.globals.push(Global { module: module.into(), name: name.into(), known });
         Ok(Value::tagged(Tag::Global, number))
@@ -218,9 +219,10 @@ impl Heap {
                     let base = self.arg(args, 1).and_then(|b| self.known(b));
                     let state = self.arg(args, 2).unwrap_or(Value::NONE);
                     let mut object = Object::new(class, args);
-                    match base {
-                        Some(Known::Dict) => object.entries = state,
-                        Some(Known::List) => object.items = state,
+                    // Later items and entries are added to these, so they must be what they are called.
+                    match (base, state.tag()) {
+                        (Some(Known::Dict), Tag::Dict) => object.entries = state,
+                        (Some(Known::List), Tag::List) => object.items = state,
                         _ => {}
                     }
                     Some(self.thing(object)?)
@@ -233,16 +235,10 @@ impl Heap {
             },
             Known::Device | Known::Path | Known::Decimal => {
                 let separator = if known == Known::Device { ":" } else { "/" };
-                let parts: Option<Vec<String>> = self
-                    .items(args)
-                    .map(|p| self.str(p).map(|s| s.into_owned()).or_else(|| self.int(p).map(|i| i.to_string())))
-                    .collect();
-                match parts {
-                    Some(parts) => {
-                        let text = parts.join(separator).replace("//", "/");
-                        Some(self.extra(Extra::Text(text.into()))?)
-                    }
-                    None => None,
+                let is_part = |part: Value| part.tag() == Tag::Str || self.int(part).is_some();
+                match self.len(args) <= limits::MAX_PATH_PARTS && self.items(args).all(is_part) {
+                    true => Some(self.extra(Extra::Joined { parts: args, separator })?),
+                    false => None,
                 }
             }
             Known::DateTime | Known::Date => match first.and_then(|b| self.bytes(b)).and_then(|b| date_text(&b)) {

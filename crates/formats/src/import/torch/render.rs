@@ -128,6 +128,23 @@ impl Torch {
         match self.heap.extra_of(value) {
             Some(Extra::Latin1(_)) => bytes_text(out, &self.heap.bytes(value).unwrap_or_default()),
             Some(Extra::Text(text)) => out.push_str(text),
+            Some(Extra::Joined { parts, separator }) => {
+                let start = out.len();
+                for part in self.heap.items(*parts) {
+                    if out.len() > MAX_TEXT {
+                        out.push('…');
+                        break;
+                    }
+                    // The root of a path brings its own separator.
+                    if out.len() > start && !out.ends_with(separator) {
+                        out.push_str(separator);
+                    }
+                    match self.heap.str(part) {
+                        Some(text) => out.push_str(&text),
+                        None => put(out, format_args!("{}", self.heap.int(part).unwrap_or_default())),
+                    }
+                }
+            }
             Some(Extra::Complex(re, im)) => {
                 let _ = write!(out, "({}{:+}j)", float_text(*re).trim_end_matches(".0"), im);
             }

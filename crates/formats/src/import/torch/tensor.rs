@@ -23,8 +23,13 @@ pub enum Extra {
     /// Bytes that were written as text, one character a byte.
     Latin1(Value),
     Complex(f64, f64),
-    /// A path, a device, a date: what `str()` shows.
+    /// A date: what `str()` shows.
     Text(Box<str>),
+    /// A path, a device: what `str()` shows is joined when somebody looks, since its parts may be shared by many.
+    Joined {
+        parts: Value,
+        separator: &'static str,
+    },
 }
 
 #[derive(Clone, Copy, Debug)]
