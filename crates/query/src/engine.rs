@@ -18,11 +18,12 @@ use rollscope_model::{Table, TraceId};
 use rollscope_store::{Snapshot, SnapshotSource};
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use crate::analysis::ask::Answers;
 use crate::describe::{self, ColumnInfo, TableStats};
 use crate::error::{ErrorKind, QueryError};
+use crate::interrupt::interruptible;
 use crate::limits::QueryLimits;
 use crate::progress::{Progress, ProgressSnapshot};
 use crate::running::{QueryStream, Running, task_failed, timed_out};
@@ -73,7 +74,7 @@ impl Drop for Inner {
     }
 }
 
-/// Keeps a query in the list of running ones.
+/// Keeps a query in the list of running ones. When it is dropped, nobody waits for the query any more.
 pub(crate) struct Registration {
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     progress: Arc<Progress>,
@@ -87,6 +88,7 @@ impl Registration {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        self.progress.stop();
         self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.progress.id());
     }
 }
@@ -132,7 +134,7 @@ impl Engine {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, QueryError> {
         let task = self.inner.spawn(async move { work() });
-        task.await.map_err(|e| task_failed(e, &Progress::new(0, "")))
+        task.await.map_err(task_failed)
     }
 
     pub fn limits(&self) -> &QueryLimits {
@@ -147,21 +149,10 @@ impl Engine {
     /// The same with another limit on the rows of the answer, for callers that keep them short.
     pub async fn sql_rows(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let inner = &*self.inner;
-        let limits = &inner.limits;
-        let deadline = Instant::now() + limits.timeout;
+        let deadline = Instant::now() + inner.limits.timeout;
         let registration = inner.register(sql);
-        match timeout_at(deadline, inner.permits.clone().acquire_owned()).await {
-            Ok(Ok(permit)) => self.start(sql, max_rows, deadline, registration, Some(permit)).await,
-            _ => {
-                let text = format!(
-                    "{} queries are running, which is the limit max_concurrent, and none ended within {} s; try again \
-                     later or raise the limit",
-                    limits.max_concurrent,
-                    limits.timeout.as_secs_f64()
-                );
-                Err(QueryError::new(ErrorKind::Limit, text))
-            }
-        }
+        let permit = inner.turn(deadline, &registration.progress).await?;
+        self.start(sql, max_rows, deadline, registration, Some(permit)).await
     }
 
     /// A query of our own on behalf of one that has had its turn: waiting for another could wait for ever.
@@ -201,25 +192,22 @@ impl Engine {
                 (inner.sessions.clone(), limits.clone(), progress.clone(), sql.to_string());
             async move {
                 let _permit = permit;
-                run(&sessions, &snapshot, &sql, &limits, &progress, schema_to, batches_to).await;
+                let work = run(&sessions, &snapshot, &sql, &limits, &progress, schema_to, batches_to);
+                progress.stopping().run_until_cancelled(work).await;
             }
         };
         let mut task = inner.spawn(work);
-        progress.set_task(task.abort_handle());
-
         let planned = tokio::select! {
             biased;
+            error = stopped(&progress) => return Err(error),
             planned = &mut schema_from => planned.ok(),
-            () = sleep_until(deadline) => {
-                task.abort();
-                return Err(timed_out(&limits));
-            }
+            () = sleep_until(deadline) => return Err(timed_out(&limits)),
         };
         let schema = match planned {
             Some(schema) => schema?,
             // Neither a schema nor an error: the task was aborted or it panicked.
             None => match (&mut task).await {
-                Err(e) => return Err(task_failed(e, &progress)),
+                Err(e) => return Err(task_failed(e)),
                 Ok(()) => return Err(QueryError::new(ErrorKind::Internal, "query ended without an answer")),
             },
         };
@@ -228,6 +216,7 @@ impl Engine {
             batches,
             task,
             deadline: Box::pin(sleep_until(deadline)),
+            stopping: Box::pin(progress.stopping().cancelled_owned()),
             rows_left: limits.max_rows,
             limits,
             truncated: truncated.clone(),
@@ -285,7 +274,7 @@ impl Engine {
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, what));
-        Box::pin(self.direct(async move {
+        Box::pin(self.direct(progress.clone(), async move {
             let mut state = sessions.open(&snapshot, &progress)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
             let schema = tables::schema(table);
@@ -315,7 +304,7 @@ impl Engine {
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, "list of runs"));
-        Box::pin(self.direct(async move {
+        Box::pin(self.direct(progress.clone(), async move {
             let state = sessions.open(&snapshot, &progress)?;
             let table = sessions.table(&snapshot, Table::Runs, &progress);
             let plan = Arc::new(CoalescePartitionsExec::new(table.plan(&state, None, &[], None, None)?));
@@ -342,12 +331,11 @@ impl Engine {
     {
         let inner = &*self.inner;
         let registration = inner.register(&what);
-        let permit = timeout_at(Instant::now() + inner.limits.timeout, inner.permits.clone().acquire_owned()).await;
-        let Ok(Ok(permit)) = permit else { return Err(timed_out(&inner.limits)) };
+        let permit = inner.turn(Instant::now() + inner.limits.timeout, &registration.progress).await?;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = registration.progress.clone();
-        self.direct(async move {
+        self.direct(progress.clone(), async move {
             let _permit = permit;
             let state = sessions.open(&snapshot, &progress)?;
             let table = sessions.table(&snapshot, table, &progress);
@@ -356,19 +344,30 @@ impl Engine {
         .await
     }
 
-    /// Runs a plan made by hand on the query threads, within the timeout.
+    /// Runs a plan made by hand on the query threads, within the timeout and until it is cancelled.
     async fn direct<T: Send + 'static>(
         &self,
+        progress: Arc<Progress>,
         work: impl Future<Output = Result<T, DataFusionError>> + Send + 'static,
     ) -> Result<T, QueryError> {
         let limits = &self.inner.limits;
         let mut task = AbortOnDrop(self.inner.spawn(work));
-        match timeout_at(Instant::now() + limits.timeout, &mut task.0).await {
-            Err(_) => Err(timed_out(limits)),
-            Ok(Ok(answer)) => answer.map_err(|e| QueryError::from_datafusion(&e, limits)),
-            Ok(Err(e)) => Err(task_failed(e, &Progress::new(0, ""))),
+        tokio::select! {
+            biased;
+            done = &mut task.0 => match done {
+                Ok(answer) => answer.map_err(|e| QueryError::from_datafusion(&e, limits)),
+                Err(e) => Err(task_failed(e)),
+            },
+            error = stopped(&progress) => Err(error),
+            () = sleep_until(Instant::now() + limits.timeout) => Err(timed_out(limits)),
         }
     }
+}
+
+/// Ends with the reason when a query is told to stop.
+async fn stopped(progress: &Progress) -> QueryError {
+    progress.stopping().cancelled().await;
+    progress.why_stopped().expect("it was told to stop")
 }
 
 fn of_trace(id: TraceId) -> Expr {
@@ -384,6 +383,24 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 impl Inner {
+    /// Waits until fewer than `max_concurrent` queries run.
+    async fn turn(&self, deadline: Instant, progress: &Progress) -> Result<OwnedSemaphorePermit, QueryError> {
+        tokio::select! {
+            biased;
+            error = stopped(progress) => Err(error),
+            permit = self.permits.clone().acquire_owned() => Ok(permit.expect("the semaphore is never closed")),
+            () = sleep_until(deadline) => Err(QueryError::new(
+                ErrorKind::Limit,
+                format!(
+                    "{} queries are running, which is the limit max_concurrent, and none ended within {} s; try again \
+                     later or raise the limit",
+                    self.limits.max_concurrent,
+                    self.limits.timeout.as_secs_f64()
+                ),
+            )),
+        }
+    }
+
     fn register(&self, sql: &str) -> Registration {
         let progress = Arc::new(Progress::new(self.next_id.fetch_add(1, Relaxed), sql));
         let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
@@ -411,6 +428,7 @@ async fn run(
         let state: SessionState = sessions.open(snapshot, progress).map_err(datafusion)?;
         let logical = session::plan(&state, sql, limits).await?;
         let physical = state.create_physical_plan(&logical).await.map_err(datafusion)?;
+        let physical = interruptible(physical, progress).map_err(datafusion)?;
         execute_stream(physical, state.task_ctx()).map_err(datafusion)
     };
     let mut stream = match started.await {

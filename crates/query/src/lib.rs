@@ -10,13 +10,15 @@
 //!
 //! Everything is read-only: statements that would change anything are refused before they are planned.
 //! Plans consist of DataFusion's own operators, and whatever they need at run time is in their literals, so that another
-//! process with [`functions::register`] can execute them.
+//! process with [`functions::register`] can execute them. Only the process that executes a plan adds to it: the filters of
+//! its joins look whether the query is still wanted ([`interrupt`]).
 
 pub mod analysis;
 mod describe;
 mod engine;
 mod error;
 pub mod functions;
+mod interrupt;
 mod limits;
 mod progress;
 pub mod promql;

@@ -1,13 +1,13 @@
 //! How far a query is.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use rollscope_model::time::now_ns;
 use serde::Serialize;
-use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::error::{ErrorKind, QueryError};
 
 /// One running query. Counts are kept by the scan itself.
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub struct Progress {
     bytes_scanned: AtomicU64,
     rows_out: AtomicU64,
     cancelled: AtomicBool,
-    task: Mutex<Option<AbortHandle>>,
+    stop: CancellationToken,
 }
 
 /// [`Progress`] at one moment.
@@ -57,7 +57,7 @@ impl Progress {
             bytes_scanned: AtomicU64::new(0),
             rows_out: AtomicU64::new(0),
             cancelled: AtomicBool::new(false),
-            task: Mutex::new(None),
+            stop: CancellationToken::new(),
         }
     }
 
@@ -81,23 +81,27 @@ impl Progress {
         }
     }
 
-    /// Stops the query at its next chance; its stream ends with an error that says so.
+    /// Stops the query: whoever waits for it is told at once, its threads end with the batch that they work on.
     pub fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
-        if let Some(task) = &*self.task.lock().unwrap_or_else(PoisonError::into_inner) {
-            task.abort();
-        }
+        self.stop();
     }
 
-    pub(crate) fn is_cancelled(&self) -> bool {
-        self.cancelled.load(Relaxed)
+    /// Stops the query because nobody waits for it any more.
+    pub(crate) fn stop(&self) {
+        self.stop.cancel();
     }
 
-    pub(crate) fn set_task(&self, task: AbortHandle) {
-        *self.task.lock().unwrap_or_else(PoisonError::into_inner) = Some(task);
-        if self.is_cancelled() {
-            self.cancel();
-        }
+    /// Ends when the query was told to stop.
+    pub(crate) fn stopping(&self) -> CancellationToken {
+        self.stop.clone()
+    }
+
+    pub(crate) fn why_stopped(&self) -> Option<QueryError> {
+        self.stop.is_cancelled().then(|| match self.cancelled.load(Relaxed) {
+            true => QueryError::new(ErrorKind::Cancelled, "query was cancelled"),
+            false => QueryError::new(ErrorKind::Cancelled, "query was stopped: nobody waits for its answer"),
+        })
     }
 
     pub(crate) fn add_total(&self, rows: u64, bytes: u64) {

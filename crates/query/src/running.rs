@@ -13,6 +13,7 @@ use futures::{Stream, TryStreamExt};
 use tokio::sync::mpsc::Receiver;
 use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::engine::Registration;
 use crate::error::{ErrorKind, QueryError};
@@ -41,6 +42,7 @@ pub struct QueryStream {
     pub(crate) batches: Receiver<Result<RecordBatch, QueryError>>,
     pub(crate) task: JoinHandle<()>,
     pub(crate) deadline: Pin<Box<Sleep>>,
+    pub(crate) stopping: Pin<Box<WaitForCancellationFutureOwned>>,
     pub(crate) limits: QueryLimits,
     pub(crate) rows_left: usize,
     pub(crate) truncated: Arc<AtomicBool>,
@@ -51,8 +53,7 @@ pub struct QueryStream {
 impl QueryStream {
     fn end(&mut self) {
         self.done = true;
-        self.task.abort();
-        self.batches.close();
+        self.registration.progress().stop();
     }
 
     fn fail(&mut self, error: QueryError) -> Poll<Option<Result<RecordBatch, QueryError>>> {
@@ -71,6 +72,11 @@ impl Stream for QueryStream {
         }
         if this.deadline.as_mut().poll(cx).is_ready() {
             let error = timed_out(&this.limits);
+            return this.fail(error);
+        }
+        if this.stopping.as_mut().poll(cx).is_ready()
+            && let Some(error) = this.registration.progress().why_stopped()
+        {
             return this.fail(error);
         }
         loop {
@@ -98,19 +104,13 @@ impl Stream for QueryStream {
                             Poll::Ready(None)
                         }
                         Err(e) => {
-                            let error = task_failed(e, this.registration.progress());
+                            let error = task_failed(e);
                             this.fail(error)
                         }
                     };
                 }
             }
         }
-    }
-}
-
-impl Drop for QueryStream {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -124,8 +124,8 @@ pub(crate) fn timed_out(limits: &QueryLimits) -> QueryError {
     )
 }
 
-pub(crate) fn task_failed(error: JoinError, progress: &Progress) -> QueryError {
-    if progress.is_cancelled() || error.is_cancelled() {
+pub(crate) fn task_failed(error: JoinError) -> QueryError {
+    if error.is_cancelled() {
         return QueryError::new(ErrorKind::Cancelled, "query was cancelled");
     }
     let panic = error.into_panic();

@@ -93,6 +93,8 @@ impl Sessions {
             .with_catalog_list(Arc::new(catalogs))
             .build();
         functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
+        // The time that `now()` and `current_date` stand for, everywhere in the query.
+        state.mark_start_execution();
         Ok(state)
     }
 

@@ -100,6 +100,65 @@ async fn a_query_can_be_cancelled_by_id() {
     assert!(!engine.cancel(id));
 }
 
+/// Joins that go through a product of their sides for minutes, and no row comes out.
+const STUBBORN: [&str; 4] = [
+    ENDLESS,
+    "select count(*) from generate_series(1, 1000000) a cross join generate_series(1, 1000000) b where a.value + b.value < 0",
+    "select count(*) from generate_series(1, 1000000) a join generate_series(1, 1000000) b
+     on a.value % 2 = b.value % 2 and a.value + b.value < 0",
+    "select count(*) from generate_series(1, 1000000) a join generate_series(1, 1000000) b on a.value % 2 = b.value % 2",
+];
+
+#[tokio::test]
+async fn a_query_without_rows_is_cancelled_at_any_moment_and_leaves_its_threads() {
+    for sql in STUBBORN {
+        for moment in [0, 20, 200, 1500] {
+            let engine = Stored::new().engine();
+            let other = engine.clone();
+            let query = tokio::spawn(async move { try_rows(&other, sql).await });
+            until(|| active(&engine) == 1).await;
+            tokio::time::sleep(Duration::from_millis(moment)).await;
+            assert!(engine.cancel(engine.running()[0].id));
+            assert_eq!(query.await.unwrap().unwrap_err().kind, ErrorKind::Cancelled, "after {moment} ms: {sql}");
+            // All query threads were at work on it; were they still, this would wait for the time limit.
+            assert_eq!(value(&engine, "select 1").await, "1", "after {moment} ms: {sql}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_query_without_rows_ends_when_nobody_waits_for_it() {
+    for sql in STUBBORN {
+        let engine = Stored::new().engine();
+        assert!(tokio::time::timeout(Duration::from_millis(1500), try_rows(&engine, sql)).await.is_err());
+        assert_eq!(active(&engine), 0);
+        assert_eq!(value(&engine, "select 1").await, "1", "{sql}");
+    }
+}
+
+#[tokio::test]
+async fn a_query_that_waits_its_turn_can_be_cancelled() {
+    let engine = Stored::new().engine_with(QueryLimits { max_concurrent: 1, ..limits() });
+    let mut first = engine.sql("select value from generate_series(1, 100000000000)").await.unwrap();
+    assert!(first.stream.next().await.unwrap().is_ok());
+    let other = engine.clone();
+    let second = tokio::spawn(async move { try_rows(&other, "select 1").await });
+    until(|| active(&engine) == 2).await;
+    let id = engine.running().into_iter().find(|q| q.sql == "select 1").unwrap().id;
+    assert!(engine.cancel(id));
+    assert_eq!(second.await.unwrap().unwrap_err().kind, ErrorKind::Cancelled);
+}
+
+#[tokio::test]
+async fn now_is_one_moment_per_query() {
+    let engine = Stored::new().engine();
+    let same = "select now() = current_timestamp and current_date = cast(now() as date) and
+                abs(extract(epoch from now() - to_timestamp(0))) > 1.7e9";
+    assert_eq!(value(&engine, same).await, "true");
+    let hour = "select count(*) from spans where start_ns > cast(now() - interval '1 hour' as bigint)";
+    assert_eq!(value(&engine, hour).await, "0");
+}
+
 #[tokio::test]
 async fn queries_wait_their_turn_and_not_for_ever() {
     let engine =

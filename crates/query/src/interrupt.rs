@@ -1,0 +1,118 @@
+//! Makes a plan that can be stopped. A query ends when its task is dropped, and a task is dropped only between two polls. Most of
+//! DataFusion's operators come back often enough; joins do not: they go through the product of their sides within one
+//! poll, minutes long, as long as no row comes out. Two such queries would hold all query threads, and nobody could cancel
+//! them: that, too, takes a thread. So the filter of a join looks whether its query is still wanted, and whatever multiplies
+//! rows gives way to others as sources do.
+
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{DataType, FieldRef, Schema};
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DataFusionError, Result};
+use datafusion::logical_expr::ColumnarValue;
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::joins::utils::JoinFilter;
+use datafusion::physical_plan::joins::{
+    CrossJoinExec, HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, SortMergeJoinExec,
+};
+use datafusion::physical_plan::unnest::UnnestExec;
+
+use crate::progress::Progress;
+
+/// The same plan, which ends soon after `progress` was told to stop.
+pub fn interruptible(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
+    let made = plan.transform_up(|plan| {
+        let watched: Arc<dyn ExecutionPlan> = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+            match join.filter() {
+                Some(filter) => Arc::new(join.builder().with_filter(Some(watch(filter, progress))).build()?),
+                None => plan,
+            }
+        } else if let Some(join) = plan.downcast_ref::<NestedLoopJoinExec>() {
+            match join.filter() {
+                Some(filter) => {
+                    let filter = Some(watch(filter, progress));
+                    Arc::new(NestedLoopJoinExecBuilder::from(join).with_filter(filter).build()?)
+                }
+                None => plan,
+            }
+        } else if plan.is::<CrossJoinExec>() || plan.is::<SortMergeJoinExec>() || plan.is::<UnnestExec>() {
+            plan
+        } else {
+            return Ok(Transformed::no(plan));
+        };
+        Ok(Transformed::yes(Arc::new(CooperativeExec::new(watched)) as Arc<dyn ExecutionPlan>))
+    });
+    Ok(made?.data)
+}
+
+fn watch(filter: &JoinFilter, progress: &Arc<Progress>) -> JoinFilter {
+    let inner = filter.expression().clone();
+    let watched = Arc::new(WhileWanted { inner, progress: progress.clone() });
+    JoinFilter::new(watched, filter.column_indices().to_vec(), filter.schema().clone())
+}
+
+/// An expression that fails once its query was told to stop.
+#[derive(Debug)]
+struct WhileWanted {
+    inner: Arc<dyn PhysicalExpr>,
+    progress: Arc<Progress>,
+}
+
+impl PartialEq for WhileWanted {
+    fn eq(&self, other: &Self) -> bool {
+        self.inner.eq(&other.inner) && Arc::ptr_eq(&self.progress, &other.progress)
+    }
+}
+
+impl Eq for WhileWanted {}
+
+impl Hash for WhileWanted {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.inner.hash(state);
+    }
+}
+
+impl fmt::Display for WhileWanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt(f)
+    }
+}
+
+impl PhysicalExpr for WhileWanted {
+    fn data_type(&self, schema: &Schema) -> Result<DataType> {
+        self.inner.data_type(schema)
+    }
+
+    fn nullable(&self, schema: &Schema) -> Result<bool> {
+        self.inner.nullable(schema)
+    }
+
+    fn return_field(&self, schema: &Schema) -> Result<FieldRef> {
+        self.inner.return_field(schema)
+    }
+
+    fn evaluate(&self, batch: &RecordBatch) -> Result<ColumnarValue> {
+        match self.progress.why_stopped() {
+            Some(error) => Err(DataFusionError::External(Box::new(error))),
+            None => self.inner.evaluate(batch),
+        }
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn PhysicalExpr>> {
+        vec![&self.inner]
+    }
+
+    fn with_new_children(self: Arc<Self>, mut children: Vec<Arc<dyn PhysicalExpr>>) -> Result<Arc<dyn PhysicalExpr>> {
+        let inner = children.pop().unwrap_or_else(|| self.inner.clone());
+        Ok(Arc::new(WhileWanted { inner, progress: self.progress.clone() }))
+    }
+
+    fn fmt_sql(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.fmt_sql(f)
+    }
+}
