@@ -1,6 +1,8 @@
 //! Who may come in. With tokens: `Authorization: Bearer`, or the cookie that the log-in page sets. Without (loopback only,
 //! unless the operator insists): a request must be meant for this machine, so that a web page whose name was pointed at
-//! 127.0.0.1 (DNS rebinding) gets nothing. With or without: a page of another origin may not change anything.
+//! 127.0.0.1 (DNS rebinding) gets nothing. With or without: a page of another site may link to our page, and nothing else. It
+//! may not change anything, and it may not ask anything that costs work, even where it could not read the answer: an `<img>`
+//! is enough to send a query.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -97,7 +99,7 @@ pub struct Door {
 pub async fn guard(State(door): State<Door>, request: Request, next: Next) -> Response {
     let headers = request.headers();
     let host = host_of(request.uri(), headers);
-    if let Some(problem) = door.foreign(request.method(), host, headers) {
+    if let Some(problem) = door.foreign(request.method(), request.uri().path(), host, headers) {
         return refuse(problem, headers);
     }
     let path = request.uri().path();
@@ -125,7 +127,7 @@ fn refuse(problem: Problem, headers: &HeaderMap) -> Response {
 }
 
 impl Door {
-    fn foreign(&self, method: &Method, host: Option<&str>, headers: &HeaderMap) -> Option<Problem> {
+    fn foreign(&self, method: &Method, path: &str, host: Option<&str>, headers: &HeaderMap) -> Option<Problem> {
         if self.auth.tokens.is_empty()
             && self.bound.ip().is_loopback()
             && let Some(host) = host
@@ -135,17 +137,37 @@ impl Door {
                 "this server answers to localhost, not to `{host}`; to reach it by another name, give it a --token"
             )));
         }
-        if matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS) {
-            return None;
+        let site = other_site(host, headers)?;
+        match *method {
+            Method::GET | Method::HEAD | Method::OPTIONS if is_page(path) => None,
+            Method::GET | Method::HEAD | Method::OPTIONS => Some(Problem::forbidden(format!(
+                "a page of {site} may not ask for `{path}`; open rollscope's own page, or ask from a program"
+            ))),
+            _ => Some(Problem::forbidden(format!("a page of {site} may not change anything here"))),
         }
-        let origin = headers.get(header::ORIGIN)?.to_str().unwrap_or("null");
+    }
+}
+
+/// The page's own files and whether the server lives: what any site may link to. All else costs work.
+fn is_page(path: &str) -> bool {
+    !["/api/", "/prometheus/", "/jaeger/", "/metrics", "/v1/"].iter().any(|costly| path.starts_with(costly))
+}
+
+/// The site whose page makes the browser send this, if it is not ours. Programs say nothing of the kind.
+fn other_site(host: Option<&str>, headers: &HeaderMap) -> Option<String> {
+    // Another port of this machine is the page's own development server.
+    let local = host.is_some_and(|host| is_loopback_name(name_of(host)));
+    if let Some(origin) = headers.get(header::ORIGIN) {
+        let origin = origin.to_str().unwrap_or("null");
         let same = origin.split_once("://").is_some_and(|(_, origin)| {
-            // Another port of this machine is the page's own development server.
-            host.is_some_and(|host| {
-                host == origin || (is_loopback_name(name_of(host)) && is_loopback_name(name_of(origin)))
-            })
+            host.is_some_and(|host| host == origin) || (local && is_loopback_name(name_of(origin)))
         });
-        (!same).then(|| Problem::forbidden(format!("a page of `{origin}` may not change anything here")))
+        return (!same).then(|| format!("`{origin}`"));
+    }
+    match headers.get("sec-fetch-site")?.as_bytes() {
+        b"same-origin" | b"none" => None,
+        b"same-site" if local => None,
+        _ => Some("another site".to_string()),
     }
 }
 
@@ -242,17 +264,30 @@ mod tests {
     }
 
     #[test]
-    fn other_origins_may_look_but_not_change() {
-        let evil = headers(&[("origin", "https://evil.example")]);
-        let own = headers(&[("origin", "http://localhost:5173")]);
+    fn pages_of_other_sites_may_link_to_the_page_and_no_more() {
         let door = door(&["t"]);
-        assert!(door.foreign(&Method::GET, Some("localhost:7200"), &evil).is_none());
-        assert!(door.foreign(&Method::POST, Some("localhost:7200"), &evil).is_some());
-        assert!(door.foreign(&Method::POST, Some("127.0.0.1:7200"), &own).is_none());
-        assert!(door.foreign(&Method::POST, Some("box.example:7200"), &own).is_some());
-        assert!(door.foreign(&Method::POST, Some("a:1"), &headers(&[("origin", "http://a:1")])).is_none());
-        assert!(door.foreign(&Method::POST, Some("a:1"), &headers(&[("origin", "null")])).is_some());
-        assert!(door.foreign(&Method::DELETE, Some("a:1"), &HeaderMap::new()).is_none());
+        let refused = |method: Method, path: &str, host: &str, pairs: &[(&'static str, &str)]| {
+            door.foreign(&method, path, Some(host), &headers(pairs)).is_some()
+        };
+        let (evil, own) = (("origin", "https://evil.example"), ("origin", "http://localhost:5173"));
+        assert!(refused(Method::POST, "/api/v1/sql", "localhost:7200", &[evil]));
+        assert!(!refused(Method::POST, "/api/v1/sql", "127.0.0.1:7200", &[own]));
+        assert!(refused(Method::POST, "/api/v1/sql", "box.example:7200", &[own]));
+        assert!(!refused(Method::POST, "/api/v1/sql", "a:1", &[("origin", "http://a:1")]));
+        assert!(refused(Method::POST, "/api/v1/sql", "a:1", &[("origin", "null")]));
+        assert!(!refused(Method::DELETE, "/api/v1/runs/a", "a:1", &[]));
+        for path in ["/api/v1/runs", "/prometheus/api/v1/query", "/jaeger/api/traces", "/metrics", "/metrics/run/a"] {
+            assert!(refused(Method::GET, path, "localhost:7200", &[evil]));
+            assert!(refused(Method::GET, path, "localhost:7200", &[("sec-fetch-site", "cross-site")]), "{path}");
+            assert!(refused(Method::HEAD, path, "box.example:7200", &[("sec-fetch-site", "same-site")]), "{path}");
+            for ours in ["same-origin", "none", "same-site"] {
+                assert!(!refused(Method::GET, path, "localhost:7200", &[("sec-fetch-site", ours)]), "{path} {ours}");
+            }
+            assert!(!refused(Method::GET, path, "localhost:7200", &[]), "a program asks for {path}");
+        }
+        for path in ["/", "/assets/index.js", "/healthz"] {
+            assert!(!refused(Method::GET, path, "localhost:7200", &[("sec-fetch-site", "cross-site")]), "{path}");
+        }
     }
 
     #[test]
