@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -112,6 +113,30 @@ def test_a_query_ends_when_its_client_goes(demo):
     with pytest.raises(requests.exceptions.Timeout):
         requests.post(demo.url + "/api/v1/sql", json={"query": slow}, timeout=0.5)
     wait_until(lambda: not [q for q in demo.get("/api/v1/queries").json()["queries"] if "spans c" in q["sql"]])
+
+
+def test_a_query_is_cancelled_whatever_it_does_then(server):
+    """At any moment, and afterwards the next query finds free threads."""
+    slow = "select count(*) from generate_series(1, 1000000) a cross join generate_series(1, 1000000) b where a.value + b.value < 0"
+    for wait in (0, 0.02, 0.3, 2):
+        with ThreadPoolExecutor() as pool:
+            asked = [pool.submit(requests.post, server.url + "/api/v1/sql", json={"query": slow}, timeout=60) for _ in range(3)]
+            queries = lambda: server.get("/api/v1/queries").json()["queries"]
+            wait_until(lambda: len(queries()) == 3)
+            time.sleep(wait)
+            for query in queries():
+                assert requests.delete(f"{server.url}/api/v1/queries/{query['id']}", timeout=10).status_code == 204
+            for answer in asked:
+                assert answer.result().status_code == 503 and "cancelled" in answer.result().json()["detail"]
+        assert server.one("select 1") == 1
+
+
+def test_the_last_hour_can_be_asked(server):
+    TraceServiceStub(grpc.insecure_channel(server.grpc_target)).Export(request([span(1)]))
+    assert server.one("select count(*) from spans where start_ns > cast(now() - interval '1 hour' as bigint)") == 1
+    assert server.one("select count(*) from spans where to_timestamp_nanos(start_ns) > now() - interval '1 hour'") == 1
+    assert server.one("select count(*) from spans where to_timestamp_nanos(start_ns) > current_timestamp") == 0
+    assert server.one("select current_date >= date '2024-01-01'") is True
 
 
 def test_logs_are_structured_when_asked(tmp_path):
