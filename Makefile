@@ -90,7 +90,8 @@ release: ui/dist/index.html ## target/release/rollscope, optimised and stripped:
 
 # maturin takes what lies in MODULE.data/scripts as commands. It checks what the extension needs; check_wheel.py checks the program too.
 wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
-	ROLLSCOPE_FOLD=1 $(WITH_ZIG) cargo zigbuild --locked --release --workspace --bins --target $(TARGET).$(GLIBC)
+	ROLLSCOPE_FOLD=1 GLIBC=$(GLIBC) CARGO_TARGET_$(shell echo $(TARGET) | tr a-z- A-Z_)_LINKER=$(CURDIR)/python/zig_linker.py \
+	$(WITH_ZIG) cargo zigbuild --locked --release --workspace --bins --target $(TARGET).$(GLIBC)
 	mkdir -p python/rollscope._core.data/scripts
 	cp target/$(TARGET)/release/rollscope python/rollscope._core.data/scripts/rollscope
 	strip python/rollscope._core.data/scripts/rollscope
