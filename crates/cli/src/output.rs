@@ -6,7 +6,7 @@
 
 pub mod answers;
 
-use std::io::{ErrorKind, Write};
+use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -46,6 +46,20 @@ pub fn said() -> anyhow::Result<()> {
 /// Where standard error is closed, there is nobody left to tell.
 pub fn complain(text: std::fmt::Arguments) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// The log, on standard error; `ROLLSCOPE_LOG` says how much of it.
+pub fn start_logs(level: &str, json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    // Otherwise it reports a standard error that cannot be written to on standard error, and panics.
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+    if json {
+        logs.json().init();
+    } else {
+        logs.with_ansi(std::io::stderr().is_terminal()).init();
+    }
 }
 
 /// Standard output for what a command is for. An error ends the command.

@@ -276,7 +276,8 @@ mod tests {
             let message = json!({ "role": "assistant", "content": "rain" });
             event("gen_ai.choice", 20, json!({ "index": 0, "finish_reason": "length", "message": message }))
         };
-        let wanted = vec![json!({ "role": "user", "content": "weather?" }), json!({ "role": "assistant", "content": "rain" })];
+        let wanted =
+            vec![json!({ "role": "user", "content": "weather?" }), json!({ "role": "assistant", "content": "rain" })];
         let orders: [&[&dyn Fn() -> Event<'static>]; 4] =
             [&[&asked, &answered], &[&answered, &asked], &[&asked, &asked, &answered], &[&answered, &asked, &answered]];
         for order in orders {
