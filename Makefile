@@ -6,6 +6,11 @@ SHELL := bash
 BIN := target/debug/rollscope
 VENV := .venv
 PYTHON := $(VENV)/bin/python
+# The oldest C library that the wheel runs with: RHEL 8, Debian 10, Ubuntu 20.04. Zig, from PyPI, links against it on any machine.
+GLIBC := 2.28
+TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
+WITH_ZIG := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET) --compatibility manylinux_$(subst .,_,$(GLIBC))
 PACKAGE_SOURCES := $(shell find python/src python/rollscope -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
@@ -63,7 +68,8 @@ $(VENV)/.python-ready: tests/python/requirements.txt $(VENV)/.ready
 
 # The package as users have it, without the program: tests start target/debug/rollscope.
 $(VENV)/.package: $(VENV)/.python-ready $(PACKAGE_SOURCES)
-	cd python && ../$(PYTHON) -m maturin build --quiet --release --locked --out target/test-wheel
+	rm -rf python/target/test-wheel
+	cd python && $(MATURIN) --quiet --out target/test-wheel
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps python/target/test-wheel/rollscope-*.whl
 	touch $@
 
@@ -77,19 +83,22 @@ lint:
 # After the build of the package, and with its profile, so that nothing is compiled twice.
 lint-python: $(VENV)/.package
 	cd python && cargo fmt --check
-	cd python && cargo clippy --release --locked -- -D warnings
+	cd python && $(WITH_ZIG) cargo-zigbuild clippy --release --locked --target $(TARGET).$(GLIBC) -- -D warnings
 
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
 	cargo build --locked --release --workspace --bins
 
-# maturin takes what lies in MODULE.data/scripts as commands.
+# maturin takes what lies in MODULE.data/scripts as commands. It checks what the extension needs; check_wheel.py checks the program too.
 wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it
-	ROLLSCOPE_FOLD=1 cargo build --locked --release --workspace --bins
+	ROLLSCOPE_FOLD=1 GLIBC=$(GLIBC) CARGO_TARGET_$(shell echo $(TARGET) | tr a-z- A-Z_)_LINKER=$(CURDIR)/python/zig_linker.py \
+	$(WITH_ZIG) cargo zigbuild --locked --release --workspace --bins --target $(TARGET).$(GLIBC)
 	mkdir -p python/rollscope._core.data/scripts
-	cp target/release/rollscope python/rollscope._core.data/scripts/rollscope
+	cp target/$(TARGET)/release/rollscope python/rollscope._core.data/scripts/rollscope
 	strip python/rollscope._core.data/scripts/rollscope
-	cd python && ../$(PYTHON) -m maturin build --release --locked --compression-level 9 --out ../target/wheels
+	rm -rf target/wheels
+	cd python && $(MATURIN) --compression-level 9 --out ../target/wheels
 	rm -r python/rollscope._core.data
+	$(PYTHON) python/check_wheel.py target/wheels/rollscope-*.whl
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py

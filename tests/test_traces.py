@@ -1,9 +1,12 @@
 """Finding traces, one trace laid out, and Jaeger's API: against independent evaluations of the same spans."""
 
+import base64
 import json
 import random
+import re
 import struct
 import time
+from urllib.parse import quote
 
 import pyarrow as pa
 import pytest
@@ -284,6 +287,79 @@ def test_jaeger_dependencies(world):
             want[key] = want.get(key, 0) + 1
     body = envelope(server.get("/jaeger/api/dependencies", params={"endTs": int(time.time() * 1000), "lookback": 86_400_000}))
     assert {(d["parent"], d["child"]): d["callCount"] for d in body["data"]} == want
+
+
+def rfc3339(ns):
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(ns // 10**9)) + f".{ns % 10**9:09}Z"
+
+
+def check_summary(summary):
+    """jaeger-ui's packages/jaeger-ui/src/api/v3/schemas.ts, field by field: what its page refuses, it shows nothing of."""
+    assert re.fullmatch("[0-9a-f]{32}", summary["traceId"])
+    for key in ("minStartTimeUnixNano", "maxEndTimeUnixNano"):
+        assert isinstance(summary[key], str) and summary[key].isdecimal()
+    for key in ("spanCount", "errorSpanCount", "orphanSpanCount"):
+        assert isinstance(summary[key], int) and summary[key] >= 0
+    assert isinstance(summary["rootServiceName"], str) and isinstance(summary["rootOperationName"], str)
+    for service in summary["services"]:
+        assert service.keys() == {"name", "spanCount", "errorSpanCount"} and isinstance(service["name"], str)
+
+
+def test_jaeger_lists_what_traces_are(world):
+    """What Jaeger's page asks since 2.19, for all traces, against a look at every span."""
+    server, spans = world
+    times = {"query.startTimeMin": rfc3339(time.time_ns() - 2 * 3600 * 10**9), "query.startTimeMax": rfc3339(time.time_ns())}
+    ask = lambda **params: server.get("/jaeger/api/v3/trace-summaries", params={**times, **{f"query.{k}": v for k, v in params.items()}})
+    answer = ask(searchDepth=1000)
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/json"
+    found = answer.json()["summaries"]
+    assert len(found) == len({s["trace"] for s in spans})
+    for summary in found:
+        check_summary(summary)
+        members = [s for s in spans if s["trace"] == int(summary["traceId"], 16)]
+        assert summary["spanCount"] == len(members) and summary["errorSpanCount"] == sum(s["status"] == 2 for s in members)
+        assert summary["minStartTimeUnixNano"] == str(min(s["start"] for s in members)) and summary["maxEndTimeUnixNano"] == str(max(s["end"] for s in members))
+        assert summary["orphanSpanCount"] == sum(s["parent"] is not None and s["parent"] not in {o["span"] for o in members} for s in members)
+        roots = [s for s in members if s["parent"] is None]
+        assert (summary["rootServiceName"], summary["rootOperationName"]) == ((roots[0]["service"], roots[0]["name"]) if roots else ("", ""))
+        assert summary["services"] == [
+            {"name": service, "spanCount": sum(s["service"] == service for s in members), "errorSpanCount": sum(s["service"] == service and s["status"] == 2 for s in members)}
+            for service in sorted({s["service"] for s in members})]
+    ids = lambda answer: [int(s["traceId"], 16) for s in answer.json()["summaries"]]
+    # The same that the traces themselves are found by, newest first.
+    for params in [{"serviceName": "tools", "searchDepth": 5}, {"serviceName": "trainer", "operationName": "generate"}, {"durationMin": "1s", "attributes": '{"error":"true"}'}]:
+        whole = server.get("/jaeger/api/v3/traces", params={**times, **{f"query.{k}": v for k, v in params.items()}}).json()["result"]["resourceSpans"]
+        assert set(ids(ask(**params))) == {int(s["traceId"], 16) for r in whole for sc in r["scopeSpans"] for s in sc["spans"]}
+    assert len(ids(ask(serviceName="tools", searchDepth=5))) == 5
+    assert ask(serviceName="nobody").json() == {"summaries": []}
+    for bad in [ask(durationMin="soon"), ask(filter="{}"), ask(searchDepth="many"), server.get("/jaeger/api/v3/trace-summaries")]:
+        assert bad.status_code == 400 and bad.json()["error"]["httpCode"] == 400 and bad.json()["error"]["message"]
+    raw = base64.b64encode(bytes.fromhex(found[0]["traceId"])).decode()
+    assert server.get(f"/jaeger/api/v3/traces/{quote(raw, safe='')}").ok
+
+
+@pytest.mark.parametrize("path, error", [
+    ("/jaeger/api/nonsense", lambda body: body["errors"][0]["code"] == 404 and "/jaeger/api/nonsense" in body["errors"][0]["msg"]),
+    ("/jaeger/api/metrics/latencies", lambda body: body["errors"]),
+    ("/jaeger/api", lambda body: body["errors"]),
+    ("/jaeger/", lambda body: body["errors"]),
+    ("/jaeger/api/v3/nonsense", lambda body: body["error"]["httpCode"] == 404),
+    ("/prometheus/api/v1/nonsense", lambda body: (body["status"], body["errorType"]) == ("error", "not_found")),
+    ("/prometheus/api/v2/query", lambda body: (body["status"], body["errorType"]) == ("error", "not_found")),
+    ("/prometheus", lambda body: (body["status"], body["errorType"]) == ("error", "not_found")),
+    ("/api/v1/nonsense", lambda body: body["status"] == 404 and body["detail"]),
+    ("/api/v2/runs", lambda body: body["status"] == 404 and body["detail"]),
+    ("/api", lambda body: body["status"] == 404),
+    ("/v1/nonsense", lambda body: body["status"] == 404),
+    ("/metrics/run", lambda body: body["status"] == 404),
+])
+def test_unknown_paths_of_apis_are_errors_of_that_api_and_not_the_page(server, path, error):
+    for method in ("GET", "POST"):
+        answer = requests.request(method, server.url + path, timeout=30)
+        assert answer.status_code == 404, (method, path, answer.text[:200])
+        assert answer.headers["content-type"] in ("application/json", "application/problem+json")
+        assert error(answer.json()), answer.text
+    assert server.get("/somewhere/in/the/page").headers["content-type"].startswith("text/html")
 
 
 def check_schema(trace):

@@ -19,10 +19,11 @@ from ._client import Client
 from ._context import attach, current_span, extract, inject
 from ._core import NoSpan, Span, SpanContext, __version__, event, span
 from ._media import Image
-from ._run import Run, finish, flush, init, log, set_level, get_level, shutdown, stats
+from ._run import Run, alert, finish, flush, init, log, set_level, get_level, shutdown, stats
 from ._settings import ENVIRONMENT
 from ._trace import Trace
 from ._traced import sample, start_span, step, traced
+from ._trackio import AlertLevel, Histogram, Table
 
 
 def instrument_http() -> list[str]:
@@ -46,16 +47,27 @@ def bridge_opentelemetry() -> bool:
     return bridge()
 
 
+def __getattr__(name: str):
+    from ._trackio import ABSENT
+
+    instead = f": {ABSENT[name]}" if name in ABSENT else ""
+    raise AttributeError(f"module 'rollscope' has no attribute {name!r}{instead}", name=name)
+
+
 __all__ = [
     "ENVIRONMENT",
+    "AlertLevel",
     "Client",
+    "Histogram",
     "Image",
     "NoSpan",
     "Run",
     "Span",
     "SpanContext",
+    "Table",
     "Trace",
     "__version__",
+    "alert",
     "attach",
     "bridge_opentelemetry",
     "current_span",

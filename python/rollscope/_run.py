@@ -18,11 +18,15 @@ from collections.abc import Mapping
 from . import _core, _settings
 from ._errors import harmless, logger, swallowed
 from ._media import Image
+from ._context import attach
 from ._trace import MAX_BYTES, Trace, plain, to_json
+from ._trackio import AlertLevel, Histogram, Table, record_spans
 
 _MAX_METRICS = 10_000
 _MAX_METRIC_DEPTH = 8
 _MEDIA_REMEMBERED = 10_000
+#: Arguments of Trackio's `init` without which things would not be where their user looks for them.
+_ELSEWHERE = ("space_id", "server_url", "dataset_id", "bucket_id", "webhook_url")
 
 _lock = threading.RLock()
 _run: Run | None = None
@@ -144,9 +148,20 @@ class Run:
         self._owner = owner
         self._next_step = 0
 
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """See `rollscope.log`."""
-        _log(self, values, step)
+        _log(self, metrics, step)
+
+    def alert(
+        self,
+        title: str,
+        text: str | None = None,
+        level: AlertLevel | str = AlertLevel.WARN,
+        step: int | None = None,
+        webhook_url: str | None = None,
+    ) -> None:
+        """See `rollscope.alert`."""
+        _alert(self, title, text, level, step, webhook_url)
 
     def finish(self, status: str = "finished", *, flush: bool = True) -> None:
         """Marks the run as ended and sends what there is."""
@@ -266,6 +281,9 @@ def init(
             from ._otel import bridge
 
             bridge()
+        elsewhere = sorted(name for name in _ELSEWHERE if others.get(name))
+        if elsewhere:
+            logger.warning("rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there", ", ".join(elsewhere))
         if others:
             logger.debug("init: ignored %s", ", ".join(sorted(others)))
     except Exception as error:
@@ -284,13 +302,41 @@ def _start_embedded(embedded: bool | str, run: Run) -> str | None:
     return _embedded.endpoint
 
 
-def log(values: Mapping[str, Any], step: int | None = None, **_others: Any) -> None:
+def log(metrics: Mapping[str, Any], step: int | None = None, **_others: Any) -> None:
     """Logs numbers, conversations and images of a step.
 
-    A value is a number (of Python, numpy or torch; NaN is kept), a `Trace`, a list of them, an `Image`, or a dict of these.
-    Without `step`, it is the step of the surrounding `rollscope.step(...)`, else the next one.
+    A value is a number (of Python, numpy or torch; NaN is kept), a `Trace`, an `Image`, a `Table`, a list of these, a `Histogram`,
+    or a dict of all of these. Without `step`, it is the step of the surrounding `rollscope.step(...)`, else the next one.
     """
-    _log(_run, values, step)
+    _log(_run, metrics, step)
+
+
+def alert(title: str, text: str | None = None, level: AlertLevel | str = AlertLevel.WARN, webhook_url: str | None = None) -> None:
+    """Says that something needs a look: to Python's logging, and as a span named `alert`, under the current one.
+
+    `level` is an `AlertLevel` or its text. Webhooks are not called.
+    """
+    _alert(_run, title, text, level, None, webhook_url)
+
+
+def _alert(run: Run | None, title: str, text: str | None, level: AlertLevel | str, step: int | None, webhook_url: str | None) -> None:
+    try:
+        level = str(getattr(level, "value", level)).lower()
+        severity = {"info": logging.INFO, "error": logging.ERROR}.get(level, logging.WARNING)
+        logger.log(severity, "alert: %s", title if text is None else f"{title}: {text}")
+        if webhook_url:
+            _warn_once("webhook", "rollscope.alert: webhooks are not called; the alert is recorded")
+        if step is None and _current_step() is None and run is not None:
+            step = max(run._next_step - 1, 0)
+        attrs = {"alert.title": str(title), "alert.level": level}
+        if text is not None:
+            attrs["alert.text"] = str(text)
+        span = _core.span("alert", attrs, step=step)
+        if level == "error":
+            span.set_status("error", str(title))
+        span.end()
+    except Exception as error:
+        swallowed(error)
 
 
 def _current_step() -> int | None:
@@ -334,21 +380,28 @@ def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, floa
             numbers[name] = float(value)
         elif isinstance(value, Trace):
             _conversation(value, name, 0, step, now)
-        elif isinstance(value, Image):
-            picture = Trace([{"role": "user", "content": [value]}])
-            _conversation(picture, name, 0, step, now)
-        elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image)) for v in value):
+        elif isinstance(value, (Image, Table)):
+            _conversation(_as_trace(value), name, 0, step, now)
+        elif isinstance(value, Histogram):
+            numbers.update((f"{name}/{key}", number) for key, number in value.statistics.items())
+            _warn_once(f"histogram {name}", f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins")
+        elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image, Table)) for v in value):
             for index, item in enumerate(value):
-                item = item if isinstance(item, Trace) else Trace([{"role": "user", "content": [item]}])
-                _conversation(item, name, index, step, now)
+                _conversation(_as_trace(item), name, index, step, now)
         elif isinstance(value, Mapping) and depth < _MAX_METRIC_DEPTH:
             _sort_values(value, f"{name}/", numbers, step, now, depth + 1)
         else:
             number = _core.as_number(value) if value is not None and not isinstance(value, str) else None
             if number is None:
-                _warn_once(f"value {name}", f"rollscope.log: {name!r} is no number, Trace or Image ({type(value).__name__}); left out")
+                _warn_once(f"value {name}", f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out")
             elif len(numbers) < _MAX_METRICS:
                 numbers[name] = number
+
+
+def _as_trace(value: Trace | Image | Table) -> Trace:
+    if isinstance(value, Table):
+        return value.to_trace()
+    return value if isinstance(value, Trace) else Trace([{"role": "user", "content": [value]}])
 
 
 def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int) -> None:
@@ -364,6 +417,13 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         _core.count_error()
         logger.error("rollscope.log: %s is larger than %d bytes; left out", key, MAX_BYTES)
         return
+    produced_by = None
+    try:
+        if trace.spans:
+            produced_by = record_spans(trace, key, step, now, media)
+    except (ValueError, RecursionError) as error:
+        _core.count_error()
+        logger.error("rollscope.log: %s; the spans of this conversation are left out", error)
     for image in media:
         if image.sha256 in _media_sent:
             continue
@@ -376,7 +436,11 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         attrs["rl.step"] = step
     if metadata is not None:
         attrs["rollscope.metadata"] = metadata
-    _core.record("rollscope.conversation", attrs, messages, now, True)
+    if produced_by is None:
+        _core.record("rollscope.conversation", attrs, messages, now, True)
+        return
+    with attach(produced_by):
+        _core.record("rollscope.conversation", attrs, messages, now, True)
 
 
 def _warn_once(key: str, text: str) -> None:

@@ -21,18 +21,29 @@ class Trace:
     """One conversation: messages in OpenAI's shape (`role`, `content`, `tool_calls`, ...) and what you want to remember of it.
 
     `metadata` may hold anything; `reward`, `status`, `sample_id` and `group_id` in it are understood. Images may stand anywhere
-    in either.
+    in either. `spans` say what produced it, as Trackio has them: dictionaries with `id`, `parent_id`, `name`, `kind` (`"span"`,
+    `"generation"` or `"tool"`), `start_time`, `end_time`, `duration_ms`, `status`, `error`, `input`, `output`, `model`, `usage`,
+    `metadata`. They become spans of a trace that the conversation belongs to.
     """
 
-    def __init__(self, messages: list[dict[str, Any]], metadata: dict[str, Any] | None = None):
+    def __init__(
+        self,
+        messages: list[dict[str, Any]],
+        metadata: dict[str, Any] | None = None,
+        spans: list[dict[str, Any]] | None = None,
+    ):
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise TypeError("`messages` must be a list of dictionaries.")
         if metadata is not None and not isinstance(metadata, dict):
             raise TypeError("`metadata` must be a dictionary.")
+        if spans is not None and (not isinstance(spans, list) or not all(isinstance(span, dict) for span in spans)):
+            raise TypeError("`spans` must be a list of dictionaries.")
         plain(messages, [], "messages")
         plain(metadata or {}, [], "metadata")
+        plain(spans or [], [], "spans")
         self.messages = [dict(message) for message in messages]
         self.metadata = dict(metadata) if metadata is not None else {}
+        self.spans = [dict(span) for span in spans] if spans is not None else []
 
     def __repr__(self) -> str:
         return f"Trace({len(self.messages)} messages, metadata={list(self.metadata)})"

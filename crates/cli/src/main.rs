@@ -3,10 +3,12 @@
 //! Arguments pass two stages: as typed ([`args`]), then resolved with environment and file ([`config`]). Each command is
 //! one file in [`commands`]. Exit code 2 for usage, 1 for failure.
 
+// First: its `println!` and `eprintln!` are those of all the others.
+#[macro_use]
+mod output;
 mod args;
 mod commands;
 mod config;
-mod output;
 mod progress;
 
 use std::process::ExitCode;
@@ -35,9 +37,10 @@ fn main() -> ExitCode {
     });
     // Work that ignores its cancellation must not keep the process alive.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
-    match result {
+    match result.and_then(|()| output::said()) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) if is_broken_pipe(&e) => ExitCode::SUCCESS,
+        // `rollscope sql ... | head` is no failure.
+        Err(_) if output::reader_left() => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("rollscope: {e:#}");
             if e.is::<config::Usage>() { ExitCode::from(2) } else { ExitCode::FAILURE }
@@ -50,11 +53,4 @@ fn called_otelcol() -> bool {
     let name = std::env::args_os().next().map(std::path::PathBuf::from);
     let name = name.as_deref().and_then(std::path::Path::file_name).and_then(|n| n.to_str());
     matches!(name, Some("otelcol" | "otelcol-contrib"))
-}
-
-/// `rollscope sql ... | head` is no failure.
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .any(|e| e.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::BrokenPipe))
 }

@@ -1,6 +1,97 @@
-//! Answers for people: numbers with separators, tables that fit the terminal.
+//! Answers for people: numbers with separators, tables that fit the terminal; and the one way to standard output and error.
+//!
+//! A pipe that its reader closed (`| head -1`) is no failure. What a command says about its work goes through `println!`: the
+//! rest of the work is done all the same, and a server keeps running. What a command is for (rows, a report, a file) goes
+//! through [`stdout`]: when nobody reads on, it ends.
 
 pub mod answers;
+
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// In place of the standard library's, which panics when the pipe is closed.
+macro_rules! println {
+    ($($arg:tt)*) => { $crate::output::say(format_args!("{}\n", format_args!($($arg)*))) };
+}
+
+macro_rules! print {
+    ($($arg:tt)*) => { $crate::output::say(format_args!($($arg)*)) };
+}
+
+macro_rules! eprintln {
+    ($($arg:tt)*) => { $crate::output::complain(format_args!($($arg)*)) };
+}
+
+/// The first thing that could not be said, other than for want of a reader.
+static UNSAID: OnceLock<std::io::Error> = OnceLock::new();
+static READER_LEFT: AtomicBool = AtomicBool::new(false);
+
+pub fn say(text: std::fmt::Arguments) {
+    match std::io::stdout().lock().write_fmt(text) {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => drop(UNSAID.set(e)),
+        _ => {}
+    }
+}
+
+/// Whether all that was said was written: a full disk is a failure.
+pub fn said() -> anyhow::Result<()> {
+    let unsaid = |e: &std::io::Error| anyhow::anyhow!("cannot write to standard output: {e}");
+    match std::io::stdout().flush() {
+        Err(e) if e.kind() != ErrorKind::BrokenPipe => Err(unsaid(&e)),
+        _ => UNSAID.get().map_or(Ok(()), |e| Err(unsaid(e))),
+    }
+}
+
+/// Where standard error is closed, there is nobody left to tell.
+pub fn complain(text: std::fmt::Arguments) {
+    let _ = writeln!(std::io::stderr().lock(), "{text}");
+}
+
+/// The log, on standard error; `ROLLSCOPE_LOG` says how much of it.
+pub fn start_logs(level: &str, json: bool) {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    // Otherwise it reports a standard error that cannot be written to on standard error, and panics.
+    let logs =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);
+    if json {
+        logs.json().init();
+    } else {
+        logs.with_ansi(std::io::stderr().is_terminal()).init();
+    }
+}
+
+/// Standard output for what a command is for. An error ends the command.
+pub fn stdout() -> impl Write {
+    Out(std::io::stdout())
+}
+
+/// Whether a command ended because nobody reads on.
+pub fn reader_left() -> bool {
+    READER_LEFT.load(Ordering::Relaxed)
+}
+
+struct Out(std::io::Stdout);
+
+impl Out {
+    fn note<T>(result: std::io::Result<T>) -> std::io::Result<T> {
+        if result.as_ref().is_err_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+            READER_LEFT.store(true, Ordering::Relaxed);
+        }
+        result
+    }
+}
+
+impl Write for Out {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        Self::note(self.0.write(bytes))
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Self::note(self.0.flush())
+    }
+}
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::Schema;

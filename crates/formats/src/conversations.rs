@@ -3,6 +3,7 @@
 //! | dialect | where |
 //! |---|---|
 //! | OpenTelemetry | attributes `gen_ai.system_instructions`, `gen_ai.input.messages`, `gen_ai.output.messages`, on the span or on an event |
+//! | OpenTelemetry, as log events | see [`events`] |
 //! | OpenTelemetry before 1.37 | events `gen_ai.user.message`, `gen_ai.choice`, ...; `gen_ai.prompt` and `gen_ai.completion` as JSON |
 //! | OpenLLMetry | `gen_ai.prompt.0.role`, `gen_ai.prompt.0.content`, `gen_ai.completion.0.tool_calls.0.name`, ... |
 //! | OpenInference | `llm.input_messages.0.message.role`, `llm.output_messages.0.message.tool_calls.0.tool_call.id`, ... |
@@ -10,6 +11,8 @@
 //!
 //! All become one kind of row: messages as OpenAI writes them (`role`, `content`, `reasoning_content`, `tool_calls`,
 //! `tool_call_id`), parts that nobody knows kept as they are.
+
+pub mod events;
 
 use std::collections::BTreeMap;
 
@@ -70,7 +73,7 @@ struct Talk {
     reward: Option<f64>,
 }
 
-type Attrs = BTreeMap<String, Value>;
+pub type Attrs = BTreeMap<String, Value>;
 
 fn attrs_of(map: &MapArray, row: usize, into: &mut Attrs) {
     let (Some(keys), Some(values)) = (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>()) else {
@@ -166,32 +169,7 @@ impl<'a> Columns<'a> {
     }
 
     fn about(&self, attrs: &Attrs, row: usize) -> (Map<String, Value>, Option<String>) {
-        let first = |names: &[&str]| names.iter().find_map(|name| attrs.get(*name)).cloned();
-        let mut about = Map::new();
-        for (name, sources) in [
-            ("model", &["gen_ai.response.model", "gen_ai.request.model", "llm.model_name"] as &[&str]),
-            ("agent", &["gen_ai.agent.name"]),
-            ("conversation_id", &["gen_ai.conversation.id"]),
-            ("operation", &["gen_ai.operation.name"]),
-            ("temperature", &["gen_ai.request.temperature"]),
-            ("prompt_tokens", &["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"]),
-            (
-                "completion_tokens",
-                &["gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"],
-            ),
-        ] {
-            if let Some(value) = first(sources) {
-                about.insert(name.to_string(), value);
-            }
-        }
-        let finish = match first(&["gen_ai.response.finish_reasons", "gen_ai.completion.0.finish_reason"]) {
-            Some(Value::Array(reasons)) => reasons.first().and_then(Value::as_str).map(str::to_string),
-            Some(Value::String(reason)) => Some(reason),
-            _ => None,
-        };
-        if let Some(finish) = &finish {
-            about.insert("finish_reason".into(), finish.as_str().into());
-        }
+        let (mut about, finish) = about(attrs);
         if let (Some(start), Some(end)) = (self.int("start_ns", row), self.int("end_ns", row)) {
             about.insert("duration_s".into(), json!((end - start) as f64 / 1e9));
         }
@@ -204,10 +182,9 @@ impl<'a> Columns<'a> {
         let (trace, span) = (traces.value(row), spans.value(row));
         let run = self.text("run_id", row).unwrap_or_default();
         let counts = count(&talk.messages);
-        let status = match (self.text("status", row), talk.finish.as_deref()) {
-            (Some("error"), _) => "failed",
-            (_, Some("length" | "max_tokens")) => "truncated",
-            _ => "completed",
+        let status = match self.text("status", row) {
+            Some("error") => "failed",
+            _ => ended(talk.finish.as_deref()),
         };
         rows.push(&NewConversation {
             id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
@@ -230,6 +207,45 @@ impl<'a> Columns<'a> {
             logged_ns: self.int("end_ns", row).or(self.int("start_ns", row)).unwrap_or_default(),
             ..NewConversation::default()
         });
+    }
+}
+
+/// The model, the tokens and why it ended: what is known of a call beside its messages.
+fn about(attrs: &Attrs) -> (Map<String, Value>, Option<String>) {
+    let first = |names: &[&str]| names.iter().find_map(|name| attrs.get(*name)).cloned();
+    let mut about = Map::new();
+    for (name, sources) in [
+        ("model", &["gen_ai.response.model", "gen_ai.request.model", "llm.model_name"] as &[&str]),
+        ("agent", &["gen_ai.agent.name"]),
+        ("conversation_id", &["gen_ai.conversation.id"]),
+        ("operation", &["gen_ai.operation.name"]),
+        ("temperature", &["gen_ai.request.temperature"]),
+        ("prompt_tokens", &["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"]),
+        (
+            "completion_tokens",
+            &["gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"],
+        ),
+    ] {
+        if let Some(value) = first(sources) {
+            about.insert(name.to_string(), value);
+        }
+    }
+    let finish = match first(&["gen_ai.response.finish_reasons", "gen_ai.completion.0.finish_reason"]) {
+        Some(Value::Array(reasons)) => reasons.first().and_then(Value::as_str).map(str::to_string),
+        Some(Value::String(reason)) => Some(reason),
+        _ => None,
+    };
+    if let Some(finish) = &finish {
+        about.insert("finish_reason".into(), finish.as_str().into());
+    }
+    (about, finish)
+}
+
+/// The status of a call by the reason it gave for its end.
+fn ended(finish: Option<&str>) -> &'static str {
+    match finish {
+        Some("length" | "max_tokens") => "truncated",
+        _ => "completed",
     }
 }
 
@@ -329,14 +345,16 @@ fn plain(value: &Value, role: &str) -> Vec<Value> {
     }
 }
 
+/// Whose message an event tells: `gen_ai.user.message`, `gen_ai.choice`.
+fn event_role(name: &str) -> Option<&str> {
+    match name {
+        "gen_ai.choice" => Some("assistant"),
+        name => name.strip_prefix("gen_ai.")?.strip_suffix(".message").filter(|role| !role.contains('.')),
+    }
+}
+
 fn event_message(name: &str, attrs: &Attrs) -> Option<Value> {
-    let role = match name {
-        "gen_ai.system.message" => "system",
-        "gen_ai.user.message" => "user",
-        "gen_ai.assistant.message" | "gen_ai.choice" => "assistant",
-        "gen_ai.tool.message" => "tool",
-        _ => return None,
-    };
+    let role = event_role(name)?;
     let mut fields = Map::new();
     if let Some(Value::Object(message)) = attrs.get("message").map(parsed_one) {
         fields.extend(message);

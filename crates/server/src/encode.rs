@@ -3,7 +3,7 @@
 //! JSON: integers of any size are numbers (a reader that wants every digit of a nanosecond must parse them as 64-bit);
 //! NaN and infinities are `null`; ids and other bytes are hex text; attribute columns are objects whose values keep the type
 //! they came with; events and links are arrays of objects; times of SQL's own types are ISO text.
-//! CSV: RFC 4180, the same values, text without its quotes, nested values as JSON; null is an empty field, empty text is `""`.
+//! CSV: as in RFC 4180 but with the line ends of Unix; the same values, text without its quotes, nested values as JSON; null is an empty field, empty text is `""`.
 
 use std::io::Write as _;
 use std::sync::Arc;
@@ -286,7 +286,7 @@ pub fn csv_header(out: &mut Vec<u8>, schema: &Schema) {
         }
         csv_field(out, field.name());
     }
-    out.extend_from_slice(b"\r\n");
+    out.push(b'\n');
 }
 
 pub fn csv_rows(out: &mut Vec<u8>, batch: &RecordBatch) -> Result<(), ArrowError> {
@@ -304,7 +304,7 @@ pub fn csv_rows(out: &mut Vec<u8>, batch: &RecordBatch) -> Result<(), ArrowError
                 Ok(json) => csv_field(out, &attrs::display(json)),
             }
         }
-        out.extend_from_slice(b"\r\n");
+        out.push(b'\n');
     }
     Ok(())
 }

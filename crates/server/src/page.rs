@@ -10,6 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use rust_embed::{EmbeddedFile, RustEmbed};
 
+use crate::api::unknown_path;
 use crate::problem::Problem;
 
 #[derive(RustEmbed)]
@@ -53,11 +54,10 @@ pub async fn security_headers(mut response: Response) -> Response {
 
 /// A file of the page; any other path that is not the API's is a view inside the page, so `index.html`.
 pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
-    let path = uri.path().trim_start_matches('/');
-    if path.starts_with("api/") || path == "api" || path.starts_with("v1/") {
-        return Problem::not_found(format!("there is no /{path}; /api/v1/openapi.json lists what there is"))
-            .into_response();
+    if let Some(answer) = unknown_path(uri.path()) {
+        return answer;
     }
+    let path = uri.path().trim_start_matches('/');
     if method != Method::GET && method != Method::HEAD {
         return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the page is read with GET").into_response();
     }

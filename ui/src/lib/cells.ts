@@ -28,5 +28,5 @@ export function csvField(v: unknown): string {
 export function toCsv(names: string[], rows: number, cell: (row: number, column: number) => unknown): string {
   const lines = [names.map(csvField).join(',')];
   for (let r = 0; r < rows; r++) lines.push(names.map((_, c) => csvField(cell(r, c))).join(','));
-  return `${lines.join('\r\n')}\r\n`;
+  return `${lines.join('\n')}\n`;
 }

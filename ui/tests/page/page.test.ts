@@ -226,7 +226,7 @@ it('SQL: runs, shows markup as text, shows the server’s words, keeps history',
   const download = page.waitForEvent('download');
   await page.getByRole('button', { name: 'Save as CSV' }).click();
   const csv = readFileSync((await (await download).path())!, 'utf8');
-  expect(csv.split('\r\n')[3]).toMatch(/^'=cmd\(\),/);
+  expect(csv.split('\n')[3]).toMatch(/^'=cmd\(\),/);
   await page.getByLabel('SQL', { exact: true }).fill('SELECT * FROM nowhere');
   await page.keyboard.press('Control+Enter');
   await page.getByText("table 'nowhere' not found").waitFor();

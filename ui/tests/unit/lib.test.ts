@@ -50,7 +50,7 @@ describe('text for people', () => {
   });
   it('CSV quotes, and disarms formulas', () => {
     expect([csvField('a,"b"\n'), csvField('=1+1'), csvField(-5), csvField(null), csvField(5n)]).toEqual(['"a,""b""\n"', "'=1+1", '-5', '', '5']);
-    expect(toCsv(['a', 'b'], 2, (r, c) => r * 10 + c)).toBe('a,b\r\n0,1\r\n10,11\r\n');
+    expect(toCsv(['a', 'b'], 2, (r, c) => r * 10 + c)).toBe('a,b\n0,1\n10,11\n');
     expect(jsonText({ a: 2n ** 63n, b: NaN, c: 3n })).toBe('{"a":"9223372036854775808","b":"NaN","c":3}');
   });
 });

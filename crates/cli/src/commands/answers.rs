@@ -12,6 +12,7 @@ use serde_json::Value;
 
 use crate::args::{AnswerArgs, DiffArgs, ReportArgs, SourceArgs};
 use crate::config::{DEFAULT_DATA, Usage};
+use crate::output;
 use crate::output::answers::{Style, diff as print_diff, run as print_run, step as print_step};
 
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
@@ -81,7 +82,7 @@ fn print(args: &AnswerArgs, answer: &Value, show: fn(&Value, Style) -> String) -
         (_, true) => show(answer, Style::Markdown),
         _ => show(answer, Style::Terminal),
     };
-    std::io::Write::write_all(&mut std::io::stdout().lock(), text.as_bytes())?;
+    std::io::Write::write_all(&mut output::stdout(), text.as_bytes())?;
     Ok(())
 }
 

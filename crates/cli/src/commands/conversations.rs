@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::args::{ConversationsArgs, ConversationsFormat, FolderArgs};
 use crate::config::{DEFAULT_DATA, Usage};
-use crate::output::{count, printable};
+use crate::output::{count, printable, stdout};
 
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
 /// Conversations of a list for people.
@@ -57,7 +57,7 @@ pub async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
     };
     match &args.out {
         Some(path) => std::fs::write(path, &shown).with_context(|| path.display().to_string()),
-        None => Ok(std::io::stdout().lock().write_all(&shown)?),
+        None => Ok(stdout().write_all(&shown)?),
     }
 }
 

@@ -12,6 +12,7 @@ use rollscope_query::{Engine, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::ExportOtlpArgs;
+use crate::output;
 
 pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     let store = ReadOnlyStore::open(&args.folder.data).await?;
@@ -31,7 +32,7 @@ pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     let mut running = engine.sql(&format!("select {} from spans{filter}", columns.join(", "))).await?;
     let mut out: Box<dyn Write> = match &args.out {
         Some(path) => Box::new(BufWriter::new(File::create(path).with_context(|| path.display().to_string())?)),
-        None => Box::new(BufWriter::new(std::io::stdout().lock())),
+        None => Box::new(BufWriter::new(output::stdout())),
     };
     let mut rows = 0;
     while let Some(batch) = running.stream.next().await {

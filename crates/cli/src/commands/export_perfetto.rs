@@ -19,7 +19,7 @@ use super::export_html::text;
 use super::files;
 use crate::args::{ExportPerfettoArgs, TraceFormat};
 use crate::config::Usage;
-use crate::output::count;
+use crate::output::{count, stdout};
 
 pub async fn run(args: ExportPerfettoArgs) -> anyhow::Result<()> {
     if !args.files.is_empty() && (args.run.is_some() || args.step.is_some()) {
@@ -197,7 +197,7 @@ fn write(args: &ExportPerfettoArgs, exporter: Exporter, out: &Path) -> anyhow::R
     };
     let profile = profile.as_mut().map(|p| &mut **p as &mut dyn Read);
     if out.as_os_str() == "-" {
-        return Ok(exporter.finish(&mut std::io::stdout().lock(), profile)?);
+        return Ok(exporter.finish(&mut stdout(), profile)?);
     }
     atomically(out, |mut file| {
         let written = exporter.finish(&mut file, profile)?;

@@ -1,6 +1,5 @@
 //! `rollscope serve`: opens the store, starts the server, waits for a signal, shuts down in order.
 
-use std::io::IsTerminal;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -11,6 +10,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::config::{Config, Usage};
+use crate::output;
 
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = Config::resolve(&args)?;
@@ -26,21 +26,12 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
 }
 
 pub fn start_logs(config: &Config) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if config.log_json {
-        logs.json().init();
-    } else {
-        logs.with_ansi(std::io::stderr().is_terminal()).init();
-    }
+    output::start_logs("info", config.log_json);
 }
 
 /// For commands that talk to a person: only what went wrong.
 pub fn start_quiet_logs() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    output::start_logs("warn", false);
 }
 
 pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {

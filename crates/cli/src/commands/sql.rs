@@ -135,7 +135,7 @@ impl Printer {
                 bytes = stream.drain();
             }
         }
-        std::io::stdout().lock().write_all(&bytes)?;
+        output::stdout().write_all(&bytes)?;
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Printer {
             }
             _ => {}
         }
-        let mut out = std::io::stdout().lock();
+        let mut out = output::stdout();
         out.write_all(&bytes)?;
         out.flush()?;
         if truncated {

@@ -198,6 +198,32 @@ pub fn details_sql(ids: &[TraceId]) -> String {
     )
 }
 
+/// What Jaeger lists of each trace: one row per trace and service.
+/// Columns: trace_id, service, spans, errors, start_ns, end_ns; root_ns and root of the service's first span without a parent,
+/// null where it has none.
+pub fn services_sql(ids: &[TraceId]) -> String {
+    let root = "case when parent_span_id is null then";
+    format!(
+        "select trace_id, service, count(*) as spans, sum(case when status = 'error' then 1 else 0 end) as errors, \
+                min(start_ns) as start_ns, max(coalesce(end_ns, start_ns)) as end_ns, min({root} start_ns end) as root_ns, \
+                first_value({root} name end order by {root} 0 else 1 end, start_ns, span_id) as root \
+         from spans where trace_id in ({}) group by trace_id, service order by trace_id, service",
+        id_list(ids)
+    )
+}
+
+/// How many spans of each trace name a parent that the trace does not have. Columns: trace_id, orphans.
+pub fn orphans_sql(ids: &[TraceId]) -> String {
+    let ids = id_list(ids);
+    format!(
+        "select c.trace_id, count(*) as orphans \
+         from (select trace_id, parent_span_id from spans where trace_id in ({ids}) and parent_span_id is not null) c \
+         left anti join (select trace_id, span_id from spans where trace_id in ({ids})) p \
+           on c.trace_id = p.trace_id and c.parent_span_id = p.span_id \
+         group by c.trace_id"
+    )
+}
+
 /// Ids as literals.
 pub fn id_list(ids: &[TraceId]) -> String {
     let texts: Vec<String> = ids.iter().map(|id| format!("trace_id('{}')", hex::encode(id))).collect();

@@ -3,17 +3,21 @@
 //! microseconds, a filter that must hold for one span, a missing trace as 404 with an error in the envelope. Parameters that we do
 //! not know are ignored, as Jaeger does.
 
+use std::collections::HashMap;
+
 use arrow::array::RecordBatch;
 use axum::Router;
-use axum::extract::{Path, RawQuery, State};
+use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use base64::Engine as _;
+use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
 use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
-use rollscope_query::traces::find::TraceSearch;
+use rollscope_query::traces::find::{TraceSearch, orphans_sql, services_sql};
 use serde_json::{Value, json};
 
 use super::traces::{duration_ns, trace_ids};
@@ -43,6 +47,8 @@ pub fn router(app: &App) -> Router {
         .route("/jaeger/api/v3/operations", get(operations_v3))
         .route("/jaeger/api/v3/traces", get(find_v3))
         .route("/jaeger/api/v3/traces/{trace}", get(one_v3))
+        .route("/jaeger/api/v3/trace-summaries", get(summaries_v3))
+        .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
 }
 
@@ -99,6 +105,18 @@ fn answer(body: Vec<u8>) -> Response {
 fn envelope(data: Value, total: usize) -> Response {
     let body = json!({ "data": data, "total": total, "limit": 0, "offset": 0, "errors": null });
     answer(body.to_string().into_bytes())
+}
+
+/// A path of Jaeger's that is not served here.
+pub(super) fn unknown(path: &str) -> Response {
+    let message = format!("there is no {path}; docs/jaeger.md lists what there is of Jaeger's API");
+    Failure { status: StatusCode::NOT_FOUND, message, v3: path.starts_with("/jaeger/api/v3/") }.into_response()
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let message = format!("{path} does not take {method}");
+    Failure { status: StatusCode::METHOD_NOT_ALLOWED, message, v3: path.starts_with("/jaeger/api/v3/") }.into_response()
 }
 
 /// The query string; of a name that comes several times, all values.
@@ -263,7 +281,17 @@ fn search(query: &Query) -> Result<TraceSearch, Failure> {
     Ok(search)
 }
 
-/// Hex of any length, with or without leading zeros; for version 3 also base64.
+/// In version 3 an id may be base64 too, in either alphabet.
+fn parse_id_v3(text: &str) -> Result<TraceId, Failure> {
+    let bare = text.trim_end_matches('=');
+    let base64 = || STANDARD_NO_PAD.decode(bare).or_else(|_| URL_SAFE_NO_PAD.decode(bare)).ok();
+    match (parse_id(text), base64()) {
+        (Err(_), Some(raw)) if raw.len() == 16 => Ok(trace_id_from_bytes(&raw)),
+        (parsed, _) => parsed.map_err(Failure::v3),
+    }
+}
+
+/// Hex of any length, with or without leading zeros.
 fn parse_id(text: &str) -> Result<TraceId, Failure> {
     let padded = if text.len() % 2 == 1 { format!("0{text}") } else { text.to_string() };
     match hex::decode(&padded) {
@@ -383,7 +411,7 @@ fn none_v3() -> Failure {
 }
 
 async fn one_v3(State(app): State<App>, Path(trace): Path<String>) -> Result<Response, Failure> {
-    let found = fetch(&app, &[parse_id(&trace).map_err(Failure::v3)?]).await.map_err(Failure::v3)?;
+    let found = fetch(&app, &[parse_id_v3(&trace)?]).await.map_err(Failure::v3)?;
     if found.is_empty() {
         return Err(none_v3());
     }
@@ -402,7 +430,81 @@ async fn find_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Re
     write_v3(found).await
 }
 
+/// What a list of traces shows: Jaeger's page searches with this since 2.19, and fetches a trace when it is opened.
+async fn summaries_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Failure> {
+    let search = Query::new(&query).and_then(|query| search_v3(&query)).map_err(Failure::v3)?;
+    let ids = matching(&app, &search).await.map_err(Failure::v3)?;
+    let summaries = summaries(&app, &ids).await.map_err(Failure::v3)?;
+    Ok(answer(json!({ "summaries": summaries }).to_string().into_bytes()))
+}
+
+/// One trace in a list.
+#[derive(Default)]
+struct Summary {
+    start_ns: Option<i64>,
+    end_ns: Option<i64>,
+    spans: i64,
+    errors: i64,
+    orphans: i64,
+    /// When the root began, its service and its name.
+    root: Option<(i64, String, String)>,
+    services: Vec<Value>,
+}
+
+async fn summaries(app: &App, ids: &[TraceId]) -> Result<Vec<Value>, Failure> {
+    if ids.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut found: HashMap<TraceId, Summary> = HashMap::new();
+    for batch in collect(&app.engine, &services_sql(ids)).await? {
+        let (services, roots) = (text_column(&batch, "service")?, text_column(&batch, "root")?);
+        let [spans, errors, start, end, root_ns] =
+            ["spans", "errors", "start_ns", "end_ns", "root_ns"].map(|name| int_column(&batch, name));
+        let (spans, errors, start, end, root_ns) = (spans?, errors?, start?, end?, root_ns?);
+        for (row, id) in trace_ids(&batch)?.into_iter().enumerate() {
+            let trace = found.entry(id).or_default();
+            let service = services[row].clone().unwrap_or_default();
+            let (n, bad) = (spans[row].unwrap_or(0), errors[row].unwrap_or(0));
+            trace.spans += n;
+            trace.errors += bad;
+            trace.start_ns = [trace.start_ns, start[row]].into_iter().flatten().min();
+            trace.end_ns = trace.end_ns.max(end[row]);
+            trace.services.push(json!({ "name": service, "spanCount": n, "errorSpanCount": bad }));
+            if let Some(at) = root_ns[row]
+                && trace.root.as_ref().is_none_or(|(first, ..)| at < *first)
+            {
+                trace.root = Some((at, service, roots[row].clone().unwrap_or_default()));
+            }
+        }
+    }
+    for batch in collect(&app.engine, &orphans_sql(ids)).await? {
+        for (id, orphans) in trace_ids(&batch)?.into_iter().zip(int_column(&batch, "orphans")?) {
+            found.entry(id).or_default().orphans = orphans.unwrap_or(0);
+        }
+    }
+    // Times are nanoseconds as text: they do not fit the numbers of JavaScript.
+    let listed = ids.iter().filter_map(|id| Some((id, found.remove(id)?)));
+    let listed = listed.map(|(id, trace)| {
+        let (_, service, operation) = trace.root.unwrap_or_default();
+        json!({
+            "traceId": hex::encode(id),
+            "rootServiceName": service,
+            "rootOperationName": operation,
+            "minStartTimeUnixNano": trace.start_ns.unwrap_or(0).to_string(),
+            "maxEndTimeUnixNano": trace.end_ns.unwrap_or(0).to_string(),
+            "spanCount": trace.spans,
+            "errorSpanCount": trace.errors,
+            "orphanSpanCount": trace.orphans,
+            "services": trace.services,
+        })
+    });
+    Ok(listed.collect())
+}
+
 fn search_v3(query: &Query) -> Result<TraceSearch, Failure> {
+    if query.get(&["query.filter"]).is_some() {
+        return Err(Failure::bad("query.filter is not supported; use query.attributes"));
+    }
     let time = |names: &[&str]| match query.get(names) {
         None => Err(Failure::bad("query.startTimeMin and query.startTimeMax are required")),
         Some(text) => {

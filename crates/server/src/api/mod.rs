@@ -141,6 +141,21 @@ async fn openapi() -> Response {
     }
 }
 
+/// The answer to a path that nothing serves, where it stands under an API's prefix: an error in that API's form. A program that
+/// asks there must not get the page.
+pub fn unknown_path(path: &str) -> Option<Response> {
+    let prefix = path.trim_start_matches('/').split('/').next().unwrap_or_default();
+    match prefix {
+        "jaeger" => Some(jaeger::unknown(path)),
+        "prometheus" => Some(prometheus::unknown_path(path)),
+        "api" | "v1" | "metrics" | "healthz" | "readyz" => {
+            let detail = format!("there is no {path}; /api/v1/openapi.json lists what there is");
+            Some(Problem::not_found(detail).into_response())
+        }
+        _ => None,
+    }
+}
+
 async fn unknown(request: Request) -> Problem {
     let path = request.uri().path();
     Problem::not_found(format!("there is no /api/v1{path}; /api/v1/openapi.json lists what there is"))

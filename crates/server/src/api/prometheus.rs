@@ -74,9 +74,13 @@ impl IntoResponse for Failed {
     }
 }
 
-async fn unknown(request: Request) -> Failed {
-    let path = request.uri().path().to_string();
-    Failed { status: StatusCode::NOT_FOUND, kind: "not_found", message: format!("there is no {path} here") }
+async fn unknown(request: Request) -> Response {
+    unknown_path(request.uri().path())
+}
+
+pub(super) fn unknown_path(path: &str) -> Response {
+    let message = format!("there is no {path} here");
+    Failed { status: StatusCode::NOT_FOUND, kind: "not_found", message }.into_response()
 }
 
 /// Parameters of the address and of the form.

@@ -43,6 +43,16 @@ pub async fn media(store: &Store, batch: RecordBatch) -> Result<RecordBatch, Sto
     Ok(RecordBatch::try_new(batch.schema(), columns)?)
 }
 
+/// The same for one message.
+pub async fn message(store: &Store, message: &mut Value) -> Result<(), StoreError> {
+    let mut found = Vec::new();
+    take(message, &mut found, 0);
+    for data in found {
+        store.media_put(data).await?;
+    }
+    Ok(())
+}
+
 /// Replaces parts that are images by their hashes, and collects the bytes.
 fn take(value: &mut Value, found: &mut Vec<Vec<u8>>, depth: usize) {
     if depth > MAX_DEPTH || found.len() >= MAX_MEDIA {

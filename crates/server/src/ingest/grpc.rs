@@ -1,4 +1,5 @@
-//! OTLP over gRPC: `TraceService/Export`, `MetricsService/Export`, and `LogsService/Export` for our SDK's records.
+//! OTLP over gRPC: `TraceService/Export`, `MetricsService/Export`, and `LogsService/Export` for our SDK's records and
+//! the events of model calls.
 //!
 //! An export is one message each way, so the frame (five bytes before the message) is read here rather than by tonic's
 //! server: its decoder unpacks compressed messages on the thread that serves sockets, and answers `OUT_OF_RANGE` to a

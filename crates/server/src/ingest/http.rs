@@ -1,4 +1,4 @@
-//! OTLP over HTTP: `POST /v1/traces`, `/v1/metrics` and, for our SDK's records, `/v1/logs`; protobuf or JSON by content
+//! OTLP over HTTP: `POST /v1/traces`, `/v1/metrics` and, for our SDK's records and the events of model calls, `/v1/logs`; protobuf or JSON by content
 //! type, answered in kind; errors carry a `google.rpc.Status` in the same form.
 
 use axum::Router;

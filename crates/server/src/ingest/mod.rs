@@ -2,6 +2,7 @@
 //! decodes into a batch, and appends it. It returns when the rows are on disk and visible; only then is the sender told so.
 
 mod body;
+mod calls;
 pub mod grpc;
 pub mod http;
 mod level;
@@ -18,6 +19,7 @@ use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use rollscope_formats::conversations;
+use rollscope_formats::conversations::events::Calls;
 use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded, DecodedLogs, RunRecord, RunSeen};
 use rollscope_model::Table;
 use rollscope_query::Engine;
@@ -27,6 +29,7 @@ use crate::config::Limits;
 use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
+use calls::ModelCalls;
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
 use runs::Runs;
@@ -41,7 +44,7 @@ const INLINE_OTHER_BYTES: usize = 64 << 10;
 pub enum Signal {
     Traces,
     Metrics,
-    /// What our own SDK sends beside spans.
+    /// What our own SDK sends beside spans, and the events of model calls.
     Logs,
 }
 
@@ -124,6 +127,7 @@ enum Target {
     Store {
         store: Store,
         runs: Runs,
+        calls: ModelCalls,
     },
     /// Files, as they came: `rollscope collect`.
     Lines(Lines),
@@ -142,7 +146,8 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
+        let calls = ModelCalls::new(store.clone(), engine.clone());
+        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), calls, store }, counters, limits)
     }
 
     /// Into files instead of a store.
@@ -214,11 +219,11 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
-        let (store, runs) = match &inner.target {
-            Target::Store { store, runs } => (store, runs),
+        let (store, runs, calls) = match &inner.target {
+            Target::Store { store, runs, calls } => (store, runs, calls),
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
-        let (rows, _charge) = self.decode(message).await?;
+        let (mut rows, _charge) = self.decode(message).await?;
         if rows.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
                 limit: "max_runs_per_message",
@@ -237,8 +242,14 @@ impl Ingest {
             runs.write(&rows.written).await?;
             add(&counters.accepted, rows.written.len() as u64);
         }
-        if rows.batches.iter().any(|(_, batch)| batch.num_rows() > 0) {
+        if !rows.calls.is_empty() || rows.batches.iter().any(|(_, batch)| batch.num_rows() > 0) {
             runs.enter(&rows.runs).await?;
+        }
+        if !rows.calls.is_empty() {
+            let kept = calls.keep(rows.calls).await?;
+            add(&counters.accepted, kept.accepted);
+            rows.rejected += kept.rejected;
+            rows.reasons.extend(kept.reasons);
         }
         for (table, batch) in rows.batches {
             if batch.num_rows() == 0 {
@@ -347,9 +358,7 @@ fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result
         (Signal::Metrics, Form::Protobuf) => Rows::of(Table::Series, otlp::decode_metrics(&bytes, options)?),
         (Signal::Metrics, Form::Json) => Rows::of(Table::Series, otlp::decode_metrics_json(&bytes, options)?),
         (Signal::Logs, Form::Protobuf) => otlp::decode_logs(&bytes, options)?.into(),
-        (Signal::Logs, Form::Json) => {
-            return Err(Refusal::Unsupported("records of the SDK are taken as application/x-protobuf only".into()));
-        }
+        (Signal::Logs, Form::Json) => otlp::decode_logs_json(&bytes, options)?.into(),
     };
     Ok((rows, message.charge))
 }
@@ -361,6 +370,8 @@ struct Rows {
     /// Rows of `runs` that somebody wrote on purpose.
     written: Vec<RunRecord>,
     media: Vec<Vec<u8>>,
+    /// Model calls that log events told.
+    calls: Calls,
     runs: Vec<RunSeen>,
     rejected: u64,
     reasons: Vec<String>,
@@ -372,6 +383,7 @@ impl Rows {
             batches: vec![(table, decoded.batch)],
             written: Vec::new(),
             media: Vec::new(),
+            calls: Calls::default(),
             runs: decoded.runs,
             rejected: decoded.rejected,
             reasons: decoded.reasons,
@@ -385,6 +397,7 @@ impl From<DecodedLogs> for Rows {
             batches: decoded.batches,
             written: decoded.runs,
             media: decoded.media,
+            calls: decoded.calls,
             runs: decoded.seen,
             rejected: decoded.rejected,
             reasons: decoded.reasons,

@@ -44,7 +44,7 @@ async fn sql_answers_in_three_forms() {
     let csv = rig.sql(&json!({ "query": query, "format": "csv", "max_rows": 2 })).await;
     assert_eq!((csv.status, csv.header("content-type")), (200, "text/csv; charset=utf-8"));
     assert_eq!(csv.header("rollscope-truncated"), "true");
-    assert_eq!(csv.text().split("\r\n").filter(|l| !l.is_empty()).count(), 3);
+    assert_eq!(csv.text().split('\n').filter(|l| !l.is_empty()).count(), 3);
 
     let body = json!({ "query": query }).to_string().into_bytes();
     let headers = [("content-type", "application/json"), ("accept", "application/vnd.apache.arrow.stream")];

@@ -143,7 +143,12 @@ async fn what_cannot_be_kept_is_refused_with_words_and_the_rest_is_kept() {
         assert!(said.error_message.contains(reason), "{}", said.error_message);
     }
     assert_eq!(rig.rows("select name from metrics").await, [["kept"]]);
-    assert_eq!(post_json(&rig.otlp("/v1/logs"), "{}").await.status, 415);
+    // The same over JSON, in its own words.
+    let line = r#"{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"timeUnixNano":"1700000000000000000","body":{"stringValue":"a log line"}}]}]}]}"#;
+    let answer = post_json(&rig.otlp("/v1/logs"), line).await;
+    let said = &answer.json()["partialSuccess"];
+    assert_eq!((answer.status, said["rejectedLogRecords"].as_str()), (200, Some("1")));
+    assert!(said["errorMessage"].as_str().unwrap().contains("log records are not kept"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -3,17 +3,16 @@
 mod forward;
 mod otelcol;
 
-use std::io::IsTerminal;
-
 use rollscope_server::collect::{CollectFiles, Collector};
 use rollscope_server::{Secret, ServerConfig, StartError};
 
 use super::serve::until_told_to_stop;
 use crate::args::{CollectArgs, OtelcolArgs};
 use crate::config::Usage;
+use crate::output;
 
 pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
-    start_logs(args.log_json);
+    output::start_logs("info", args.log_json);
     let mut config = ServerConfig {
         listen: String::new(),
         otlp_grpc: args.otlp_grpc.clone(),
@@ -31,21 +30,10 @@ pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
 }
 
 pub async fn run_otelcol(args: OtelcolArgs) -> anyhow::Result<()> {
-    start_logs(false);
+    output::start_logs("info", false);
     let (config, path) = otelcol::read(&args.config)?;
     // ROLL names no size: one file is what it and its users look for, so the next begins late.
     serve(&config, &CollectFiles { path, max_file_bytes: 4 << 30 }, None).await
-}
-
-fn start_logs(json: bool) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if json {
-        logs.json().init();
-    } else {
-        logs.with_ansi(std::io::stderr().is_terminal()).init();
-    }
 }
 
 async fn serve(config: &ServerConfig, files: &CollectFiles, args: Option<&CollectArgs>) -> anyhow::Result<()> {

@@ -7,13 +7,15 @@ use std::borrow::Cow;
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue};
 use rollscope_model::attrs;
 use rollscope_model::names::{KINDS, STATUSES};
 
 use super::protobuf::separate;
 use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
-use super::write::Writer;
+use super::write::{Writer, write_val};
 use super::{DecodeOptions, Limits};
+use crate::any_value as generated;
 use crate::json::{self, Reader};
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -295,7 +297,7 @@ fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits)
 }
 
 /// A list of key and value pairs.
-pub(super) fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, limits: &Limits) -> Result<()> {
+fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, limits: &Limits) -> Result<()> {
     let from = attrs.list.len();
     elements(r, |r| {
         let mut key = Text::default();
@@ -310,6 +312,30 @@ pub(super) fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, li
         })?;
         attrs.push(key, value, from, limits)
     })
+}
+
+/// The same for what goes through the generated structs.
+pub(super) fn pairs(r: &mut Reader, limits: &Limits) -> Result<Vec<KeyValue>> {
+    let mut list = Attrs::default();
+    attributes(r, &mut list, limits)?;
+    let mut out = Vec::with_capacity(list.list.len());
+    for (key, value) in &list.list {
+        out.push(generated::pair(&**key, to_generated(value, &list.json)?));
+    }
+    Ok(out)
+}
+
+/// One value for the same.
+pub(super) fn value(r: &mut Reader, limits: &Limits) -> Result<AnyValue> {
+    let mut json = Vec::new();
+    let value = any_value(r, &mut json, limits)?;
+    to_generated(&value, &json)
+}
+
+fn to_generated(value: &Val<Text>, json: &[u8]) -> Result<AnyValue> {
+    let mut text = Vec::new();
+    write_val(&mut text, value, json);
+    Ok(generated::from_text(std::str::from_utf8(&text).map_err(|_| Reason::Utf8)?))
 }
 
 fn any_value<'a>(r: &mut Reader<'a>, json: &mut Vec<u8>, limits: &Limits) -> Result<Val<Text<'a>>> {
@@ -427,7 +453,7 @@ fn entry(r: &mut Reader, out: &mut Vec<u8>, depth: usize, limits: &Limits) -> Re
 }
 
 /// Hex by length, else base64. Nothing at all is zero.
-fn id<const N: usize>(r: &mut Reader, reason: Reason) -> Result<[u8; N]> {
+pub(super) fn id<const N: usize>(r: &mut Reader, reason: Reason) -> Result<[u8; N]> {
     let text = r.string()?;
     let mut id = [0; N];
     if text.len() == 2 * N {

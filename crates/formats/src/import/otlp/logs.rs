@@ -1,5 +1,6 @@
 //! What our SDK sends that OTLP's spans cannot carry: runs, metrics, conversations, media and its own counters, as log
-//! records told apart by their event name (`docs/wire.md`). Any other log record is refused: logs are not kept.
+//! records told apart by their event name (`docs/wire.md`); and the events in which instrumentations of model clients tell
+//! messages ([`crate::conversations::events`]). Any other log record is refused: logs are not kept.
 //!
 //! These are few beside spans, so this goes through the generated structs.
 
@@ -18,8 +19,9 @@ use rollscope_model::names::event;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::span::{MAX_RUN_ID_BYTES, Reason, Rejects};
-use super::{DecodeError, DecodeOptions, RunSeen};
-use crate::conversation;
+use super::{DecodeError, DecodeOptions, RunSeen, logs_json};
+use crate::conversations::events::{self, Calls, Event};
+use crate::{any_value, conversation};
 
 /// Messages and metadata of one conversation.
 pub const MAX_CONVERSATION_BYTES: usize = 32 << 20;
@@ -37,6 +39,8 @@ pub struct DecodedLogs {
     pub batches: Vec<(Table, RecordBatch)>,
     /// Files to keep, before the rows that name them.
     pub media: Vec<Vec<u8>>,
+    /// Model calls, whole or in part: their messages may come in several requests.
+    pub calls: Calls,
     pub rejected: u64,
     pub reasons: Vec<String>,
     /// Every run that is named.
@@ -85,10 +89,20 @@ pub fn runs_batch<'a>(records: impl IntoIterator<Item = &'a RunRecord>) -> Recor
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
     let request =
         ExportLogsServiceRequest::decode(bytes).map_err(|e| DecodeError(format!("malformed request: {e}")))?;
+    Ok(write(request, Rejects::default(), options))
+}
+
+pub(super) fn decode_json(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
+    let mut rejects = Rejects::default();
+    let request = logs_json::request(bytes, &options.limits, &mut rejects)?;
+    Ok(write(request, rejects, options))
+}
+
+fn write(request: ExportLogsServiceRequest, rejects: Rejects, options: &DecodeOptions) -> DecodedLogs {
     let mut writer = Writer {
         options,
         out: DecodedLogs::default(),
-        rejects: Rejects::default(),
+        rejects,
         metrics: MetricsBuilder::default(),
         conversations: ConversationsBuilder::default(),
         series: SeriesBuilder::default(),
@@ -102,7 +116,7 @@ pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLog
             }
         }
     }
-    Ok(writer.finish())
+    writer.finish()
 }
 
 struct Writer<'o> {
@@ -131,10 +145,16 @@ impl Writer<'_> {
     }
 
     fn record(&mut self, resource: &Attributes, record: LogRecord) -> Result<(), Reason> {
-        if !record.event_name.starts_with(names::reserved::PREFIX) {
+        let attributes = Attributes(record.attributes);
+        // Senders of before the field put the name among the attributes.
+        let name = match record.event_name.as_str() {
+            "" => attributes.name(&["event.name"])?.unwrap_or_default(),
+            name => name.to_string(),
+        };
+        let tells = events::is_one(&name);
+        if !tells && !name.starts_with(names::reserved::PREFIX) {
             return Err(Reason::Logs);
         }
-        let attributes = Attributes(record.attributes);
         let service = resource.text(&[names::SERVICE_NAME]);
         let run = (self.options.run.clone())
             .or_else(|| attributes.text(names::RUN_ID))
@@ -144,9 +164,11 @@ impl Writer<'_> {
         if run.len() > MAX_RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
         }
-        let time = self.time(record.time_unix_nano)?;
+        let time = if record.time_unix_nano > 0 { record.time_unix_nano } else { record.observed_time_unix_nano };
+        let time = self.time(time)?;
         let scene = Scene { run: &run, resource, attributes: &attributes, time };
-        match record.event_name.as_str() {
+        match name.as_str() {
+            name if tells => self.call(&scene, name, record.body, &record.trace_id, &record.span_id)?,
             event::RUN => self.run(&scene)?,
             event::METRICS => self.metrics(&scene, record.body)?,
             event::CONVERSATION => self.conversation(&scene, record.body, &record.trace_id, &record.span_id)?,
@@ -290,6 +312,46 @@ impl Writer<'_> {
         });
         self.rows[1] += 1;
         Ok(())
+    }
+
+    /// A message of a model call, or all of them.
+    fn call(
+        &mut self,
+        scene: &Scene,
+        name: &str,
+        body: Option<AnyValue>,
+        trace: &[u8],
+        span: &[u8],
+    ) -> Result<(), Reason> {
+        let fields = match body.and_then(|b| b.value) {
+            Some(Value::KvlistValue(fields)) => fields.values,
+            _ => Vec::new(),
+        };
+        let mut attributes = events::Attrs::new();
+        let mut bytes = 0;
+        for pair in scene.attributes.0.iter().chain(&fields) {
+            let mut text = Vec::new();
+            if !any_value::write_text(&mut text, pair.value.as_ref(), self.options.limits.nesting) {
+                return Err(Reason::Nesting(self.options.limits.nesting));
+            }
+            bytes += pair.key.len() + text.len();
+            attributes.insert(pair.key.clone(), serde_json::from_slice(&text).map_err(|_| Reason::NotJson)?);
+        }
+        if bytes > MAX_CONVERSATION_BYTES {
+            return Err(Reason::TooLarge("conversation", MAX_CONVERSATION_BYTES));
+        }
+        let event = Event {
+            name,
+            run_id: scene.run,
+            trace_id: trace.try_into().ok().filter(|id: &[u8; 16]| !rollscope_model::ids::is_zero(id)),
+            span_id: span.try_into().ok().filter(|id: &[u8; 8]| !rollscope_model::ids::is_zero(id)),
+            step: scene.step(),
+            sample_id: scene.attributes.name(names::SAMPLE_ID)?,
+            group_id: scene.attributes.name(names::GROUP_ID)?,
+            time_ns: scene.time,
+            attributes,
+        };
+        if self.out.calls.add(event) { Ok(()) } else { Err(Reason::NoSpan) }
     }
 
     fn media(&mut self, body: Option<AnyValue>) -> Result<(), Reason> {

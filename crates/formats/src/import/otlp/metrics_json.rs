@@ -1,7 +1,6 @@
 //! OTLP metrics in JSON into the generated structs, as leniently as spans; [`super::metrics`] does the rest. A bad data
 //! point is left out alone and counted.
 
-use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point::Value as Number;
@@ -12,12 +11,10 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 
-use super::json::{attributes, boolean, double, elements, enumeration, int, members, tolerate, uint, uint32};
+use super::json::{boolean, double, elements, enumeration, int, members, pairs, tolerate, uint, uint32};
 use super::metrics::SeriesWriter;
-use super::span::{Attrs, Fault, Reason, Rejects};
-use super::write::write_val;
+use super::span::{Fault, Reason, Rejects};
 use super::{DecodeError, DecodeOptions, Decoded, Limits};
-use crate::any_value;
 use crate::json::Reader;
 
 type Result<T> = std::result::Result<T, Fault>;
@@ -256,18 +253,4 @@ fn list<'a, T>(r: &mut Reader<'a>, read: impl Fn(&mut Reader<'a>) -> Result<T>) 
 
 fn int32(r: &mut Reader) -> Result<i32> {
     int(r)?.try_into().map_err(|_| Reason::Number.into())
-}
-
-fn pairs(r: &mut Reader, limits: &Limits) -> Result<Vec<KeyValue>> {
-    let mut list = Attrs::default();
-    attributes(r, &mut list, limits)?;
-    let mut text = Vec::new();
-    let mut out = Vec::with_capacity(list.list.len());
-    for (key, value) in &list.list {
-        text.clear();
-        write_val(&mut text, value, &list.json);
-        let value = any_value::from_text(std::str::from_utf8(&text).map_err(|_| Reason::Utf8)?);
-        out.push(any_value::pair(&**key, value));
-    }
-    Ok(out)
 }

@@ -1,4 +1,5 @@
-//! OTLP traces and metrics, protobuf and JSON, into `spans` and `series`; and our SDK's records ([`logs`]).
+//! OTLP traces and metrics, protobuf and JSON, into `spans` and `series`; and log records: our SDK's and the events of
+//! model calls ([`logs`]).
 //!
 //! A span goes: [`protobuf`] or [`json`] reads it into a [`span::Span`] that borrows from the request, [`write`] checks
 //! it and writes its row. Metrics go through the generated structs ([`metrics`]). [`file`] reads files of either.
@@ -9,6 +10,7 @@ mod file;
 mod json;
 mod known;
 mod logs;
+mod logs_json;
 mod metrics;
 mod metrics_json;
 mod protobuf;
@@ -112,10 +114,17 @@ pub fn decode_metrics_json(bytes: &[u8], options: &DecodeOptions) -> Result<Deco
     metrics_json::decode(bytes, options)
 }
 
-/// Protobuf `ExportLogsServiceRequest` with the records of our SDK, into `runs`, `metrics`, `conversations` and media.
+/// Protobuf `ExportLogsServiceRequest`: the records of our SDK into `runs`, `metrics`, `conversations` and media, the events
+/// of model calls into `conversations`. Other records are rejected.
 pub fn decode_logs(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
     check_size(bytes)?;
     logs::decode(bytes, options)
+}
+
+/// The same request in JSON.
+pub fn decode_logs_json(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
+    check_size(bytes)?;
+    logs::decode_json(bytes, options)
 }
 
 fn check_size(bytes: &[u8]) -> Result<(), DecodeError> {

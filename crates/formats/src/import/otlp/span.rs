@@ -68,6 +68,7 @@ pub(super) enum Reason {
     Buckets,
     TooManyBuckets(usize),
     Logs,
+    NoSpan,
     Event,
     Body,
     NotJson,
@@ -101,7 +102,12 @@ impl fmt::Display for Reason {
             Reason::NoValue => f.write_str("the data point has no value"),
             Reason::Buckets => f.write_str("the histogram's buckets do not fit its bounds"),
             Reason::TooManyBuckets(n) => write!(f, "the histogram has more than {n} buckets"),
-            Reason::Logs => f.write_str("log records are not kept"),
+            Reason::Logs => f.write_str(
+                "log records are not kept, only events of model calls (gen_ai.*): switch the exporter of logs off",
+            ),
+            Reason::NoSpan => {
+                f.write_str("the message of a model call has no trace and span id to tell which call it belongs to")
+            }
             Reason::Event => f.write_str("the event name is none that rollscope knows (docs/wire.md)"),
             Reason::Body => f.write_str("the body has the wrong type (docs/wire.md)"),
             Reason::NotJson => f.write_str("a text that must be JSON is none"),
