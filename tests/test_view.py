@@ -302,6 +302,13 @@ def test_a_run_of_a_store_becomes_a_file(tmp_path):
     steps = json.loads(found[in_run["steps"]])["steps"]
     assert [s["step"] for s in steps] == [0, 1, 2]
     assert all(s["phases"] for s in steps)
+    # What comes by way of SQL is as complete as what comes straight from a dump.
+    for window in in_run["windows"]:
+        keyed = [json.loads(found[block]) for block in window["attrs"]]
+        keys = {key for block in keyed for shape in block["shapes"] for _, key in shape["keys"]}
+        assert "completion_tokens" in keys
+        [said] = [list(words(found[block])) for block in window["words"]]
+        assert len(said) == 8 and all(json.loads(text)[0]["content"] for text in said)
     refused = run("export", "html", "--data", data, "--run", "absent", "-o", out, check=False)
     assert refused.returncode == 1 and "there are: \"demo\"" in refused.stderr
     refused = run("export", "html", "--data", data, "--step", "77", "-o", out, check=False)
