@@ -1,6 +1,5 @@
 """`rollscope view`, `import` of dumps and `export html`: what a person does who has a dump and nothing else."""
 
-import base64
 import gzip
 import json
 import os
@@ -8,11 +7,13 @@ import pickle
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import requests
 
@@ -29,10 +30,16 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
+def from_ascii(text: bytes) -> bytes:
+    """Seven bits a character; `ui/src/data/ascii.ts` tells it."""
+    plain = re.sub(rb"\x1b(.)", lambda m: bytes([m[1][0] - 64]), text, flags=re.S)
+    bits = "".join(f"{c:07b}" for c in plain)
+    return bytes(int(bits[i:i + 8], 2) for i in range(0, len(bits) - 7, 8))
+
+
 def blocks(page: Path):
-    text = page.read_text()
-    found = re.findall(r'<script type="application/octet-stream" id="rs-([^"]+)">([A-Za-z0-9+/=\s]*)</script>', text)
-    return {name: gzip.decompress(base64.b64decode(body)) for name, body in found}
+    found = re.findall(rb'<script type="application/octet-stream" id="rs-([^"]+)">([^<]*)</script>', page.read_bytes())
+    return {name.decode(): gzip.decompress(from_ascii(body)) for name, body in found}
 
 
 def close(ours, theirs, at=""):
@@ -77,7 +84,7 @@ def test_the_page_holds_the_data_and_the_summary_says_what_is_in_it(tmp_path):
     [in_run] = manifest["per_run"]
     assert in_run["run_id"] == tmp_path.name
     [window] = in_run["windows"]
-    assert {window["timeline"], window["samples"], *window["attrs"], in_run["steps"], "runs"} <= found.keys()
+    assert {window["timeline"], window["samples"], *window["attrs"], *window["rest"], *window["conversations"], *window["words"], in_run["steps"], "runs"} <= found.keys()
     [step] = json.loads(found[in_run["steps"]])["steps"]
     cache = json.loads((tmp_path / "rollout_3.trace_timeline_cache.json").read_text())
     assert step["samples"] == 8 and step["open"] == 2
@@ -175,9 +182,107 @@ def test_it_serves_what_is_in_the_dump(tmp_path):
         assert first.url.endswith("/#/run/my-run")
         assert "<div id=\"app\"" in requests.get(base, timeout=10).text
         wait_until(lambda: len(requests.get(base + "/api/v1/runs/my-run/steps", timeout=10).json()["steps"]) == 2)
+        # One dump has one thing to show.
+        assert second.url.endswith("/timeline?step=0"), second.url
         base = second.url.split("/#")[0]
         [only] = requests.get(base + "/api/v1/runs", timeout=10).json()["runs"]
         assert only["samples"] == 8
+
+
+def words(block: bytes):
+    """Texts out of numbers of words; `crates/formats/src/export/html/words.rs` tells it."""
+    at = 12
+    texts, tokens, distinct = struct.unpack_from("<III", block)
+
+    def numbers(n):
+        nonlocal at
+        planes = [block[at + k * n:at + (k + 1) * n] for k in range(4)]
+        at += 4 * n
+        return [a | b << 8 | c << 16 | d << 24 for a, b, c, d in zip(*planes)]
+    counts, lengths = numbers(texts), numbers(distinct)
+    known = []
+    for length in lengths:
+        known.append(block[at:at + length])
+        at += length
+    codes = iter(numbers(tokens))
+    assert at == len(block)
+    is_word = re.compile(rb"[0-9A-Za-z\x80-\xff]").match
+    for count in counts:
+        text, after_word = b"", False
+        for token in (known[next(codes)] for _ in range(count)):
+            text += b" " + token if after_word and is_word(token) else token
+            after_word = is_word(token)
+        yield text.decode()
+
+
+def differences(timeline: pa.Table, name: str):
+    """Numbers of the timeline in a page: bytes in columns of their own, the sign in the lowest bit."""
+    planes = [timeline[f"{name}:{k}"].to_pylist() for k in range(8) if f"{name}:{k}" in timeline.column_names]
+    for row in zip(*planes):
+        folded = sum(byte << 8 * k for k, byte in enumerate(row))
+        yield folded >> 1 ^ -(folded & 1)
+
+
+@pytest.mark.parametrize("name", ["small", "odd_traces", "legacy", "tensors"])
+def test_the_page_holds_what_the_server_tells(name, tmp_path):
+    def arrow(content):
+        return pa.ipc.open_stream(content).read_all()
+    with Viewing(SLIME / f"{name}.pt", "--out", tmp_path, "--run", "r") as viewing:
+        base = viewing.url.split("/#")[0]
+        step = requests.get(f"{base}/api/v1/runs/r/steps", timeout=10).json()["steps"][0]["step"]
+        served = arrow(requests.get(f"{base}/api/v1/runs/r/timeline?step={step}", timeout=10).content)
+        def asked(query):
+            return arrow(requests.post(f"{base}/api/v1/sql", json={"query": query, "format": "arrow"}, timeout=10).content).to_pylist()
+        said = asked("select id, messages from conversations order by id")
+        attrs = asked("select span_id, start_attrs, end_attrs from spans")
+    found = blocks(tmp_path / f"{name}.trace_timeline_viewer.html")
+    [window] = json.loads(found["manifest"])["per_run"][0]["windows"]
+
+    # Bars: when, in what lane, under which parent. A row that was made up has no id; its place among its parent's is its own.
+    thin = arrow(found[window["timeline"]])
+    ends, starts, before = [], [], 0
+    for gap, length in zip(differences(thin, "start"), differences(thin, "end")):
+        starts.append(before + gap)
+        before += gap + length
+        ends.append(before)
+    parents = [None if up == 0 else row - up for row, up in enumerate(differences(thin, "parent"))]
+
+    def bars(table, starts, ends, parents):
+        ids = table["span_id"].to_pylist()
+        lanes, names = table["lane"].to_pylist(), table["name"].to_pylist()
+        return sorted((ids[i], names[i], lanes[i], round(starts[i]), round(ends[i]), ids[p] if (p := parents[i]) is not None else b"") for i in range(len(ids)))
+    theirs = [None if p < 0 else p for p in served["parent"].to_pylist()]
+    ns = {key: [ms * 1e6 for ms in served[key].to_pylist()] for key in ("start", "end")}
+    assert bars(thin, starts, ends, parents) == bars(served, ns["start"], ns["end"], theirs)
+
+    # Attributes, by way of the row that the bar came from.
+    ours, first = {}, 0
+    by_source, row = {}, -1
+    for id, on in zip(thin["span_id"].to_pylist(), differences(thin, "source")):
+        row += on
+        by_source[row] = id
+    for attr_block, rest in zip(window["attrs"], window["rest"]):
+        keyed = json.loads(found[attr_block])
+        assert arrow(found[rest]).num_rows == len(keyed["rows"])
+        met = [0] * len(keyed["shapes"])
+        for i, k in enumerate(keyed["rows"]):
+            shape, told = keyed["shapes"][k], {"start_attrs": {}, "end_attrs": {}}
+            for (column, key), values in zip(shape["keys"], shape["values"]):
+                told[column][key] = values[0] if len(values) == 1 else values[met[k]]
+            met[k] += 1
+            ours[by_source[first + i]] = told
+        first += window["chunk_rows"]
+    def parsed(text):
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+    assert ours == {s["span_id"]: {c: {k: parsed(v) for k, v in s[c]} for c in ("start_attrs", "end_attrs")} for s in attrs}
+
+    # Conversations, word by word.
+    ids = [id for block in window.get("conversations", []) for id in arrow(found[block])["id"].to_pylist()]
+    texts = [text for block in window.get("words", []) for text in words(found[block])]
+    assert sorted(zip(ids, texts)) == [(c["id"], c["messages"]) for c in said]
 
 
 def test_otlp_files_are_shown_too(tmp_path):
@@ -198,6 +303,13 @@ def test_a_run_of_a_store_becomes_a_file(tmp_path):
     steps = json.loads(found[in_run["steps"]])["steps"]
     assert [s["step"] for s in steps] == [0, 1, 2]
     assert all(s["phases"] for s in steps)
+    # What comes by way of SQL is as complete as what comes straight from a dump.
+    for window in in_run["windows"]:
+        keyed = [json.loads(found[block]) for block in window["attrs"]]
+        keys = {key for block in keyed for shape in block["shapes"] for _, key in shape["keys"]}
+        assert "completion_tokens" in keys
+        [said] = [list(words(found[block])) for block in window["words"]]
+        assert len(said) == 8 and all(json.loads(text)[0]["content"] for text in said)
     refused = run("export", "html", "--data", data, "--run", "absent", "-o", out, check=False)
     assert refused.returncode == 1 and "there are: \"demo\"" in refused.stderr
     refused = run("export", "html", "--data", data, "--step", "77", "-o", out, check=False)

@@ -14,7 +14,8 @@ export default defineConfig(({ mode }) => {
     plugins: [svelte(), ...(isStatic ? [oneFile()] : [])],
     define: { __STATIC__: JSON.stringify(isStatic) },
     resolve: { alias: isStatic ? { '#worker': '/src/timeline/worker-inline.ts' } : { '#worker': '/src/timeline/worker-file.ts' } },
-    worker: { format: 'es' as const },
+    // From file: a page may start no module worker out of a blob: its origin is none, and a module needs one. A plain script may.
+    worker: { format: isStatic ? ('iife' as const) : ('es' as const) },
     build: {
       outDir: isStatic ? 'dist-static' : 'dist',
       target: 'es2022',

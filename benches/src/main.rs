@@ -27,6 +27,12 @@ fn main() -> anyhow::Result<()> {
     if args.first().map(String::as_str) == Some("--do-nothing-server") {
         return peer::do_nothing_server();
     }
+    // For tests of the page, which need dumps that are larger than a fixture may be.
+    if let [flag, shape, out] = args.as_slice()
+        && flag == "--write-dump"
+    {
+        return dumps::write(shape, out.as_ref());
+    }
     let chosen = |topic: &str| args.is_empty() || args.iter().any(|a| a == topic);
     let mut report = Report::default();
     if chosen("ingest") {

@@ -8,4 +8,6 @@ export function timelineStream(step: MockStep, baseNs: bigint): Uint8Array;
 export function samplesStream(step: MockStep, baseNs: bigint, run: string, number: number): Uint8Array;
 export function sqlStream(columns: Record<string, unknown>): Uint8Array;
 export function attrsStream(step: MockStep, from: number, to: number): Uint8Array;
-export function staticPage(template: string, steps: MockStep[], pack: (bytes: Uint8Array) => string): string;
+/** A block as the one-file page has it: gzip, in the text of src/data/ascii.ts. */
+export function block(bytes: Uint8Array | string): string;
+export function staticPage(template: string, steps: MockStep[]): string;

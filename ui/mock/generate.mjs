@@ -1,4 +1,5 @@
 // Generated runs in the shape of the API, for developing the page and for its tests. Deterministic.
+import { gzipSync } from 'node:zlib';
 import { Bool, Dictionary, List, Map_, FixedSizeBinary, Float64, Int32, Int64, RecordBatch, RecordBatchStreamWriter, Schema, Field, Struct, Utf8, makeData, vectorFromArray } from 'apache-arrow';
 
 export function random(seed) {
@@ -242,45 +243,63 @@ export function sqlStream(columns) {
 
 const attrsType = () => new Map_(new Field('entries', new Struct([new Field('key', new Utf8(), false), new Field('value', new Utf8(), false)]), false));
 
-/** Rows `from` to `to` of a step's attribute block, as the binary puts them into the one-file page. */
-export function attrsStream(step, from, to) {
+/** Attributes of the rows `from` to `to` of a step, by key, as the binary puts them into the one-file page. */
+function attrsOf(step, from, to) {
   const s = step.spans;
-  const n = to - from;
-  const maps = (get) => vectorFromArray(Array.from({ length: n }, (_, i) => new Map(Object.entries(get(from + i)).map(([k, v]) => [k, JSON.stringify(v)]))), attrsType()).data[0];
+  const rows = Array.from({ length: to - from }, (_, i) => from + i);
+  const shape = {
+    keys: [['start_attrs', 'row'], ['start_attrs', 'hostile'], ['end_attrs', 'name'], ['end_attrs', 'tokens']],
+    values: [rows, ['</script><script>window.hacked=1</script>'], rows.map((i) => s.texts.name[s.codes.name[i]]), rows.map((i) => i * 2)],
+  };
+  return JSON.stringify({ rows: rows.map(() => 0), shapes: [shape] });
+}
+
+/** What else there is of these rows. */
+function restStream(n) {
   const event = new Struct([new Field('time_ns', new Int64(), false), new Field('name', new Utf8(), false), new Field('attrs', attrsType(), false)]);
   const events = vectorFromArray(Array.from({ length: n }, () => []), new List(new Field('item', event, false))).data[0];
   return ipc(
     [
-      ['span_id', makeData({ type: new FixedSizeBinary(8), length: n, nullCount: 0, data: new Uint8Array(s.span.buffer, from * 8, n * 8) }), false],
-      ['start_attrs', maps((i) => ({ row: i, hostile: '</script><script>window.hacked=1</script>' })), false],
-      ['end_attrs', maps((i) => ({ name: s.texts.name[s.codes.name[i]], tokens: i * 2 })), false],
       ['events', events, false],
     ],
     n,
   );
 }
 
+export function block(bytes) {
+  let [text, pending, bits] = ['', 0, 0];
+  const push = (c) => (text += [0, 10, 13, 27, 60].includes(c) ? String.fromCharCode(27, c + 64) : String.fromCharCode(c));
+  for (const byte of gzipSync(bytes)) {
+    pending = ((pending << 8) | byte) & 0x7fff;
+    for (bits += 8; bits >= 7; ) push((pending >> (bits -= 7)) & 127);
+  }
+  if (bits > 0) push((pending << (7 - bits)) & 127);
+  return text;
+}
+
 /** The one-file page with these steps inside, in the format that src/data/static.ts describes. */
-export function staticPage(template, steps, pack) {
+export function staticPage(template, steps) {
   const base = 1_763_000_000_000_000_000n;
   const blocks = new Map();
   const windows = steps.map((step, k) => {
     blocks.set(`timeline-0-${k}`, timelineStream(step, base));
     blocks.set(`samples-0-${k}`, samplesStream(step, base, 'dump', k));
-    const attrs = [];
+    const [attrs, rest] = [[], []];
     for (let from = 0; from < step.spans.n; from += 4096) {
-      const id = `attrs-0-${k}-${attrs.length}`;
-      blocks.set(id, attrsStream(step, from, Math.min(step.spans.n, from + 4096)));
-      attrs.push(id);
+      const to = Math.min(step.spans.n, from + 4096);
+      attrs.push(`attrs-0-${k}-${attrs.length}`);
+      rest.push(`rest-0-${k}-${rest.length}`);
+      blocks.set(attrs.at(-1), attrsOf(step, from, to));
+      blocks.set(rest.at(-1), restStream(to - from));
     }
-    return { step: k, timeline: `timeline-0-${k}`, samples: `samples-0-${k}`, attrs, chunk_rows: 4096 };
+    return { step: k, timeline: `timeline-0-${k}`, samples: `samples-0-${k}`, attrs, rest, chunk_rows: 4096 };
   });
   blocks.set('runs', sqlStream({
     run_id: ['dump'], project: [null].map(String), name: ['rollout_0.pt'], framework: ['slime'], status: ['finished'], started_ns: BigInt64Array.of(base), ended_ns: BigInt64Array.of(base + 5_000_000_000n),
     last_ns: BigInt64Array.of(base + 5_000_000_000n), spans: BigInt64Array.of(BigInt(steps[0].spans.n)), samples: BigInt64Array.of(BigInt(steps[0].rows.length)), steps: BigInt64Array.of(BigInt(steps.length)), bytes: BigInt64Array.of(0n),
   }));
   blocks.set('steps-0', Buffer.from(JSON.stringify({ steps: steps.map((s, k) => ({ step: k, start_ns: String(base), end_ns: String(base + BigInt(Math.round(s.wall * 1e6))), spans: s.spans.n, samples: s.rows.length, open: 0, reward_mean: 0.5, phases: { rollout: s.wall / 1000 } })) })));
-  blocks.set('manifest', Buffer.from(JSON.stringify({ version: 1, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })));
-  const html = [...blocks].map(([id, bytes]) => `<script type="application/octet-stream" id="rs-${id}">${pack(bytes)}</script>`).join('\n');
+  blocks.set('manifest', Buffer.from(JSON.stringify({ version: 2, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })));
+  const html = [...blocks].map(([id, bytes]) => `<script type="application/octet-stream" id="rs-${id}">${block(bytes)}</script>`).join('\n');
   return template.replace('<!--ROLLSCOPE_DATA-->', () => html);
 }

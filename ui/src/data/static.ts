@@ -2,30 +2,35 @@
 //
 // The binary replaces the marker in dist-static/viewer.html by blocks, each one element:
 //
-//     <script type="application/octet-stream" id="rs-NAME">BASE64</script>
+//     <script type="application/octet-stream" id="rs-NAME">TEXT</script>
 //
-// BASE64 is standard base64 (white space allowed) of the gzip of the block's bytes. Base64 and the names below contain no
-// `<`, so nothing in the data can end the element. Blocks are decoded when first needed.
+// TEXT is the gzip of the block's bytes as ascii.ts has it: seven bits a character, without `<`, so nothing in the data can
+// end the element. Blocks are decoded when first needed.
 //
 // | id | bytes |
 // |---|---|
 // | `rs-manifest` | JSON, UTF-8: the Manifest below. Always there; everything else is named by it. |
 // | `rs-runs` | Arrow IPC stream with the columns of `GET /api/v1/runs` (ns as Int64) |
 // | `rs-steps-R` | JSON, the answer of `GET /runs/R/steps` (R: position of the run in the manifest) |
-// | `rs-timeline-R-S` | Arrow IPC stream of one step, one batch: what `formats::export::timeline::pack` makes, which is also what `GET /runs/R/timeline` answers (S: position in `windows`) |
+// | `rs-timeline-R-S` | Arrow IPC stream of one step, one batch: what `formats::export::timeline::pack` makes, which is also what `GET /runs/R/timeline` answers, with differences for numbers (`formats::export::html::thin`; S: position in `windows`) |
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
-// | `rs-attrs-R-S-C` | Arrow IPC stream, chunk C of the rest of the spans: span_id, start_attrs, end_attrs, events, links, and any other column of the spans table that the timeline lacks. Rows stand in the order of `Packed::order` (the timeline block without the rows that `pack` made up), `chunk_rows` (4096) to a chunk. |
+// | `rs-attrs-R-S-C` | JSON, chunk C of the attributes of the spans: the Keyed below. Rows stand in the order of the timeline's `source`, `chunk_rows` (4096) to a chunk. |
+// | `rs-rest-R-S-C` | Arrow IPC stream, the same rows: events, links, and any other column of the spans table that the timeline lacks; not ids as they came (`original_*`), nor columns of nothing but nulls |
 // | `rs-links-R-S` | where there are any; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
-// | `rs-conversations-R-S-C` | where there are any; Arrow IPC stream, part C of the conversations table for that step |
+// | `rs-conversations-R-S-C` | where there are any; Arrow IPC stream, part C of the conversations table for that step, without `messages` |
+// | `rs-words-R-S-C` | `messages` of the same rows, as words.ts has them |
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
 import type { Message, Row } from '../conversations/api';
+import { fromAscii } from './ascii';
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
+import { packedIds } from '../timeline/packed';
+import { readWords } from './words';
 import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
 
 export interface Manifest {
-  version: 1;
+  version: 2;
   /** Program and version that wrote it. */
   generator: string;
   /** Block ids without `rs-`. */
@@ -33,10 +38,19 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; chunk_rows: number; links?: string; conversations?: string[] }[];
+    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; rest: string[]; chunk_rows: number; links?: string; conversations?: string[]; words?: string[] }[];
   }[];
   /** What was left out to keep the file small, for people. */
   notes?: string[];
+}
+
+/**
+ * Attributes by key. Rows with the same keys have the same shape; under every key stand the values of these rows in their
+ * order, or one value for all of them.
+ */
+interface Keyed {
+  rows: number[];
+  shapes: { keys: ['start_attrs' | 'end_attrs', string][]; values: unknown[][] }[];
 }
 
 /** Text of a block by its id without `rs-`, or null. */
@@ -46,19 +60,8 @@ const fromPage: Blocks = (id) => document.getElementById(`rs-${id}`)?.textConten
 
 export const hasStaticData = (): boolean => document.getElementById('rs-manifest') !== null;
 
-/** The browser's own decoder where there is one: a step of a million items is 40 MB of text. */
-function bytesOf(base64: string): Uint8Array<ArrayBuffer> {
-  const decode = (Uint8Array as unknown as { fromBase64?: (text: string) => Uint8Array<ArrayBuffer> }).fromBase64;
-  if (decode) return decode.call(Uint8Array, base64);
-  const raw = atob(base64.trim());
-  const packed = new Uint8Array(raw.length);
-  for (let i = 0; i < raw.length; i++) packed[i] = raw.charCodeAt(i);
-  return packed;
-}
-
-async function inflate(base64: string): Promise<Uint8Array<ArrayBuffer>> {
-  const packed = bytesOf(base64);
-  const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream('gzip'));
+async function inflate(text: string): Promise<Uint8Array<ArrayBuffer>> {
+  const stream = new Blob([fromAscii(text)]).stream().pipeThrough(new DecompressionStream('gzip'));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
@@ -76,6 +79,9 @@ function parseJson(text: string): unknown {
     return text;
   }
 }
+
+/** The value of the row that is the n-th of its shape. */
+const valueOf = (values: unknown[], n: number): unknown => (values.length === 1 ? values[0] : values[n]);
 
 /** The beginning of what the first message of a role says, or the last. */
 function said(messages: Message[], role: string, last: boolean): string {
@@ -100,7 +106,7 @@ export class StaticSource implements DataSource {
   readonly kind = 'static' as const;
   readonly can = { sql: false, remove: false, live: false };
   private manifestPromise: Promise<Manifest> | null = null;
-  private readonly chunks = new Map<string, Promise<ArrowStream>>();
+  private readonly chunks = new Map<string, Promise<unknown>>();
   private readonly talk = new Map<string, Promise<Row[]>>();
 
   constructor(private readonly blocks: Blocks = fromPage) {}
@@ -119,7 +125,7 @@ export class StaticSource implements DataSource {
   }
   manifest(): Promise<Manifest> {
     this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
-      if (m.version !== 1) throw new SourceError('The file is newer than its page', `Manifest version ${String(m.version)} is not known here.`);
+      if (m.version !== 2) throw new SourceError('The file is of another version than its page', `Manifest version ${String(m.version)} is not known here.`);
       return m;
     });
     return this.manifestPromise;
@@ -144,9 +150,12 @@ export class StaticSource implements DataSource {
   }
   private async readConversations(run: string): Promise<Row[]> {
     const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
-    const blocks = (entry?.windows ?? []).flatMap((w) => w.conversations ?? []);
-    const parts = await Promise.all(blocks.map((id) => this.bytes(id)));
-    return parts.flatMap((bytes) => rows(readStream(bytes)).map(asConversation));
+    const blocks = (entry?.windows ?? []).flatMap((w) => (w.conversations ?? []).map((id, k) => [id, w.words?.[k] ?? ''] as const));
+    const parts = await Promise.all(blocks.map(async ([id, words]) => {
+      const texts = readWords(await this.bytes(words));
+      return rows(readStream(await this.bytes(id))).map((row, k) => asConversation({ ...row, messages: texts[k] }));
+    }));
+    return parts.flat();
   }
   async health(): Promise<Health> {
     const m = await this.manifest();
@@ -175,42 +184,68 @@ export class StaticSource implements DataSource {
     if (!place) throw no('Looking a span up by its id');
     const w = await this.place(place.run, place.window);
     const chunk = Math.floor(place.row / w.chunk_rows);
-    const id = w.attrs[chunk];
-    if (id === undefined) throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
-    let stream = this.chunks.get(id);
-    if (!stream) {
-      stream = this.bytes(id).then(readStream);
-      this.chunks.set(id, stream);
-      if (this.chunks.size > 8) this.chunks.delete(this.chunks.keys().next().value as string);
-    }
-    const row = rowAt(await stream, place.row - chunk * w.chunk_rows);
-    if (!row || row.span_id !== span) throw new SourceError('The file is damaged', `Block rs-${id} does not hold span ${span}.`);
+    const [attrs, rest] = [w.attrs[chunk], w.rest[chunk]];
+    if (attrs === undefined || rest === undefined) throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
+    const at = place.row - chunk * w.chunk_rows;
+    const keyed = await this.kept(attrs, () => this.json<Keyed>(attrs));
+    const row = rowAt(await this.kept(rest, async () => readStream(await this.bytes(rest))), at);
+    if (!row || at >= keyed.rows.length) throw new SourceError('The file is damaged', `Block rs-${rest} does not hold span ${span}.`);
+    const found = { start_attrs: Object.create(null) as Attrs, end_attrs: Object.create(null) as Attrs };
+    const shape = keyed.shapes[keyed.rows[at]];
+    let among = 0;
+    for (let i = 0; i < at; i++) if (keyed.rows[i] === keyed.rows[at]) among++;
+    shape?.keys.forEach(([column, key], k) => (found[column][key] = valueOf(shape.values[k], among)));
     const list = <T>(value: unknown): T[] => (Array.isArray(value) ? (value as T[]) : []);
     return {
-      ...row, trace_id: trace, span_id: span, parent_span_id: null, name: '', start_ns: '0', end_ns: null,
-      start_attrs: parseAttrs(row.start_attrs),
-      end_attrs: parseAttrs(row.end_attrs),
+      ...row, ...found, trace_id: trace, span_id: span, parent_span_id: null, name: '', start_ns: '0', end_ns: null,
       events: list<Attrs>(row.events).map((e) => ({ time_ns: String(e.time_ns), name: String(e.name), attrs: parseAttrs(e.attrs) })),
       links: list<Attrs>(row.links).map((l) => ({ trace_id: String(l.trace_id), span_id: String(l.span_id), attrs: parseAttrs(l.attrs) })),
       resource: parseAttrs(row.resource ?? null),
       scope: parseAttrs(row.scope ?? null),
     };
   }
+  /** A block that was unpacked lately. */
+  private kept<T>(id: string, read: () => Promise<T>): Promise<T> {
+    let value = this.chunks.get(id) as Promise<T> | undefined;
+    if (!value) {
+      value = read();
+      this.chunks.set(id, value);
+      if (this.chunks.size > 16) this.chunks.delete(this.chunks.keys().next().value as string);
+    }
+    return value;
+  }
   /** Looks through every block of attributes. */
   async withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
-    const found: number[] = [];
     const number = Number(test.value);
     const text = test.value.toLowerCase();
-    for (const id of (await this.place(run, window)).attrs) {
+    const holds = (v: unknown): boolean => {
+      if (v === undefined || v === null) return false;
+      const said = typeof v === 'string' ? v : JSON.stringify(v);
+      switch (test.op) {
+        case 'is': return true;
+        case '~': return said.toLowerCase().includes(text);
+        case '=': return said === test.value;
+        case '!=': return said !== test.value;
+        case '<': return Number(v) < number;
+        case '<=': return Number(v) <= number;
+        case '>': return Number(v) > number;
+        case '>=': return Number(v) >= number;
+      }
+    };
+    const w = await this.place(run, window);
+    const ids = await this.kept(`ids ${w.timeline}`, async () => packedIds(readStream(await this.bytes(w.timeline))));
+    const found: number[] = [];
+    for (const [c, id] of w.attrs.entries()) {
       if (signal?.aborted) break;
-      for (const row of rows(readStream(await this.bytes(id)))) {
-        const v = { ...parseAttrs(row.start_attrs), ...parseAttrs(row.end_attrs) }[test.key];
-        if (v === undefined || v === null) continue;
-        const said = typeof v === 'string' ? v : JSON.stringify(v);
-        const ok =
-          test.op === 'is' || (test.op === '~' ? said.toLowerCase().includes(text) : test.op === '=' ? said === test.value : test.op === '!=' ? said !== test.value
-          : test.op === '<' ? Number(v) < number : test.op === '<=' ? Number(v) <= number : test.op === '>' ? Number(v) > number : Number(v) >= number);
-        if (ok) for (let k = 0; k < 16; k += 2) found.push(parseInt(String(row.span_id).slice(k, k + 2), 16));
+      const keyed = await this.json<Keyed>(id);
+      // What was known at the end counts more than what was known at the start: it comes later.
+      const columns = keyed.shapes.map((s) => s.values[s.keys.findLastIndex(([, key]) => key === test.key)]);
+      const met = new Uint32Array(columns.length);
+      for (let i = 0; i < keyed.rows.length; i++) {
+        const shape = keyed.rows[i];
+        const values = columns[shape];
+        const row = c * w.chunk_rows + i;
+        if (values && holds(valueOf(values, met[shape]++))) found.push(...ids.subarray(row * 8, row * 8 + 8));
       }
     }
     return Uint8Array.from(found);

@@ -16,7 +16,9 @@ export interface RunInfo {
   spans: number;
   samples: number;
   steps: number;
+  /** On disk; `log_bytes` of it still in the log. */
   bytes: number;
+  log_bytes?: number;
 }
 
 export interface StepInfo {

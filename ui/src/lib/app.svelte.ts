@@ -35,6 +35,11 @@ const systemDark = matchMedia('(prefers-color-scheme: dark)');
 class App {
   readonly source: DataSource = __STATIC__ || hasStaticData() ? new StaticSource() : new ServerSource();
   route: Route = $state.raw(parseRoute(location.hash, VIEWS));
+  /**
+   * The run that the navigation shows: the route's, or that of what is shown. Views that are `ofRun` set it when they know;
+   * until then it is the run we came from.
+   */
+  home: string | null = $state(this.route.run);
   /** The component of the route's view, once it is loaded. */
   component: Component | null = $state.raw(null);
   viewError: Error | null = $state.raw(null);
@@ -132,6 +137,7 @@ class App {
       this.components.set(route.view, component);
       this.viewError = null;
       this.component = component;
+      if (route.run !== null || !VIEWS.find((v) => v.key === route.view)?.ofRun) this.home = route.run;
       this.route = route;
     };
     const known = this.components.get(route.view);

@@ -1,5 +1,5 @@
 // Answers that come late. Each new question aborts the one before, and an answer counts only if its question is still the
-// newest: a slow answer never overwrites a newer one.
+// newest: a slow answer never overwrites a newer one. Made in a component, it ends with it: what is on its way is aborted.
 
 export class Latest<T> {
   value: T | undefined = $state.raw();
@@ -7,6 +7,10 @@ export class Latest<T> {
   loading = $state(false);
   private turn = 0;
   private abort: AbortController | null = null;
+
+  constructor() {
+    $effect(() => () => this.cancel());
+  }
 
   /** @param keep leave the old value in place while the new one is on its way */
   async ask(question: (signal: AbortSignal) => Promise<T>, keep = true): Promise<void> {
@@ -45,6 +49,7 @@ export class Latest<T> {
   private pending: ((signal: AbortSignal) => Promise<T>) | null = null;
   cancel(): void {
     this.turn++;
+    this.pending = null;
     this.abort?.abort();
     this.loading = false;
   }

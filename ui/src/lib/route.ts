@@ -9,7 +9,7 @@ export interface Route {
   params: Record<string, string>;
 }
 
-/** A path such as `run/:run/step/:step`: parts with a colon are names, the others stand as they are. */
+/** A path such as `run/:run/step/:step`: parts with a colon are names, the others stand as they are. `*` is any path. */
 export interface PathOf {
   key: string;
   path: string;
@@ -28,6 +28,7 @@ const enc = (text: string): string => encodeURIComponent(text).replace(/%(2C|3A|
 const partsOf = (path: string): string[] => path.split('/').filter((p) => p !== '');
 
 function match(pattern: string, parts: string[]): Record<string, string> | null {
+  if (pattern === '*') return { path: parts.join('/') };
   const want = partsOf(pattern);
   if (want.length !== parts.length) return null;
   const found = Object.create(null) as Record<string, string>;
@@ -38,7 +39,7 @@ function match(pattern: string, parts: string[]): Record<string, string> | null 
   return found;
 }
 
-/** What the address names; the first view when it names none. */
+/** What the address names. The last of the views takes what no other does. */
 export function parseRoute(hash: string, views: readonly PathOf[]): Route {
   const text = hash.replace(/^#\/?/, '');
   const cut = text.indexOf('?');
@@ -58,7 +59,7 @@ export function parseRoute(hash: string, views: readonly PathOf[]): Route {
     const { run, ...rest } = found;
     return { view: v.key, run: run ?? null, params: Object.assign(params, rest) };
   }
-  return { view: views[0].key, run: null, params };
+  throw new Error('no view takes any path');
 }
 
 export function formatRoute(r: Route, views: readonly PathOf[]): string {
@@ -66,6 +67,10 @@ export function formatRoute(r: Route, views: readonly PathOf[]): string {
   const used = new Set<string>();
   // A slash inside an id must not look like a path.
   const path = partsOf(pattern).map((p) => {
+    if (p === '*') {
+      used.add('path');
+      return partsOf(r.params.path ?? '').map(encodeURIComponent).join('/');
+    }
     if (!p.startsWith(':')) return p;
     used.add(p.slice(1));
     return encodeURIComponent(p === ':run' ? (r.run ?? '') : (r.params[p.slice(1)] ?? ''));

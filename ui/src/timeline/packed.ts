@@ -4,6 +4,66 @@ import { type ArrowStream, type Vector, valueAt } from '../data/arrow';
 import { phaseOf, PHASES } from '../lib/phases';
 import { STATE, type Items } from './items';
 
+/**
+ * Numbers of a thin timeline, as a file has it: each byte of them is a column (`start:0`, `start:1`, ...), the sign is in the
+ * lowest bit, and what they say is a difference (crates/formats/src/export/html/thin.rs).
+ */
+function differences(stream: ArrowStream, name: string, n: number): Float64Array | null {
+  const bytes: Uint8Array[] = [];
+  for (let k = 0; k < 8; k++) {
+    const at = stream.fields.findIndex((f) => f.name === `${name}:${k}`);
+    const v = at < 0 ? null : stream.batches[0]?.columns[at]?.values;
+    if (v instanceof Uint8Array) bytes.push(v);
+    else break;
+  }
+  if (bytes.length === 0) return null;
+  const out = new Float64Array(n);
+  for (let i = 0; i < n; i++) {
+    // Times of more than 104 days in nanoseconds are not exact; a picture does not show it.
+    let folded = 0;
+    for (let k = bytes.length - 1; k >= 0; k--) folded = folded * 256 + bytes[k][i];
+    out[i] = folded % 2 === 0 ? folded / 2 : -(folded + 1) / 2;
+  }
+  return out;
+}
+
+/** Start and end in milliseconds. */
+function timesOf(stream: ArrowStream, n: number): { start: Float64Array; end: Float64Array } | null {
+  const [start, end] = [differences(stream, 'start', n), differences(stream, 'end', n)];
+  if (!start || !end) return null;
+  let before = 0;
+  for (let i = 0; i < n; i++) {
+    const from = before + start[i];
+    before = from + end[i];
+    start[i] = from / 1e6;
+    end[i] = before / 1e6;
+  }
+  return { start, end };
+}
+
+function parentsOf(stream: ArrowStream, n: number): Int32Array | null {
+  const up = differences(stream, 'parent', n);
+  return up && Int32Array.from(up, (d, i) => (d === 0 ? -1 : i - d));
+}
+
+function sourcesOf(stream: ArrowStream, n: number): Int32Array | null {
+  const on = differences(stream, 'source', n);
+  let row = -1;
+  return on && Int32Array.from(on, (d) => (row += d));
+}
+
+/** Ids of the spans of a file, eight bytes each, in the order of `source`. */
+export function packedIds(stream: ArrowStream): Uint8Array {
+  const n = stream.batches[0]?.length ?? 0;
+  const ids = stream.batches[0]?.columns[stream.fields.findIndex((f) => f.name === 'span_id')]?.values;
+  const source = sourcesOf(stream, n);
+  if (!(ids instanceof Uint8Array)) return new Uint8Array(0);
+  if (!source) return ids;
+  const out = new Uint8Array(8 * n);
+  for (let i = 0; i < n; i++) if (source[i] >= 0 && source[i] < n) out.set(ids.subarray(8 * i, 8 * i + 8), 8 * source[i]);
+  return out;
+}
+
 export const isPacked = (stream: ArrowStream): boolean => stream.fields.some((f) => f.name === 'lane');
 
 function textsOf(v: Vector | undefined): string[] {
@@ -38,9 +98,8 @@ export function packedItems(stream: ArrowStream): Items {
     if (!(v instanceof type)) throw new Error(`the timeline's column ${name} has another type than this page knows`);
     return v;
   };
-  const start = as('start', Float64Array);
-  const end = as('end', Float64Array);
-  const parent = as('parent', Int32Array);
+  const { start, end } = timesOf(stream, n) ?? { start: as('start', Float64Array), end: as('end', Float64Array) };
+  const parent = parentsOf(stream, n) ?? as('parent', Int32Array);
   const flags = as('flags', Uint8Array);
   const names = textsOf(column('name'));
   const name = codesOf(column('name'), n);
@@ -72,7 +131,7 @@ export function packedItems(stream: ArrowStream): Items {
     states[flags[i] & STATE]++;
     attempts[attempt[i]] = 1;
     if (end[i] > extent) extent = end[i];
-    if (parent[i] >= n) parent[i] = -1;
+    if (parent[i] >= n || parent[i] < 0) parent[i] = -1;
     if (sample[i] >= 0 && group[i] >= 0) sampleGroup[sample[i]] = group[i];
   }
   const trace = codesOf(column('trace'), n);
@@ -82,7 +141,7 @@ export function packedItems(stream: ArrowStream): Items {
     n, baseNs, start, end, extent, parent, depth: as('depth', Uint8Array), flags, phase, name, names, sample, samples, sampleGroup, groups,
     worker: codesOf(column('worker'), n), workers: textsOf(column('worker')), attempt, trace, traceIds, spanIds: as('span_id', Uint8Array), states, phaseCounts,
     attempts: [...attempts.keys()].filter((a) => attempts[a] === 1), lane: as('lane', Uint8Array), parentIds: hasParents ? as('parent_span_id', Uint8Array) : null,
-    source: stream.fields.some((f) => f.name === 'source') ? as('source', Int32Array) : null,
+    source: sourcesOf(stream, n),
   };
 }
 

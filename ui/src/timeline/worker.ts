@@ -15,6 +15,8 @@ export type Ask =
   | { kind: 'load'; bytes: Uint8Array<ArrayBuffer>; live: boolean; mode: RowMode }
   | { kind: 'layout'; items: Items; mode: RowMode };
 export type Answer =
+  /** The script runs: the first thing that a worker says. */
+  | { ok: 'started' }
   | { ok: true; items: Items | null; layout: Layout; bins: PhaseBins; ms: Record<string, number> }
   | { ok: false; error: string };
 /** Thrown where what is new cannot be joined: read everything again. */
@@ -42,8 +44,8 @@ export function work(ask: Ask): { items: Items; layout: Layout; bins: PhaseBins;
 }
 
 if (typeof document === 'undefined' && typeof self !== 'undefined' && 'postMessage' in self) {
+  const post = (a: Answer, transfer: ArrayBuffer[] = []): void => (self as unknown as Worker).postMessage(a, transfer);
   self.onmessage = (m: MessageEvent<Ask>): void => {
-    const post = (a: Answer, transfer: ArrayBuffer[] = []): void => (self as unknown as Worker).postMessage(a, transfer);
     try {
       const { items, layout, bins, ms } = work(m.data);
       const loaded = m.data.kind !== 'layout';
@@ -52,4 +54,5 @@ if (typeof document === 'undefined' && typeof self !== 'undefined' && 'postMessa
       post({ ok: false, error: (e as Error).message });
     }
   };
+  post({ ok: 'started' });
 }

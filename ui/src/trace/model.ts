@@ -26,6 +26,8 @@ export interface HostClock {
 
 export interface Summary {
   trace_id: string;
+  /** Of the span that it begins with. */
+  run_id: string;
   base_ns: string;
   spans: number;
   duration_ns: number;

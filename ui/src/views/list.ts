@@ -12,6 +12,8 @@ export interface ViewSpec {
   nav: 'always' | 'run' | 'never';
   /** The data source must be able to do this; a static page cannot do everything. */
   needs?: 'sql' | 'live';
+  /** What it shows belongs to a run that its path does not name: the navigation of the run stays, and the view says which it is (`app.home`). */
+  ofRun?: true;
   /** After `g`: goes there. */
   shortcut?: string;
   load: () => Promise<{ default: Component }>;
@@ -19,6 +21,7 @@ export interface ViewSpec {
 
 export const VIEWS: readonly ViewSpec[] = [
   { key: 'runs', title: 'Runs', path: '', nav: 'always', shortcut: 'r', load: () => import('./Runs.svelte') },
+  { key: 'runs', title: 'Runs', path: 'runs', nav: 'never', load: () => import('./Runs.svelte') },
   { key: 'compare', title: 'Compare', path: 'compare', nav: 'never', load: () => import('./Compare.svelte') },
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('./Run.svelte') },
   { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('./Step.svelte') },
@@ -33,12 +36,14 @@ export const VIEWS: readonly ViewSpec[] = [
         { key: 'serving', title: 'Serving', path: 'run/:run/serving', nav: 'run', needs: 'live', shortcut: 'e', load: () => import('../serving/Serving.svelte') },
         { key: 'engines', title: 'Engines', path: 'serving', nav: 'always', needs: 'live', load: () => import('../serving/Serving.svelte') },
         { key: 'traces', title: 'Traces', path: 'traces', nav: 'always', needs: 'live', shortcut: 'x', load: () => import('../trace/Traces.svelte') },
-        { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', load: () => import('../trace/Trace.svelte') },
+        { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', ofRun: true, load: () => import('../trace/Trace.svelte') },
       ] satisfies ViewSpec[])),
   { key: 'conversations', title: 'Conversations', path: 'run/:run/conversations', nav: 'run', shortcut: 'c', load: () => import('../conversations/List.svelte') },
-  { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', load: () => import('../conversations/Conversation.svelte') },
+  { key: 'conversation', title: 'Conversation', path: 'conversation/:id', nav: 'never', ofRun: true, load: () => import('../conversations/Conversation.svelte') },
   { key: 'group', title: 'Group', path: 'run/:run/group/:step/:group', nav: 'never', load: () => import('../conversations/Group.svelte') },
   { key: 'attempts', title: 'Attempts', path: 'run/:run/attempts/:step/:sample', nav: 'never', load: () => import('../conversations/Group.svelte') },
   { key: 'all-conversations', title: 'Conversations of all runs', path: 'conversations', nav: 'never', load: () => import('../conversations/List.svelte') },
   { key: 'sql', title: 'SQL', path: 'sql', nav: 'always', needs: 'sql', shortcut: 'q', load: () => import('./Sql.svelte') },
+  // Last: any address that is none of the above.
+  { key: 'nowhere', title: 'No such page', path: '*', nav: 'never', load: () => import('./Nowhere.svelte') },
 ];

@@ -3,7 +3,6 @@
 import { existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
-import { gzipSync } from 'node:zlib';
 import type { Browser, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
 import { makeStep, staticPage } from '../../mock/generate.mjs';
@@ -258,7 +257,7 @@ it('works as one file from disk', async () => {
   try {
     const steps = [makeStep({ seed: 21, samples: 400, perSample: 30 }), makeStep({ seed: 22, samples: 8, perSample: 20 })];
     expect(steps[0].spans.n).toBeGreaterThan(8192);
-    const html = staticPage(readFileSync('dist-static/viewer.html', 'utf8'), steps, (b) => gzipSync(b).toString('base64'));
+    const html = staticPage(readFileSync('dist-static/viewer.html', 'utf8'), steps);
     writeFileSync(join(dir, 'view.html'), html);
     await page.goto(`file://${join(dir, 'view.html')}`);
     await page.getByRole('link', { name: 'rollout_0.pt' }).click();

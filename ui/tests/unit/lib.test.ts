@@ -1,7 +1,8 @@
-import { gzipSync } from 'node:zlib';
 import { describe, expect, it } from 'vitest';
-import { makeStep, samplesStream, timelineStream } from '../../mock/generate.mjs';
+import { block, makeStep, samplesStream, timelineStream } from '../../mock/generate.mjs';
 import { readStream } from '../../src/data/arrow';
+import { fromAscii } from '../../src/data/ascii';
+import { readWords } from '../../src/data/words';
 import { StaticSource, type Manifest } from '../../src/data/static';
 import { csvField, jsonText, toCsv } from '../../src/lib/cells';
 import { duration, niceStep, tick } from '../../src/lib/format';
@@ -73,16 +74,22 @@ describe('phases', () => {
 
 describe('a file with the data inside', () => {
   const step = makeStep({ seed: 4, samples: 6, perSample: 20 });
-  const pack = (b: Uint8Array | string): string => gzipSync(b).toString('base64').replace(/(.{76})/g, '$1\n');
   const manifest: Manifest = {
-    version: 1, generator: 'test', runs: 'runs',
-    per_run: [{ run_id: 'r', steps: 'steps-0', windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], chunk_rows: 4096 }] }],
+    version: 2, generator: 'test', runs: 'runs',
+    per_run: [{ run_id: 'r', steps: 'steps-0', windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], rest: [], chunk_rows: 4096 }] }],
   };
   const blocks: Record<string, string> = {
-    manifest: pack(JSON.stringify(manifest)), 'steps-0': pack(JSON.stringify({ steps: [{ step: 0 }] })),
-    'timeline-0-0': pack(timelineStream(step, 5n)), 'samples-0-0': pack(samplesStream(step, 5n, 'r', 0)),
+    manifest: block(JSON.stringify(manifest)), 'steps-0': block(JSON.stringify({ steps: [{ step: 0 }] })),
+    'timeline-0-0': block(timelineStream(step, 5n)), 'samples-0-0': block(samplesStream(step, 5n, 'r', 0)),
   };
   const source = new StaticSource((id) => blocks[id] ?? null);
+  it('reads every byte out of its text', () => {
+    const text = block(Uint8Array.from({ length: 5000 }, (_, i) => (i * 7919) >> 3));
+    expect(text).toMatch(/^[\x01-\x09\x0b\x0c\x0e-;=-\x7f]*$/);
+    expect(() => fromAscii('\u0100')).toThrow();
+    expect(() => fromAscii('abc\x1b')).toThrow();
+    expect([...fromAscii(block('x'))].slice(0, 2)).toEqual([0x1f, 0x8b]);
+  });
   it('gives the same timeline as the server', async () => {
     const items = buildItems(readStream((await source.timeline('r', { step: 0 })).bytes), false);
     expect(items.n).toBe(step.spans.n);
@@ -96,5 +103,22 @@ describe('a file with the data inside', () => {
     await expect(source.runs()).rejects.toThrow(/rs-runs is missing/);
     await expect(source.span('t', 's', { run: 'r', window: { step: 0 }, row: 5 })).rejects.toThrow(/left out/);
     await expect(new StaticSource(() => '!!!').manifest()).rejects.toThrow(/damaged|unpacked/);
+  });
+});
+
+describe('texts as numbers of words', () => {
+  const planes = (ns: number[]): number[] => [0, 8, 16, 24].flatMap((s) => ns.map((n) => (n >> s) & 255));
+  const u32 = (n: number): number[] => [n & 255, (n >> 8) & 255, (n >> 16) & 255, n >>> 24];
+  const make = (texts: number[][], tokens: string[]): Uint8Array<ArrayBuffer> => {
+    const bytes = tokens.map((t) => [...new TextEncoder().encode(t)]);
+    return Uint8Array.from([...u32(texts.length), ...u32(texts.flat().length), ...u32(tokens.length), ...planes(texts.map((t) => t.length)), ...planes(bytes.map((b) => b.length)), ...bytes.flat(), ...planes(texts.flat())]);
+  };
+  it('puts back one space between words, and nothing else', () => {
+    expect(readWords(make([[0, 1, 2, 0, 3], [], [4, 0, 0]], ['to', 'be', ', ', '中文ü', '\\n']))).toEqual(['to be, to 中文ü', '', '\\nto to']);
+  });
+  it('never reads beyond what is there', () => {
+    const whole = make([[0, 1]], ['a', 'b']);
+    for (let k = 0; k < whole.length; k++) expect(() => readWords(whole.slice(0, k))).toThrow();
+    expect(() => readWords(make([[7]], ['a']))).toThrow();
   });
 });

@@ -39,7 +39,8 @@ pub async fn run(args: ViewArgs) -> anyhow::Result<()> {
     let args = std::sync::Arc::new(args);
     // Reading is work for threads of its own; the runtime stays free.
     let (worker_args, worker_dumps) = (args.clone(), dumps.clone());
-    tokio::task::spawn_blocking(move || write_dumps(&worker_args, &worker_dumps)).await.context("the reader")??;
+    let found =
+        tokio::task::spawn_blocking(move || write_dumps(&worker_args, &worker_dumps)).await.context("the reader")??;
     if others.is_empty() && args.no_serve {
         return Ok(());
     }
@@ -53,11 +54,19 @@ pub async fn run(args: ViewArgs) -> anyhow::Result<()> {
         store.close().await?;
         return done;
     }
-    show(&args, config, &dumps, &others).await
+    // One dump has one thing to show. Of several files one chooses first.
+    let only = found.first().filter(|_| dumps.len() == 1 && others.is_empty());
+    show(&args, config, &dumps, &others, only).await
 }
 
-/// Serves dumps and other files from a store that is gone when the command ends.
-async fn show(args: &ViewArgs, mut config: Config, dumps: &[PathBuf], others: &[PathBuf]) -> anyhow::Result<()> {
+/// Serves dumps and other files from a store that is gone when the command ends. `only`: what is in the only dump.
+async fn show(
+    args: &ViewArgs,
+    mut config: Config,
+    dumps: &[PathBuf],
+    others: &[PathBuf],
+    only: Option<&Found>,
+) -> anyhow::Result<()> {
     let port = args.port.unwrap_or(7200);
     config.server.listen = format!("127.0.0.1:{port}");
     config.server.otlp_grpc.clear();
@@ -82,7 +91,7 @@ async fn show(args: &ViewArgs, mut config: Config, dumps: &[PathBuf], others: &[
     runs.write(&store).await?;
     let Some(address) = server.addresses().page else { anyhow::bail!("the page is not served") };
     let url = match runs.first() {
-        Some(run) => format!("http://{address}/#/run/{}", encoded(run)),
+        Some(run) => format!("http://{address}/#/run/{}{}", encoded(run), only.map_or_else(String::new, timeline_of)),
         None => format!("http://{address}/"),
     };
     println!("rollscope is at {url}");
@@ -104,6 +113,11 @@ async fn show(args: &ViewArgs, mut config: Config, dumps: &[PathBuf], others: &[
         stopped = serve::until_told_to_stop() => stopped?,
     }
     serve::stop(store, server).await
+}
+
+/// The rest of the address of the timeline that shows this.
+fn timeline_of(found: &Found) -> String {
+    found.step.map_or_else(|| "/timeline".into(), |step| format!("/timeline?step={step}"))
 }
 
 /// As `encodeURIComponent` does it.
@@ -275,9 +289,11 @@ fn run_of(dump: &Path, args: &ViewArgs) -> String {
     args.run.clone().unwrap_or_else(|| import::slime_pt::default_run(dump))
 }
 
-fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
+/// Returns what is in each.
+fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<Vec<Found>> {
+    let mut all = Vec::with_capacity(dumps.len());
     if dumps.is_empty() {
-        return Ok(());
+        return Ok(all);
     }
     let many = dumps.len() > 1;
     let joint = many.then(|| {
@@ -300,6 +316,7 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
         if joint_fresh && cached && fresh(&page, &stamp) {
             let found = Stamp::read(&page).map(|s| s.found).unwrap_or_default();
             describe(dump, &found, stamp.dumps[0].0, None);
+            all.push(found);
         } else {
             let started = Instant::now();
             let spinner = Spinner::start(&format!("reading {}", dump.display()));
@@ -322,6 +339,7 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
             );
             drop(bar);
             describe(dump, &found, stamp.dumps[0].0, Some(started));
+            all.push(found);
             if let Err(e) = written {
                 kept(args, &page, Err(e))?;
                 continue;
@@ -338,7 +356,7 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<()> {
     } else if let Some(path) = &joint {
         println!("{} dumps as one run, up to date\n  page   {}", dumps.len(), path.display());
     }
-    Ok(())
+    Ok(all)
 }
 
 /// Whether a cache was written after its dump.

@@ -43,6 +43,8 @@ pub mod flags {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Summary {
     pub trace_id: String,
+    /// The run of the span that the trace begins with.
+    pub run_id: String,
     /// Zero of `start` and `end`, in nanoseconds since the epoch, as text.
     pub base_ns: String,
     pub spans: usize,
@@ -96,6 +98,7 @@ pub fn layout(trace: &TraceId, batches: &[RecordBatch]) -> Result<(Summary, Reco
 
 /// What a layout is made from.
 pub const COLUMNS: &[&str] = &[
+    "run_id",
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -579,8 +582,12 @@ impl<'a> Layout<'a> {
         let count = |flag: u32| self.flags.iter().filter(|f| **f & flag != 0).count();
         let base = self.base();
         let all: Vec<String> = self.traces.iter().map(hex::encode).collect();
+        // Spans of other traces may be drawn above it: those that were joined by a request id.
+        let first = self.drawn.iter().find(|row| self.trace_of[**row as usize] == 0);
+        let run = first.and_then(|row| Text::of(self.all, "run_id").get(*row as usize));
         Summary {
             trace_id: all[0].clone(),
+            run_id: run.unwrap_or_default().to_string(),
             base_ns: base.to_string(),
             spans: self.rows(),
             duration_ns: self.end.iter().max().map_or(0, |end| end - base),

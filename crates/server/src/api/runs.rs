@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use arrow::array::{Array, AsArray};
+use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::compute::{max, min};
 use arrow::datatypes::{Int32Type, Int64Type};
 use axum::body::Body;
@@ -46,8 +46,10 @@ pub struct RunInfo {
     samples: i64,
     /// From its first step to its last, both counted.
     steps: i64,
-    /// On disk, not counting what is still in the log.
+    /// On disk: its segments, and about what its rows take in the log.
     bytes: u64,
+    /// The part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
+    log_bytes: u64,
 }
 
 pub(super) fn ns(value: Option<i64>) -> Option<String> {
@@ -86,7 +88,8 @@ pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Pr
                 spans: spans[i].unwrap_or(0),
                 samples: samples[i].unwrap_or(0),
                 steps: extent.steps.map_or(0, |(first, last)| last.saturating_sub(first).saturating_add(1)),
-                bytes: extent.bytes,
+                bytes: extent.segment_bytes + extent.log_bytes,
+                log_bytes: extent.log_bytes,
                 run_id,
             }
         })
@@ -96,7 +99,8 @@ pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Pr
 
 #[derive(Clone, Default)]
 struct Extent {
-    bytes: u64,
+    segment_bytes: u64,
+    log_bytes: u64,
     steps: Option<(i64, i64)>,
 }
 
@@ -106,39 +110,52 @@ impl Extent {
     }
 }
 
+/// What the rows of a batch take without the room that was set aside around them.
+fn batch_bytes(batch: &RecordBatch) -> u64 {
+    let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
+    sizes.sum::<usize>() as u64
+}
+
 /// Bytes and steps of every run, from the manifest and the tail, without reading a segment.
 fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
     let mut runs: HashMap<String, Extent> = HashMap::new();
-    for (table, rows) in &snapshot.tables {
+    for rows in snapshot.tables.values() {
         for segment in &rows.segments {
             let extent = runs.entry(segment.run_id.clone()).or_default();
-            extent.bytes += segment.bytes;
+            extent.segment_bytes += segment.bytes;
             if let Some(steps) = segment.steps {
                 extent.widen(steps);
             }
         }
-        if !matches!(table, Table::Spans | Table::Samples | Table::Metrics | Table::Conversations) {
-            continue;
-        }
         for batch in &rows.tail {
-            let (Some(run), Some(step)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else {
-                continue;
-            };
-            let (run, step) = (run.as_dictionary::<Int32Type>(), step.as_primitive::<Int64Type>());
+            let Some(run) = batch.column_by_name("run_id") else { continue };
+            let run = run.as_dictionary::<Int32Type>();
+            let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
+            // The log has a batch as it came, not compressed: what it takes here, by rows.
+            let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
             let names = run.values().as_string::<i32>();
-            if let (1, Some(first), Some(last)) = (names.len(), min(step), max(step)) {
+            if let (1, 0) = (names.len(), run.null_count()) {
                 // One sender, one run: the usual batch.
-                runs.entry(names.value(0).to_string()).or_default().widen((first, last));
+                let extent = runs.entry(names.value(0).to_string()).or_default();
+                extent.log_bytes += bytes(batch.num_rows());
+                if let Some(steps) = step.and_then(|s| min(s).zip(max(s))) {
+                    extent.widen(steps);
+                }
                 continue;
             }
-            let mut by_key: HashMap<i32, Extent> = HashMap::new();
-            for row in (0..batch.num_rows()).filter(|row| step.is_valid(*row) && run.is_valid(*row)) {
-                let step = step.value(row);
-                by_key.entry(run.keys().value(row)).or_default().widen((step, step));
+            let mut by_key: HashMap<i32, (usize, Extent)> = HashMap::new();
+            for row in (0..batch.num_rows()).filter(|row| run.is_valid(*row)) {
+                let (rows, found) = by_key.entry(run.keys().value(row)).or_default();
+                *rows += 1;
+                if let Some(step) = step.filter(|s| s.is_valid(row)).map(|s| s.value(row)) {
+                    found.widen((step, step));
+                }
             }
-            for (key, found) in by_key {
+            for (key, (rows, found)) in by_key {
+                let extent = runs.entry(names.value(key as usize).to_string()).or_default();
+                extent.log_bytes += bytes(rows);
                 if let Some(steps) = found.steps {
-                    runs.entry(names.value(key as usize).to_string()).or_default().widen(steps);
+                    extent.widen(steps);
                 }
             }
         }

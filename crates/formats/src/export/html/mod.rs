@@ -1,21 +1,23 @@
 //! One HTML file with the data inside: it opens from disk, without a server.
 //!
-//! A [`Page`] is the page's template, cut at its marker, with blocks in between: `<script id="rs-NAME">BASE64</script>`,
-//! base64 of gzip of Arrow IPC or JSON. What the blocks are is told in `ui/src/data/static.ts`, which reads them. A
+//! A [`Page`] is the page's template, cut at its marker, with blocks in between: `<script id="rs-NAME">TEXT</script>`,
+//! the text being gzip of Arrow IPC, JSON or [`words`], in seven bits a character ([`ascii`]). What the blocks are is told in `ui/src/data/static.ts`, which reads them. A
 //! [`Window`] takes the rows of one step, packs them on every core ([`pool`]) and writes them into one page or several
 //! (a dump's own and that of the whole folder) without holding more than the columns of the timeline in memory.
 
+mod ascii;
+mod attrs;
 mod facts;
 mod pool;
+mod thin;
 mod window;
+mod words;
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use arrow::array::RecordBatch;
 use arrow::ipc::writer::StreamWriter;
-use base64::engine::general_purpose::STANDARD;
-use base64::write::EncoderWriter;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use serde::Serialize;
@@ -27,6 +29,8 @@ pub use window::Window;
 pub const MARKER: &str = "<!--ROLLSCOPE_DATA-->";
 /// Rows of the spans whose attributes share a block: small, so that a click unpacks little.
 pub const CHUNK_ROWS: usize = 4096;
+/// Time spent on packing is spent once; the file is kept, mailed and opened. The levels above take longer for a hundredth.
+const PACKING: Compression = Compression::new(6);
 /// Text of conversations in one page, before compression. What is beyond is left out, and said.
 pub const MAX_CONVERSATION_BYTES: usize = 256 << 20;
 
@@ -73,7 +77,10 @@ struct WindowEntry {
     links: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     conversations: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    words: Vec<String>,
     attrs: Vec<String>,
+    rest: Vec<String>,
     chunk_rows: usize,
 }
 
@@ -113,19 +120,15 @@ impl Page {
         self.order.len() - 1
     }
 
-    /// Neither base64 nor our names can end the element.
+    /// Neither the text nor our names can end the element.
     fn block(&mut self, name: &str, gzip: &[u8]) -> io::Result<()> {
         write!(self.out, "<script type=\"application/octet-stream\" id=\"rs-{name}\">")?;
-        let mut base64 = EncoderWriter::new(&mut self.out, &STANDARD);
-        base64.write_all(gzip)?;
-        base64.finish()?.write_all(b"</script>\n")
+        ascii::write(&mut self.out, gzip)?;
+        self.out.write_all(b"</script>\n")
     }
 
     fn json_block<T: Serialize>(&mut self, name: &str, value: &T) -> io::Result<()> {
-        let mut zip = GzEncoder::new(Vec::new(), Compression::fast());
-        serde_json::to_writer(&mut zip, value)?;
-        let zipped = zip.finish()?;
-        self.block(name, &zipped)
+        self.block(name, &zipped_json(value)?)
     }
 
     /// Writes what is known only now, and the rest of the template. `stamp` is a last line of the file, for programs.
@@ -142,7 +145,7 @@ impl Page {
         let runs = facts::runs_batch(&self.runs).map_err(io::Error::other)?;
         self.block("runs", &arrow_block(&[runs])?)?;
         let (generator, notes) = (std::mem::take(&mut self.generator), std::mem::take(&mut self.notes));
-        let manifest = Manifest { version: 1, generator: &generator, runs: "runs", per_run, notes: &notes };
+        let manifest = Manifest { version: 2, generator: &generator, runs: "runs", per_run, notes: &notes };
         self.json_block("manifest", &manifest)?;
         self.out.write_all(self.rest.as_bytes())?;
         self.out.write_all(stamp.as_bytes())?;
@@ -150,10 +153,22 @@ impl Page {
     }
 }
 
-/// gzip of an Arrow IPC stream. The fastest level: these files are opened once or twice, and the level above saves a tenth.
+fn zipped_json<T: Serialize>(value: &T) -> io::Result<Vec<u8>> {
+    let mut zip = GzEncoder::new(Vec::new(), PACKING);
+    serde_json::to_writer(io::BufWriter::new(&mut zip), value)?;
+    zip.finish()
+}
+
+fn zipped(bytes: &[u8]) -> io::Result<Vec<u8>> {
+    let mut zip = GzEncoder::new(Vec::new(), PACKING);
+    zip.write_all(bytes)?;
+    zip.finish()
+}
+
+/// gzip of an Arrow IPC stream.
 fn arrow_block(batches: &[RecordBatch]) -> io::Result<Vec<u8>> {
     let Some(first) = batches.first() else { return Ok(Vec::new()) };
-    let zip = GzEncoder::new(Vec::new(), Compression::fast());
+    let zip = GzEncoder::new(Vec::new(), PACKING);
     let mut writer = StreamWriter::try_new(zip, &first.schema()).map_err(io::Error::other)?;
     for batch in batches {
         writer.write(batch).map_err(io::Error::other)?;

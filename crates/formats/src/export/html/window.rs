@@ -11,10 +11,15 @@ use rollscope_model::Table;
 use super::super::timeline;
 use super::facts::Gather;
 use super::pool::Pool;
-use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block};
+use super::thin::thin;
+use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block, attrs, words, zipped};
 
-/// The columns that a timeline is packed from; all others go into the blocks of attributes.
+/// The columns that a timeline is packed from.
 const TIMELINE: [&str; 15] = timeline::COLUMNS;
+
+/// Ids as they came, where they were no W3C ids: half of a page would be these, and nothing is found by them. They are in the
+/// dump, and where it is served.
+const LEFT_OUT: [&str; 3] = ["original_trace_id", "original_span_id", "original_parent_span_id"];
 
 /// Conversations are packed as they come, in blocks of about this size.
 const CONVERSATIONS_BYTES: usize = 4 << 20;
@@ -23,10 +28,12 @@ const CONVERSATIONS_BYTES: usize = 4 << 20;
 #[derive(Clone, Copy)]
 enum Part {
     Attrs,
+    Rest,
     Timeline,
     Samples,
     Links,
     Conversations,
+    Words,
 }
 
 /// Takes the rows of one step of one run, in the order the timeline shall have them.
@@ -61,7 +68,9 @@ impl<'a> Window<'a> {
                     samples: format!("samples-{name}"),
                     links: None,
                     conversations: Vec::new(),
+                    words: Vec::new(),
                     attrs: Vec::new(),
+                    rest: Vec::new(),
                     chunk_rows: CHUNK_ROWS,
                 }
             })
@@ -130,8 +139,8 @@ impl<'a> Window<'a> {
         let schema = batch.schema_ref();
         let rest: Vec<usize> = (0..batch.num_columns())
             .filter(|i| {
-                let name = schema.field(*i).name();
-                name == "span_id" || !TIMELINE.contains(&name.as_str())
+                let name = schema.field(*i).name().as_str();
+                !TIMELINE.contains(&name) && !LEFT_OUT.contains(&name)
             })
             .collect();
         let mut rest = batch.project(&rest)?;
@@ -152,26 +161,54 @@ impl<'a> Window<'a> {
             return Ok(());
         }
         self.waiting_rows = 0;
-        let parts = std::mem::take(&mut self.waiting);
-        self.pack(Part::Attrs, parts)
+        let batches = std::mem::take(&mut self.waiting);
+        let is_attrs = |i: &usize| attrs::COLUMNS.contains(&batches[0].schema_ref().field(*i).name().as_str());
+        let others: Vec<usize> = (0..batches[0].num_columns()).filter(|i| !is_attrs(i)).collect();
+        let rest = batches.iter().map(|b| b.project(&others)).collect::<Result<Vec<_>, _>>()?;
+        self.submit(Part::Attrs, move || attrs::block(&batches))?;
+        self.submit(Part::Rest, move || {
+            let whole = concat_batches(&rest[0].schema(), &rest).map_err(io::Error::other)?;
+            let told: Vec<usize> =
+                (0..whole.num_columns()).filter(|i| whole.column(*i).null_count() < whole.num_rows()).collect();
+            arrow_block(&[whole.project(&told).map_err(io::Error::other)?])
+        })
     }
 
     fn pack_conversations(&mut self) -> Result<(), ArrowError> {
         self.conversation_bytes = 0;
         let batches = std::mem::take(&mut self.conversations);
-        self.pack(Part::Conversations, batches)
+        let Some(first) = batches.first() else { return Ok(()) };
+        let at = first.schema_ref().index_of("messages")?;
+        let others: Vec<usize> = (0..first.num_columns()).filter(|i| *i != at).collect();
+        let told = batches.iter().map(|b| b.project(&others)).collect::<Result<Vec<_>, _>>()?;
+        self.pack(Part::Conversations, told)?;
+        self.submit(Part::Words, move || {
+            let texts = batches.iter().map(|b| cast(b.column(at), &DataType::Utf8)).collect::<Result<Vec<_>, _>>();
+            let texts = texts.map_err(io::Error::other)?;
+            drop(batches);
+            zipped(&words::encode(
+                texts.iter().flat_map(|t| t.as_string::<i32>().iter().map(Option::unwrap_or_default)),
+            ))
+        })
     }
 
     fn pack(&mut self, part: Part, batches: Vec<RecordBatch>) -> Result<(), ArrowError> {
         if batches.is_empty() {
             return Ok(());
         }
-        let job = move || {
+        self.submit(part, move || {
             // One batch, so that each dictionary is written once.
             let whole = concat_batches(&batches[0].schema(), &batches).map_err(io::Error::other)?;
             drop(batches);
             arrow_block(&[whole])
-        };
+        })
+    }
+
+    fn submit(
+        &mut self,
+        part: Part,
+        job: impl FnOnce() -> io::Result<Vec<u8>> + Send + 'static,
+    ) -> Result<(), ArrowError> {
         let (pages, entries) = (&mut self.pages, &mut self.entries);
         self.pool.submit(part, job, &mut |part, packed| write(pages, entries, part, &packed))?;
         Ok(())
@@ -193,11 +230,10 @@ impl<'a> Window<'a> {
             let options = timeline::Options { source: true, ..timeline::Options::default() };
             let packed = timeline::pack(&timeline, options).map_err(io::Error::other)?;
             drop(timeline);
-            arrow_block(&[packed])
+            arrow_block(&[thin(&packed).map_err(io::Error::other)?])
         };
         // The largest first: the others are packed beside it.
-        let (pages, entries) = (&mut self.pages, &mut self.entries);
-        self.pool.submit(Part::Timeline, job, &mut |part, packed| write(pages, entries, part, &packed))?;
+        self.submit(Part::Timeline, job).map_err(io::Error::other)?;
         self.pack_conversations().map_err(io::Error::other)?;
         for (part, rows) in [(Part::Samples, samples), (Part::Links, std::mem::take(&mut self.links))] {
             self.pack(part, rows).map_err(io::Error::other)?;
@@ -224,32 +260,26 @@ impl<'a> Window<'a> {
 
 fn write(pages: &mut [&mut Page], entries: &mut [WindowEntry], part: Part, packed: &[u8]) -> io::Result<()> {
     for (page, entry) in pages.iter_mut().zip(entries) {
+        let name = |what: &str| entry.timeline.replacen("timeline", what, 1);
         let name = match part {
             Part::Timeline => entry.timeline.clone(),
             Part::Samples => entry.samples.clone(),
-            Part::Links => {
-                let name = entry.timeline.replacen("timeline", "links", 1);
-                entry.links = Some(name.clone());
-                name
-            }
-            Part::Conversations => {
-                let name = format!(
-                    "{}-{}",
-                    entry.timeline.replacen("timeline", "conversations", 1),
-                    entry.conversations.len()
-                );
-                entry.conversations.push(name.clone());
-                name
-            }
-            Part::Attrs => {
-                let name = format!("{}-{}", entry.timeline.replacen("timeline", "attrs", 1), entry.attrs.len());
-                entry.attrs.push(name.clone());
-                name
-            }
+            Part::Links => entry.links.insert(name("links")).clone(),
+            Part::Conversations => added(&mut entry.conversations, name("conversations")),
+            Part::Words => added(&mut entry.words, name("words")),
+            Part::Attrs => added(&mut entry.attrs, name("attrs")),
+            Part::Rest => added(&mut entry.rest, name("rest")),
         };
         page.block(&name, packed)?;
     }
     Ok(())
+}
+
+/// Another block of this kind.
+fn added(list: &mut Vec<String>, kind: String) -> String {
+    let name = format!("{kind}-{}", list.len());
+    list.push(name.clone());
+    name
 }
 
 /// One row a link, as `GET /runs/{run}/links` tells it: trace_id, span_id, to_trace_id, to_span_id.
