@@ -53,6 +53,18 @@ class Server:
     def get(self, path, **kwargs):
         return requests.get(self.url + path, timeout=30, **kwargs)
 
+    def post(self, path, **kwargs):
+        return requests.post(self.url + path, timeout=30, **kwargs)
+
+    def put(self, path, **kwargs):
+        return requests.put(self.url + path, timeout=30, **kwargs)
+
+    def delete(self, path, **kwargs):
+        return requests.delete(self.url + path, timeout=30, **kwargs)
+
+    def otlp_json(self, message):
+        return requests.post(self.http + "/v1/traces", json=message, timeout=30)
+
     def sql(self, query):
         answer = requests.post(self.url + "/api/v1/sql", json={"query": query, "format": "json"}, timeout=60)
         assert answer.ok, answer.text

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pickle
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,203 @@ def test_the_words_do_not_change_by_accident(demo, fixture, tmp_path):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert text == golden.read_text()
+
+
+def imported(tmp_path, *files, **flags):
+    data = tmp_path / "data"
+    rollscope("import", *files, "--data", data, *(part for k, v in flags.items() for part in (f"--{k}", v)))
+    return data
+
+
+@pytest.fixture(scope="module")
+def h200(tmp_path_factory):
+    """A real GRPO loop on a GPU, recorded with our package: one trace per step; only the scores name a sample."""
+    return imported(tmp_path_factory.mktemp("h200"), FIXTURES / "gpu" / "h200_grpo_run.jsonl.gz")
+
+
+def test_a_trace_per_step_agrees_with_the_clock_of_the_loop(h200, serve):
+    truth = json.loads((FIXTURES / "gpu" / "h200_grpo_truth.json").read_text())["clock_of_the_loop"]
+    assert len(truth) >= 20
+    for clock in truth:
+        report = json.loads(rollscope("report", "grpo-h200", "--step", clock["step"], "--data", h200, "--json").stdout)
+        phases = {p["name"]: p["seconds"] for p in report["phases"]}
+        assert report["wall_s"] == pytest.approx(clock["wall"], rel=0.02)
+        for name in ("rollout", "reward", "train"):
+            assert phases[name] == pytest.approx(clock[name], rel=0.02, abs=0.005), (clock, phases)
+        assert sum(phases.values()) == pytest.approx(report["wall_s"])
+        # All answers speak of the same step.
+        kinds = {k["kind"]: k["wall_s"] for k in report["breakdown"]["by_kind"]}
+        assert kinds["train"] == pytest.approx(phases["train"], rel=0.01)
+        held = {}
+        for part in report["critical_path"]["totals"]:
+            held[part["kind"]] = held.get(part["kind"], 0) + part["seconds"]
+        assert held["train"] == pytest.approx(phases["train"], rel=0.02)
+        assert held["rollout"] + held["decode"] == pytest.approx(phases["rollout"], rel=0.02)
+        # A sample takes what its own span takes, and only spans of samples are told to be theirs.
+        assert report["stragglers"]["samples"] == 128
+        assert report["stragglers"]["median_s"] < 0.001
+        assert all(s["seconds"] < 0.001 for s in report["stragglers"]["tail"])
+        assert all(not p.get("sample_id") for p in report["critical_path"]["parts"] if p["kind"] in ("train", "decode", "rollout"))
+        assert not any("sample" in f["text"] for f in report["findings"]), report["findings"]
+    # The steps of the run's page agree, too.
+    steps = {s["step"]: s for s in serve(h200).get("/api/v1/runs/grpo-h200/steps").json()["steps"]}
+    for clock in truth:
+        assert steps[clock["step"]]["exclusive"]["train"] == pytest.approx(clock["train"], rel=0.02, abs=0.005)
+
+
+def test_a_sample_takes_what_it_took(h200):
+    query = "select step, (max(end_ns) - min(start_ns)) / 1e9 as s from spans where sample_id = '4000' group by step"
+    [took] = json.loads(rollscope("sql", "--data", h200, "--format", "json", query).stdout)
+    report = json.loads(rollscope("report", "grpo-h200", "--step", took["step"], "--data", h200, "--json").stdout)
+    known = {s["sample_id"]: s["seconds"] for s in report["stragglers"]["tail"]}
+    known[report["stragglers"]["median_sample_id"]] = report["stragglers"]["median_s"]
+    assert took["s"] < 0.001 and max(known.values()) < 0.001
+    if "4000" in known:
+        assert known["4000"] == pytest.approx(took["s"])
+
+
+def test_a_run_is_found_by_id_name_project_or_beginning(h200, demo, serve, tmp_path):
+    identity = "gpu-grpo-h200-13dd042b"
+    want = rollscope("report", identity, "--data", h200, "--json").stdout
+    server = serve(h200)
+    for name in ("grpo-h200", "gpu/grpo-h200", "gpu-grpo", "gpu/gr", identity):
+        path = name.replace("/", "%2F")
+        assert rollscope("report", name, "--data", h200, "--json").stdout == want
+        assert json.loads(rollscope("report", name, "--server", server.url, "--json").stdout) == json.loads(want)
+        assert server.get(f"/api/v1/runs/{path}").json()["run_id"] == identity
+        for part in ("steps", "findings", "metrics", "steps/3/report", "diff?step=3&with=4", "samples"):
+            assert server.get(f"/api/v1/runs/{path}/{part}").status_code == 200, part
+        timeline = server.get(f"/api/v1/runs/{path}/timeline?step=3")
+        assert timeline.content == server.get(f"/api/v1/runs/{identity}/timeline?step=3").content
+        found = server.get("/api/v1/traces", params={"run": name})
+        assert found.json()["total"] == 25
+        assert server.get("/api/v1/conversations", params={"run": name}).json()["total"] == 0
+        for where in (("--data", h200), ("--server", server.url)):
+            assert "change_s" in json.loads(rollscope("diff", f"{name}:3", f"{name}:4", *where, "--json").stdout)
+            assert "rollout_time" in rollscope("metrics", name, "--step", 3, *where).stdout
+            rollscope("conversations", "--run", name, *where)
+    rollscope("diff", "3", "4", "--run", "grpo-h200", "--data", h200)
+    lines = rollscope("export", "otlp", "--run", "grpo-h200", "--data", h200).stdout
+    assert lines.count('"spanId"') >= 5733
+    rollscope("export", "perfetto", "--run", "gpu/grpo-h200", "--step", 3, "--data", h200, "-o", tmp_path / "a.pftrace")
+    rollscope("export", "tensorboard", "--run", "gpu-", "--data", h200, "--out", tmp_path / "board")
+    assert "spans" in rollscope("export", "html", "--run", "grpo-h200", "--step", 3, "--data", h200, "-o", tmp_path / "a.html").stdout
+    # In SQL's answers, too.
+    rows = rollscope("sql", "--data", h200, "--format", "json", "select count(*) as n from critical_path('grpo-h200', 3)").stdout
+    assert json.loads(rows)[0]["n"] > 0
+
+
+def runs_of(tmp_path, *runs):
+    """A store with these runs: id, project, name."""
+    lines = []
+    for n, (identity, project, name) in enumerate(runs):
+        attributes = [{"key": k, "value": {"stringValue": v}} for k, v in
+                      (("service.name", "t"), ("rl.run.id", identity), ("rl.project", project), ("rl.run.name", name)) if v]
+        start = 1_700_000_000_000_000_000 + n * 60_000_000_000
+        spans = [{"traceId": f"{n + 1:032x}", "spanId": f"{n + 1:016x}", "name": "step", "startTimeUnixNano": str(start),
+                  "endTimeUnixNano": str(start + 10**9), "attributes": [{"key": "rl.step", "value": {"intValue": "1"}}]}]
+        lines.append(json.dumps({"resourceSpans": [{"resource": {"attributes": attributes}, "scopeSpans": [{"scope": {}, "spans": spans}]}]}))
+    file = tmp_path / "runs.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return imported(tmp_path, file)
+
+
+def test_several_runs_that_fit_are_listed_and_none_is_guessed(tmp_path, serve):
+    data = runs_of(tmp_path, ("toy-grpo-1111", "toy", "grpo"), ("toy-grpo-2222", "toy", "grpo"), ("math-grpo-3333", "math", "grpo"),
+                   ("grpo-x", "toy", "other"), ("other", "", ""))
+    server = serve(data)
+    for name, candidates, others in [("grpo", ["toy-grpo-1111", "toy-grpo-2222", "math-grpo-3333"], ["grpo-x"]),
+                                     ("toy/grpo", ["toy-grpo-1111", "toy-grpo-2222"], ["math-grpo-3333"]),
+                                     ("toy-grpo", ["toy-grpo-1111", "toy-grpo-2222"], ["math-grpo-3333"])]:
+        told = rollscope("report", name, "--data", data, code=2).stderr
+        assert "ambiguous" in told and all(f"`{c}`" in told for c in candidates), told
+        assert not any(o in told for o in others), told
+        assert "started 2023-11-14 22:" in told
+        answer = server.get(f"/api/v1/runs/{name.replace('/', '%2F')}/findings")
+        assert answer.status_code == 400 and answer.json()["detail"] in told
+    # A run's own id wins over another's name; a name that only one has is enough.
+    assert server.get("/api/v1/runs/other").json()["run_id"] == "other"
+    assert server.get("/api/v1/runs/math%2Fgrpo").json()["run_id"] == "math-grpo-3333"
+    # What is near is listed; everywhere in the same words.
+    for wrong, near in (("tyo-grpo-1111", "toy-grpo-1111"), ("GRPO-X", "grpo-x")):
+        told = rollscope("report", wrong, "--data", data, code=2).stderr
+        assert f"there is no run `{wrong}`; near:" in told and f"`{near}`" in told, told
+        for path in ("findings", "steps", "timeline?step=1", "metrics", "samples", "steps/1/report", "diff?step=1&with=1", "tags"):
+            method = server.put if path == "tags" else server.get
+            answer = method(f"/api/v1/runs/{wrong}/{path}", **({"json": {"tags": []}} if path == "tags" else {}))
+            assert answer.status_code == 404 and f"`{near}`" in answer.json()["detail"], path
+        assert server.get("/api/v1/traces", params={"run": wrong}).status_code == 404
+        assert server.get("/api/v1/conversations", params={"run": wrong}).status_code == 404
+        for command in (("metrics", wrong), ("diff", f"{wrong}:1", "other:1"), ("export", "otlp", "--run", wrong),
+                        ("export", "html", "--run", wrong), ("export", "perfetto", "--run", wrong),
+                        ("export", "tensorboard", "--run", wrong, "--out", tmp_path / "board"), ("conversations", "--run", wrong)):
+            assert f"`{near}`" in rollscope(*command, "--data", data, code=2).stderr, command
+    # What cannot be undone wants the id.
+    gone = server.delete("/api/v1/runs/math%2Fgrpo")
+    assert gone.status_code == 404 and "math-grpo-3333" in gone.json()["detail"]
+    assert server.delete("/api/v1/runs/math-grpo-3333").status_code == 204
+
+
+def dump(folder, events, **fields):
+    """A dump as torch writes it, with one sample and these events."""
+    folder.mkdir()
+    sample = {"index": 0, "group_index": 0, "prompt": "p", "response": "r", "status": "completed", "reward": 1.0,
+              "trace": {"version": 1, "trace_id": "ab" * 16, "attempt": 0, "events": events}, **fields}
+    file = folder / "rollout_0.pt"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("rollout_0/data.pkl", pickle.dumps({"rollout_id": 0, "samples": [sample]}, protocol=2))
+        archive.writestr("rollout_0/version", "3\n")
+    return file
+
+
+def event(kind, name, at, span, parent=None, **attrs):
+    return {"type": kind, "name": name, "ts": 1_756_000_000.0 + at, "attempt": 0, "span_id": f"{span:032x}",
+            "parent_span_id": parent and f"{parent:032x}", "attrs": attrs}
+
+
+def spanned(name, start, end, span, parent=None, **attrs):
+    return [event("span_start", name, start, span, parent, **attrs), event("span_end", name, end, span)]
+
+
+def test_tool_calls_of_a_sample_are_those_of_the_report(tmp_path):
+    events = spanned("generate_and_rm", 0, 100, 1)
+    names = ["tool_call", "tool:bash", "execute_tool python", "env_step", "sandbox_exec"]
+    for n in range(15):
+        events += spanned(names[n % 5], 5 * n + 1, 5 * n + 3, 10 + n, 1, tool="bash")
+    # A call inside a call is part of it; what only its phase calls a tool is one.
+    events += spanned("tool_call", 1.5, 2, 40, 10) + spanned("look_up", 90, 91, 41, 1, **{"rl.phase": "tool"})
+    data = imported(tmp_path, dump(tmp_path / "dumps", events), run="tools")
+    [row] = json.loads(rollscope("sql", "--data", data, "--format", "json", "select tool_calls from samples").stdout)
+    report = json.loads(rollscope("report", "tools", "--step", 0, "--data", data, "--json").stdout)
+    assert row["tool_calls"] == sum(t["calls"] for t in report["health"]["tools"]) == 16
+
+
+def test_a_dump_with_a_span_that_never_ended_is_not_running(tmp_path, serve):
+    events = [event("span_start", "generate_and_rm", 0, 1), *spanned("sglang_generate", 1, 4, 2, 1)]
+    data = imported(tmp_path, dump(tmp_path / "dumps", events), run="cut")
+    [opened] = json.loads(rollscope("sql", "--data", data, "--format", "json", "select count(*) as n from spans where state = 'open'").stdout)
+    assert opened["n"] == 1
+    text = rollscope("report", "cut", "--step", 0, "--data", data).stdout
+    assert "running" not in text and "Step 0 took 4.0 s" in text and "1 span without an end" in text, text
+    server = serve(data)
+    report = server.get("/api/v1/runs/cut/steps/0/report").json()
+    assert report["running"] is False and "has been running" not in report["text"]
+    [step] = server.get("/api/v1/runs/cut/steps").json()["steps"]
+    assert (step["open"], step["running"]) == (1, False)
+    assert server.get("/api/v1/runs/cut").json()["status"] == "finished"
+    assert server.get("/api/v1/runs/cut/findings").json()["steps"][0]["running"] is False
+
+
+def test_numbers_that_json_has_none_for_are_not_lost(server):
+    query = "select 'nan'::double as n, 'inf'::double as i, '-inf'::double as m, cast(null as double) as nothing, 'nan'::float as f"
+    for where in (("--data", server.data), ("--server", server.url)):
+        csv = rollscope("sql", *where, "--format", "csv", query).stdout.splitlines()
+        assert csv == ["n,i,m,nothing,f", "NaN,Infinity,-Infinity,,NaN"]
+        cells = [c.strip() for c in rollscope("sql", *where, query).stdout.splitlines()[3].strip("│").split("┆")]
+        assert cells == ["NaN", "Infinity", "-Infinity", "null", "NaN"]
+        [row] = json.loads(rollscope("sql", *where, "--format", "json", query).stdout, parse_constant=lambda c: pytest.fail(c))
+        assert row == {"n": "NaN", "i": "Infinity", "m": "-Infinity", "nothing": None, "f": "NaN"}
+        assert [float(row[k]) for k in "im"] == [float("inf"), float("-inf")]
+    assert server.sql(query) == [["NaN", "Infinity", "-Infinity", None, "NaN"]]
+    answer = server.post("/api/v1/sql", json={"query": query, "format": "csv"})
+    assert answer.text.splitlines() == csv

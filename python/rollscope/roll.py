@@ -151,6 +151,10 @@ def init_telemetry(service_name: str, otlp_endpoint: str | None = None, instance
         return
     try:
         _run._start(endpoint, service_name, instance_id)
+        # A service is a role here. The server makes one run of all roles.
+        resource = dict(_core.get_resource())
+        resource.setdefault("rl.system", "roll")
+        _core.set_resource(list(resource.items()))
     except Exception as error:
         logger.warning("Telemetry: %s; nothing is recorded", error)
         return

@@ -130,6 +130,7 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       if (parts.length === 1) return json({ runs: [...runs.values()].map(info) });
       const run = runs.get(parts[1]);
       if (!run) return problem(404, 'No such run', `There is no run ${parts[1]}. It may have been deleted.`);
+      if (parts.length === 2 && req.method === 'GET') return json(info(run));
       // The mock has no analysis: a step about which nothing can be said.
       if (parts[2] === 'findings') return json({ run: parts[1], text: '', steps: [], steps_left_out: 0, median_s: null, findings: [] });
       if (parts[2] === 'steps' && parts[4] === 'report') {

@@ -189,7 +189,7 @@ pub struct AnswerArgs {
 
 #[derive(Args)]
 pub struct ReportArgs {
-    /// The run.
+    /// The run: its id, its name, project/name, or a beginning that fits only one.
     pub run: String,
     /// The step [default: the run as a whole].
     #[arg(long, value_name = "N")]
@@ -232,7 +232,7 @@ pub struct ConversationsArgs {
     /// Show this conversation.
     #[arg(long, value_name = "ID", conflicts_with_all = ["search", "run", "project"])]
     pub id: Option<String>,
-    /// Only this run, by id or name.
+    /// Only this run: its id, its name, project/name, or a beginning that fits only one.
     #[arg(long, value_name = "RUN")]
     pub run: Option<String>,
     /// Only runs of this project.
@@ -259,7 +259,7 @@ pub struct ConversationsArgs {
 
 #[derive(Args)]
 pub struct MetricsArgs {
-    /// The run.
+    /// The run: its id, its name, project/name, or a beginning that fits only one.
     pub run: String,
     #[command(flatten)]
     pub source: SourceArgs,

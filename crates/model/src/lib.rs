@@ -8,12 +8,14 @@
 //! - [`build`]: column builders, and one row builder a table.
 //! - [`attrs`]: typed attribute values as JSON text in a `Map<Utf8, Utf8>` column (see `docs/adr/0001-attributes.md`).
 //! - [`names`]: attribute names that carry meaning (`rl.*`, slime's, SGLang's, ROLL's, our reserved `rollscope.*`).
+//! - [`kinds`]: what kind of work a span is, by its name and what its sender says of it.
 //! - [`read`]: which runs a batch holds.
 //! - [`ids`], [`time`]: trace and span ids of any length, nanoseconds since the epoch.
 
 pub mod attrs;
 pub mod build;
 pub mod ids;
+pub mod kinds;
 pub mod names;
 pub mod read;
 pub mod tables;

@@ -20,6 +20,7 @@ pub const PHASE: &str = "rl.phase";
 pub const REQUEST_ID: &[&str] = &["rid", "sglang_request_id", "gen_ai.response.id"];
 
 pub const SERVICE_NAME: &str = "service.name";
+pub const SERVICE_INSTANCE_ID: &str = "service.instance.id";
 pub const HOST: &[&str] = &["host_id", "host.name", "host.id"];
 pub const PID: &[&str] = &["pid", "process.pid"];
 pub const THREAD_LABEL: &[&str] = &["thread_label", "thread.name"];

@@ -23,6 +23,8 @@ mod limits;
 mod progress;
 pub mod promql;
 mod running;
+mod runs;
+pub mod scope;
 mod session;
 pub mod tables;
 pub mod traces;

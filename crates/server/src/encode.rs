@@ -1,7 +1,8 @@
 //! Batches as JSON, CSV and Arrow IPC.
 //!
 //! JSON: integers of any size are numbers (a reader that wants every digit of a nanosecond must parse them as 64-bit);
-//! NaN and infinities are `null`; ids and other bytes are hex text; attribute columns are objects whose values keep the type
+//! NaN and infinities, which JSON has no numbers for, are the texts `"NaN"`, `"Infinity"` and `"-Infinity"`, as in OTLP's JSON;
+//! null is only what is null; ids and other bytes are hex text; attribute columns are objects whose values keep the type
 //! they came with; events and links are arrays of objects; times of SQL's own types are ISO text.
 //! CSV: as in RFC 4180 but with the line ends of Unix; the same values, text without its quotes, nested values as JSON; null is an empty field, empty text is `""`.
 
@@ -50,7 +51,12 @@ macro_rules! texts {
 }
 
 fn float(out: &mut Vec<u8>, value: f64) {
-    if value.is_finite() { attrs::write_double(out, value) } else { out.extend_from_slice(b"null") }
+    match value {
+        v if v.is_finite() => attrs::write_double(out, v),
+        v if v.is_nan() => out.extend_from_slice(b"\"NaN\""),
+        v if v > 0.0 => out.extend_from_slice(b"\"Infinity\""),
+        _ => out.extend_from_slice(b"\"-Infinity\""),
+    }
 }
 
 /// A writer for the values of `array`. The type is looked at once, not once a row.
@@ -82,7 +88,7 @@ fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
                 v if v.is_finite() => {
                     let _ = write!(out, "{v:?}");
                 }
-                _ => out.extend_from_slice(b"null"),
+                v => float(out, v.into()),
             })
         }
         DataType::Float64 => {

@@ -20,6 +20,7 @@ pub mod page;
 mod params;
 pub mod problem;
 mod query;
+mod run;
 pub mod scrape;
 pub mod sinks;
 pub mod steps;

@@ -56,6 +56,9 @@ export class ServerSource implements DataSource {
   async runs(signal?: AbortSignal): Promise<RunInfo[]> {
     return (await this.json<{ runs: RunInfo[] }>('/runs', signal)).runs;
   }
+  async findRun(run: string): Promise<string> {
+    return (await this.json<RunInfo>(`/runs/${part(run)}`)).run_id;
+  }
   async removeRun(run: string): Promise<void> {
     await this.call(`/runs/${part(run)}`, { method: 'DELETE' });
   }

@@ -28,6 +28,8 @@ export interface StepInfo {
   spans: number;
   samples: number;
   open: number;
+  /** Some span has not ended, and the run goes on. Nothing in a file does. */
+  running?: boolean;
   reward_mean: number | null;
   /** Seconds during which at least one span of the phase was running. */
   phases: Record<string, number>;
@@ -122,6 +124,8 @@ export interface DataSource {
   conversations?(run: string): Promise<Row[]>;
   health(signal?: AbortSignal): Promise<Health>;
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
+  /** The id of the run that is meant by an id, a name, project/name or a beginning of these. A file knows ids only. */
+  findRun?(run: string): Promise<string>;
   removeRun(run: string): Promise<void>;
   steps(run: string, signal?: AbortSignal): Promise<StepInfo[]>;
   /** Arrow IPC stream of spans without attributes: packed, or with `since` what came after that version. */

@@ -132,6 +132,10 @@ class App {
   /** Route and component change together, so that no view ever sees the parameters of another. */
   private arrive(route: Route): void {
     const turn = ++this.turn;
+    if (route.run !== null && this.source.findRun && !this.settled.has(route.run)) {
+      void this.settle(route, route.run, turn);
+      return;
+    }
     const show = (component: Component): void => {
       if (turn !== this.turn) return;
       this.components.set(route.view, component);
@@ -149,6 +153,16 @@ class App {
       );
     }
   }
+  /** An address may name a run by its name or a beginning. The one with the id takes its place; views know ids only. */
+  private async settle(route: Route, named: string, turn: number): Promise<void> {
+    // A run that is not there: the view says so, with what is near.
+    const id = await this.source.findRun!(named).catch(() => named);
+    this.settled.add(id);
+    if (turn !== this.turn) return;
+    if (id === named) this.arrive(route);
+    else location.replace(formatRoute({ ...route, run: id }, VIEWS));
+  }
+  private readonly settled = new Set<string>();
   private turn = 0;
   private readonly components = new Map<string, Component>();
   private writing: ReturnType<typeof setTimeout> | undefined;

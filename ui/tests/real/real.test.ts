@@ -381,3 +381,11 @@ it('a dump as one file from disk', async () => {
     rmSync(dir, { recursive: true });
   }
 });
+
+it('an address may name a run by its name or a beginning; the id takes its place', async () => {
+  for (const [named, view] of [['qwen2.5-7b-grpo', 'timeline'], ['dem', 'step/3']]) {
+    await open(`#/run/${encodeURIComponent(named)}/${view}`);
+    await expect.poll(hash, WAIT).toMatch(new RegExp(`^#/run/demo/${view}`));
+  }
+  await page.getByRole('heading', { name: 'Step 3' }).waitFor();
+});

@@ -86,7 +86,7 @@ fn print(args: &AnswerArgs, answer: &Value, show: fn(&Value, Style) -> String) -
     Ok(())
 }
 
-fn folder(source: &SourceArgs) -> Option<PathBuf> {
+pub fn folder(source: &SourceArgs) -> Option<PathBuf> {
     match (&source.data, &source.server) {
         (Some(data), _) => Some(data.clone()),
         (None, Some(_)) => None,
@@ -99,7 +99,8 @@ async fn open(data: PathBuf) -> anyhow::Result<Engine> {
     Ok(Engine::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
 }
 
-fn usage(error: QueryError) -> anyhow::Error {
+/// What the user wrote wrong is a usage error.
+pub fn usage(error: QueryError) -> anyhow::Error {
     if error.is_users() { Usage(error.to_string()).into() } else { error.into() }
 }
 
@@ -107,6 +108,17 @@ fn usage(error: QueryError) -> anyhow::Error {
 fn encode(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
     text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
+/// The id of the run that is meant: by its id, its name, `project/name` or a beginning that fits only one.
+pub async fn find_run(source: &SourceArgs, run: &str) -> anyhow::Result<String> {
+    match folder(source) {
+        Some(data) => open(data).await?.find_run(run).await.map_err(usage),
+        None => {
+            let found = ask(source, format!("/runs/{}", encode(run))).await?;
+            Ok(found["run_id"].as_str().unwrap_or(run).to_string())
+        }
+    }
 }
 
 async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {

@@ -90,7 +90,7 @@ fn pairs(args: &ConversationsArgs) -> Vec<(String, String)> {
 /// What the user wrote wrong is a usage error.
 fn told(problem: Problem) -> anyhow::Error {
     match problem.status().as_u16() {
-        400 => Usage(problem.detail().to_string()).into(),
+        400 | 404 => Usage(problem.detail().to_string()).into(),
         _ => anyhow::anyhow!("{}", problem.detail()),
     }
 }
@@ -160,7 +160,7 @@ fn ask_server(
     let problem: Value = serde_json::from_slice(&bytes).unwrap_or_default();
     let detail = problem["detail"].as_str().map(str::to_string).unwrap_or_else(|| status.to_string());
     match status.as_u16() {
-        400 => Err(Usage(detail).into()),
+        400 | 404 => Err(Usage(detail).into()),
         _ => anyhow::bail!("{detail}"),
     }
 }

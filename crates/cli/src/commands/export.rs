@@ -23,6 +23,7 @@ pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     let columns: Vec<String> = schema.fields().iter().map(|f| format!("\"{}\"", f.name())).collect();
     let mut filters = Vec::new();
     if let Some(run) = &args.run {
+        let run = engine.find_run(run).await.map_err(super::answers::usage)?;
         filters.push(format!("run_id = '{}'", run.replace('\'', "''")));
     }
     if let Some(step) = args.step {

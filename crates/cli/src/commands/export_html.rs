@@ -35,10 +35,7 @@ pub async fn run(args: ExportHtmlArgs) -> anyhow::Result<()> {
     let engine = engine(ReadOnlyStore::open(&args.folder.data).await?)?;
     let runs = column(&engine, "select run_id from runs order by started_ns desc").await?;
     let run = match (args.run, runs.len()) {
-        (Some(run), _) if runs.contains(&run) => run,
-        (Some(run), _) => {
-            anyhow::bail!("there is no run {run:?} in {}; there are: {}", args.folder.data.display(), list(&runs))
-        }
+        (Some(run), _) => engine.find_run(&run).await.map_err(super::answers::usage)?,
         (None, 1) => runs[0].clone(),
         (None, 0) => anyhow::bail!("there are no runs in {}", args.folder.data.display()),
         (None, _) => anyhow::bail!("say which run with --run: {}", list(&runs)),
@@ -100,7 +97,8 @@ async fn fill(engine: &Engine, runs: &[(String, Vec<i64>)], out: Box<dyn Write +
             counter.load(std::sync::atomic::Ordering::Relaxed)
         });
         for step in windows {
-            one_window(engine, run, step, &mut page).await.with_context(|| format!("run {run:?}"))?;
+            let alone = runs.len() == 1;
+            one_window(engine, run, step, alone, &mut page).await.with_context(|| format!("run {run:?}"))?;
             done.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         }
     }
@@ -148,7 +146,20 @@ async fn windows(engine: &Engine, run: &str, named: &[i64], page: &mut Page) -> 
     Ok(fitting)
 }
 
-async fn one_window(engine: &Engine, run: &str, step: Option<i64>, page: &mut Page) -> anyhow::Result<()> {
+/// Traces of steps. Spans in them that name no step are shown there.
+const IN_STEPS: &str = "select trace_id from spans where step is not null";
+
+/// Runs that have anything to show: one whose spans are all in steps of others, as a serving engine's, has not.
+pub async fn runs_to_show(engine: &Engine) -> anyhow::Result<Vec<String>> {
+    let sql = format!(
+        "select run_id from spans where step is not null union \
+         select run_id from spans where step is null and trace_id not in ({IN_STEPS}) order by run_id"
+    );
+    column(engine, &sql).await
+}
+
+/// `alone`: the page holds no other run, in whose steps spans could be shown.
+async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, page: &mut Page) -> anyhow::Result<()> {
     let own = match step {
         Some(step) => format!("run_id = {} and step = {step}", text(run)),
         None => format!("run_id = {}", text(run)),
@@ -164,7 +175,12 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, page: &mut Pa
         .replace("s.\"sample_id\"", "coalesce(s.sample_id, t.sample_id) as sample_id")
         .replace("s.\"group_id\"", "coalesce(s.group_id, t.group_id) as group_id");
     let spans = match step {
-        None => format!("select {all} from spans where {own} order by sample_id, start_ns, span_id"),
+        None if alone => format!("select {all} from spans where {own} order by sample_id, start_ns, span_id"),
+        None => {
+            format!(
+                "select {all} from spans where {own} and trace_id not in ({IN_STEPS}) order by sample_id, start_ns, span_id"
+            )
+        }
         Some(_) => format!(
             "with own as (select {all} from spans where {own}), \
              traces as (select trace_id, case when min(sample_id) = max(sample_id) then min(sample_id) end as sample_id, \

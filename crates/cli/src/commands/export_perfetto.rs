@@ -128,7 +128,10 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
         let names: Vec<String> = table.schema().fields().iter().map(|f| format!("{from}\"{}\"", f.name())).collect();
         names.join(", ")
     };
-    let of_run = args.run.as_ref().map(|run| format!("run_id = {}", text(run)));
+    let of_run = match &args.run {
+        Some(run) => Some(format!("run_id = {}", text(&engine.find_run(run).await.map_err(super::answers::usage)?))),
+        None => None,
+    };
     let own = match (&of_run, args.step) {
         (Some(run), Some(step)) => format!("{run} and step = {step}"),
         (Some(run), None) => run.clone(),

@@ -21,7 +21,7 @@ fn text(value: &str) -> String {
 }
 
 pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
-    let run = text(&args.run);
+    let run = text(&super::answers::find_run(&args.source, &args.run).await?);
     let step = match args.step {
         Some(step) => step.to_string(),
         None => format!("(select max(step) from metrics where run_id = {run})"),
@@ -52,7 +52,10 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
     let limits =
         QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;
-    let filter = args.run.as_ref().map_or("true".into(), |run| format!("run_id = {}", text(run)));
+    let filter = match &args.run {
+        Some(run) => format!("run_id = {}", text(&engine.find_run(run).await.map_err(super::answers::usage)?)),
+        None => "true".into(),
+    };
     let sql = format!(
         "select run_id, step, time_ns, name, value from metrics where step is not null and {filter} \
          order by run_id, step, time_ns, name"

@@ -155,7 +155,7 @@ async fn import_others(store: &Store, args: &ViewArgs, others: &[PathBuf]) -> an
     }
     runs.write(store).await?;
     let engine = export_html::engine(store.clone())?;
-    let found = export_html::column(&engine, "select distinct run_id from spans order by 1").await?;
+    let found = export_html::runs_to_show(&engine).await?;
     let found: Vec<(String, Vec<i64>)> = found.into_iter().map(|r| (r, Vec::new())).collect();
     let page = beside(&others[0], args, PAGE);
     let written = export_html::write(&engine, &found, &page).await;

@@ -1,6 +1,6 @@
 //! Asks the store for a step or a run, and keeps what was worked out. A step is read again only when rows of it came or
-//! moved: its fingerprint is the segments that can hold it and how many of its rows are in the live tail. So a run's
-//! findings cost one step when one step is new.
+//! moved: its fingerprint is the segments that can hold it, how many of its rows are in the live tail, and how many rows of
+//! its time there name no step ([`crate::scope`]). So a run's findings cost one step when one step is new.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,6 +22,7 @@ use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
 use super::summary::StepSummary;
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
+use crate::scope::StepScope;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
@@ -61,11 +62,14 @@ impl Default for Answers {
 }
 
 impl Answers {
-    fn get(&self, run: &str, step: Option<i64>, fingerprint: u64) -> Option<Known> {
+    fn get(&self, run: &str, step: Option<i64>, extent: &Extent) -> Option<Known> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.0 += 1;
         let now = known.0;
-        let found = known.1.get_mut(&(run.to_string(), step)).filter(|k| k.fingerprint == fingerprint)?;
+        let found = known.1.get_mut(&(run.to_string(), step))?;
+        if found.fingerprint != extent.fingerprint(step, found.summary.window()) {
+            return None;
+        }
         found.used = now;
         Some(found.clone())
     }
@@ -95,41 +99,77 @@ impl Answers {
     }
 }
 
-/// What of a run's rows lies where.
+/// What of a run's rows lies where, and whether the run goes on.
 struct Extent {
-    segments: Vec<(Option<(i64, i64)>, u64)>,
+    segments: Vec<SegmentExtent>,
     /// Rows in the tail by step.
     tail: BTreeMap<Option<i64>, u64>,
+    /// Starts of the tail's spans, of any run, that name no step; sorted.
+    unnamed: Vec<i64>,
+    goes_on: bool,
+}
+
+struct SegmentExtent {
+    /// Of this run; else it may hold spans of the run's traces that name no step.
+    own: bool,
+    steps: Option<(i64, i64)>,
+    times: (i64, i64),
+    path: u64,
 }
 
 impl Extent {
-    fn new(snapshot: &Snapshot, run: &str) -> Extent {
-        let mut out = Extent { segments: Vec::new(), tail: BTreeMap::new() };
+    fn new(snapshot: &Snapshot, run: &str, goes_on: bool) -> Extent {
+        let mut out = Extent { segments: Vec::new(), tail: BTreeMap::new(), unnamed: Vec::new(), goes_on };
         for table in [Table::Spans, Table::Samples] {
             let Some(rows) = snapshot.tables.get(&table) else { continue };
-            for segment in rows.segments.iter().filter(|s| s.run_id == run) {
+            for segment in rows.segments.iter().filter(|s| s.run_id == run || table == Table::Spans) {
                 let mut hasher = DefaultHasher::new();
                 segment.path.hash(&mut hasher);
-                out.segments.push((segment.steps, hasher.finish()));
+                out.segments.push(SegmentExtent {
+                    own: segment.run_id == run,
+                    steps: segment.steps,
+                    times: (segment.min_time, segment.max_time),
+                    path: hasher.finish(),
+                });
             }
             for batch in &rows.tail {
                 count_tail(batch, run, &mut out.tail);
+                if table == Table::Spans {
+                    out.unnamed.extend(starts_without_step(batch));
+                }
             }
         }
+        out.unnamed.sort_unstable();
         out
     }
 
-    fn fingerprint(&self, step: Option<i64>) -> u64 {
+    fn has_rows(&self) -> bool {
+        !self.tail.is_empty() || self.segments.iter().any(|s| s.own)
+    }
+
+    fn fingerprint(&self, step: Option<i64>, (from, to): (i64, i64)) -> u64 {
         let mut hasher = DefaultHasher::new();
-        let holds = |range: &Option<(i64, i64)>| match (range, step) {
-            (Some((first, last)), Some(step)) => (*first..=*last).contains(&step),
-            _ => true,
+        let holds = |segment: &SegmentExtent| match (segment.own, segment.steps, step) {
+            (true, Some((first, last)), Some(step)) if (first..=last).contains(&step) => true,
+            (true, None, _) | (true, _, None) => true,
+            // A run without steps is its own rows only.
+            (false, _, None) => false,
+            _ => segment.times.0 <= to && segment.times.1 >= from,
         };
-        let mut segments: Vec<u64> = self.segments.iter().filter(|(r, _)| holds(r)).map(|(_, h)| *h).collect();
+        let mut segments: Vec<u64> = self.segments.iter().filter(|s| holds(s)).map(|s| s.path).collect();
         segments.sort_unstable();
-        (segments, self.tail.get(&step).copied().unwrap_or(0)).hash(&mut hasher);
+        let before = |at: i64| self.unnamed.partition_point(|start| *start < at);
+        let unnamed = before(to.saturating_add(1)).saturating_sub(before(from));
+        (segments, self.tail.get(&step).copied().unwrap_or(0), unnamed, self.goes_on).hash(&mut hasher);
         hasher.finish()
     }
+}
+
+fn starts_without_step(batch: &RecordBatch) -> Vec<i64> {
+    let column = |name: &str| batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
+    let (Some(steps), Some(starts)) = (column("step"), column("start_ns")) else { return Vec::new() };
+    let without = (0..batch.num_rows()).filter(|row| steps.is_null(*row));
+    if steps.null_count() == 0 { Vec::new() } else { without.map(|row| starts.value(row)).collect() }
 }
 
 fn count_tail(batch: &RecordBatch, run: &str, counts: &mut BTreeMap<Option<i64>, u64>) {
@@ -168,6 +208,10 @@ fn filter(run: &str, step: Option<i64>) -> String {
     }
 }
 
+fn too_many_spans() -> String {
+    format!("the step has more than {MAX_STEP_SPANS} spans, which is the limit for answers")
+}
+
 /// One side of a difference: a step of a run, or a run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Which {
@@ -181,8 +225,7 @@ impl Engine {
         let running = self.sql_at_once(sql, MAX_STEP_SPANS).await?;
         let (rows, truncated) = running.collect().await?;
         if truncated {
-            let text = format!("the step has more than {MAX_STEP_SPANS} spans, which is the limit for answers");
-            return Err(QueryError::new(ErrorKind::Limit, text));
+            return Err(QueryError::new(ErrorKind::Limit, too_many_spans()));
         }
         Ok(rows)
     }
@@ -201,9 +244,7 @@ impl Engine {
         steps.sort_unstable();
         steps.dedup();
         if steps.is_empty() {
-            let extent = Extent::new(&self.snapshot(), run);
-            let any = !extent.tail.is_empty() || !extent.segments.is_empty();
-            if !any {
+            if !Extent::new(&self.snapshot(), run, false).has_rows() {
                 return Err(QueryError::new(ErrorKind::NotFound, format!("there is no run `{run}`")));
             }
             steps.push(None);
@@ -214,7 +255,16 @@ impl Engine {
     /// Reads the columns of a step that the answers need.
     pub async fn step_data(&self, run: &str, step: Option<i64>) -> Result<StepData, QueryError> {
         let filter = filter(run, step);
-        let spans = self.all_rows(&format!("select {} from spans where {filter}", SPAN_COLUMNS.join(", "))).await?;
+        let columns = SPAN_COLUMNS.join(", ");
+        let (spans, of_spans) = match step {
+            None => (self.all_rows(&format!("select {columns} from spans where {filter}")).await?, filter.clone()),
+            Some(step) => {
+                let (max_rows, too_many) = (MAX_STEP_SPANS, too_many_spans());
+                let found = self.spans_of_step(StepScope { run, step, columns, max_rows, too_many, at_once: true });
+                let found = found.await?;
+                (found.batches, found.filter)
+            }
+        };
         let samples =
             self.all_rows(&format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "))).await?;
         let names = self.compute(move || (super::step::names_with_attributes(&spans), spans)).await?;
@@ -223,7 +273,7 @@ impl Engine {
         if !names.is_empty() {
             let list: Vec<String> = names.iter().map(|n| text(n)).collect();
             let sql = format!(
-                "select trace_id, span_id, start_attrs, end_attrs from spans where {filter} and name in ({})",
+                "select trace_id, span_id, start_attrs, end_attrs from spans where {of_spans} and name in ({})",
                 list.join(", ")
             );
             attributes = self.all_rows(&sql).await?;
@@ -245,15 +295,16 @@ impl Engine {
     }
 
     async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<Known, QueryError> {
-        let fingerprint = extent.fingerprint(step);
-        if let Some(known) = self.answers().get(run, step, fingerprint).filter(|k| !full || k.answers.is_some()) {
+        if let Some(known) = self.answers().get(run, step, extent).filter(|k| !full || k.answers.is_some()) {
             return Ok(known);
         }
         let _turn = self.answers().turns.acquire().await;
         let mut data = self.step_data(run, step).await?;
+        // What has no end in a run that is over was cut off, and goes on no more.
+        data.running &= extent.goes_on;
         let (summary, answers, shape) = self.compute(move || answer(step, &mut data)).await?;
         let known = Known {
-            fingerprint,
+            fingerprint: extent.fingerprint(step, summary.window()),
             used: 0,
             summary: Arc::new(summary),
             shape: Arc::new(shape),
@@ -261,6 +312,17 @@ impl Engine {
         };
         self.answers().put(run, step, known.clone());
         Ok(known)
+    }
+
+    /// May rows of this run still come? Not if it says that it is over, nor if it was read from files, which say nothing.
+    pub async fn goes_on(&self, run: &str) -> Result<bool, QueryError> {
+        let sql =
+            format!("select status = 'running' and ended_ns is null as goes_on from runs where run_id = {}", text(run));
+        let rows = self.all_rows(&sql).await?;
+        let row = rows.iter().find(|batch| batch.num_rows() > 0);
+        // Spans came and no row of the run: nobody has said anything yet.
+        let Some(said) = row.map(|batch| batch.column(0).as_boolean()) else { return Ok(true) };
+        Ok(said.is_valid(0) && said.value(0))
     }
 
     /// The steps around one (or the newest), each as it is known.
@@ -283,7 +345,8 @@ impl Engine {
             let first = at.saturating_sub(MAX_STEPS / 2).min(all - MAX_STEPS);
             steps = steps[first..first + MAX_STEPS].to_vec();
         }
-        let extent = Extent::new(&self.snapshot(), run);
+        let goes_on = self.goes_on(run).await?;
+        let extent = Extent::new(&self.snapshot(), run, goes_on);
         let known: Vec<Known> = futures::stream::iter(steps)
             .map(|step| self.known(run, step, &extent, around == Some(step)))
             .buffered(AT_ONCE)
@@ -294,8 +357,8 @@ impl Engine {
 
     /// Why did this step take as long as it did?
     pub async fn step_report(&self, run: &str, step: Option<i64>) -> Result<StepReport, QueryError> {
-        let (known, _) = self.history(run, Some(step)).await?;
-        let run = run.to_string();
+        let run = self.find_run(run).await?;
+        let (known, _) = self.history(&run, Some(step)).await?;
         self.compute(move || {
             let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
             let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
@@ -307,8 +370,8 @@ impl Engine {
 
     /// What stands out in a run, by cost.
     pub async fn run_findings(&self, run: &str) -> Result<RunFindings, QueryError> {
-        let (known, left_out) = self.history(run, None).await?;
-        let run = run.to_string();
+        let run = self.find_run(run).await?;
+        let (known, left_out) = self.history(&run, None).await?;
         self.compute(move || {
             let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
             run_findings(&run, &judge, left_out)
@@ -319,9 +382,10 @@ impl Engine {
     /// What changed from one step to another, or from one run to another.
     pub async fn difference(&self, before: &Which, after: &Which) -> Result<Difference, QueryError> {
         let around = |w: &Which| w.step.map(Some);
-        let (old, _) = self.history(&before.run, around(before)).await?;
-        let (new, _) = self.history(&after.run, around(after)).await?;
-        let (before, after) = (before.clone(), after.clone());
+        let before = Which { run: self.find_run(&before.run).await?, step: before.step };
+        let after = Which { run: self.find_run(&after.run).await?, step: after.step };
+        let (old, _) = self.history(&before.run, around(&before)).await?;
+        let (new, _) = self.history(&after.run, around(&after)).await?;
         self.compute(move || {
             let (a, b) = (side(&before, &after.run, &old), side(&after, &before.run, &new));
             let mut out = difference(&a, &b);

@@ -12,7 +12,6 @@ pub mod findings;
 pub mod health;
 pub mod history;
 pub mod idle;
-pub mod kinds;
 pub mod perf;
 pub mod phases;
 pub mod report;
@@ -23,3 +22,5 @@ pub mod step;
 pub mod stragglers;
 pub mod summary;
 pub mod words;
+
+pub use rollscope_model::kinds;

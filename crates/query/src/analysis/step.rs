@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 
 use super::attributes::{self, SpanFacts};
 use super::clocks::{self, Clock};
-use super::kinds::{Kind, classify, is_generation};
+use super::kinds::{Kind, classify, is_generation, is_said_rollout};
 
 /// No such row.
 pub const NONE: u32 = u32::MAX;
@@ -37,6 +37,8 @@ pub mod flag {
     pub const MISSING_PARENT: u8 = 16;
     /// Written once for each member of a group.
     pub const SHARED: u8 = 32;
+    /// Its sender says that it is a rollout, or part of one.
+    pub const SAID_ROLLOUT: u8 = 64;
 }
 
 /// Texts by number.
@@ -460,16 +462,24 @@ impl StepData {
         }
     }
 
-    /// A span without a sample belongs to the sample of its trace. Where there are no samples at all, every trace with a
-    /// generation is one.
+    /// A span without a sample belongs to that of its nearest ancestor that has one. Where a trace is about one sample alone
+    /// (slime writes one trace per sample), the sample is that of all its spans. A trace that begins with a step or a phase
+    /// of the trainer is about the step: what no sample is above belongs to none. Where there are no samples at all, every
+    /// trace with a generation is one.
     fn give_samples(&mut self, traces: usize) {
+        self.inherit_samples();
         let mut of_trace = vec![NONE; traces];
+        let mut of_several = vec![false; traces];
         for row in 0..self.len() {
-            let slot = &mut of_trace[self.trace[row] as usize];
-            if *slot == NONE {
-                *slot = self.sample[row];
+            let trace = self.trace[row] as usize;
+            of_several[trace] |= self.parent[row] == NONE && self.kind[row].is_trainers();
+            match (of_trace[trace], self.sample[row]) {
+                (_, NONE) => {}
+                (NONE, sample) => of_trace[trace] = sample,
+                (known, sample) => of_several[trace] |= known != sample,
             }
         }
+        of_trace.iter_mut().zip(of_several).filter(|(_, several)| *several).for_each(|(sample, _)| *sample = NONE);
         if self.samples.is_empty() {
             let mut numbers = HashMap::new();
             for row in 0..self.len() {
@@ -497,6 +507,23 @@ impl StepData {
                 if known.group == NONE {
                     known.group = self.group[row];
                 }
+            }
+        }
+    }
+
+    fn inherit_samples(&mut self) {
+        let mut settled = vec![false; self.len()];
+        let mut path = Vec::new();
+        for row in 0..self.len() {
+            let mut at = row as u32;
+            while at != NONE && self.sample[at as usize] == NONE && !settled[at as usize] {
+                path.push(at as usize);
+                at = self.parent[at as usize];
+            }
+            let found = if at == NONE { NONE } else { self.sample[at as usize] };
+            for row in path.drain(..) {
+                self.sample[row] = found;
+                settled[row] = true;
             }
         }
     }
@@ -538,6 +565,18 @@ impl StepData {
             true => (0..self.len()).filter(|r| self.parent[*r] == NONE && !self.is(*r, flag::POINT)).collect(),
             false => own.clone(),
         };
+        // Right under the step, a rollout is what its sender calls one, whatever its name.
+        for row in 0..self.len() {
+            let up = self.parent[row];
+            if up != NONE
+                && self.is(row, flag::SAID_ROLLOUT)
+                && self.sample[row] == NONE
+                && own.contains(&(up as usize))
+            {
+                self.kind[row] = Kind::Rollout;
+                self.flags[row] &= !flag::GENERATION;
+            }
+        }
         self.root = (own.len() == 1).then(|| own[0] as u32);
         self.step_start = spans.iter().map(|r| self.start[*r]).min().unwrap_or(0);
         self.step_end = spans.iter().map(|r| self.end[*r]).max().unwrap_or(0);
@@ -656,7 +695,8 @@ fn short(id: &str) -> &str {
 struct Reader {
     workers: HashMap<Worker, u32>,
     samples: HashMap<u32, u32>,
-    kinds: HashMap<(u32, u32), (Kind, bool)>,
+    /// By name and phase: the kind, and the flags that follow from both.
+    kinds: HashMap<(u32, u32), (Kind, u8)>,
 }
 
 impl Reader {
@@ -707,18 +747,18 @@ impl Reader {
             }
             let name = names.number(row, &mut data.texts);
             let phase = phases.number(row, &mut data.texts);
-            let (kind, generation) = *self.kinds.entry((name, phase)).or_insert_with(|| {
+            let (kind, of_kind) = *self.kinds.entry((name, phase)).or_insert_with(|| {
                 let said = (phase != NONE).then(|| data.texts.get(phase));
-                (classify(data.texts.get(name), said), is_generation(data.texts.get(name), said))
+                let generation = if is_generation(data.texts.get(name), said) { flag::GENERATION } else { 0 };
+                let rollout = if is_said_rollout(said) { flag::SAID_ROLLOUT } else { 0 };
+                (classify(data.texts.get(name), said), generation | rollout)
             });
             let point = matches!(state, "instant" | "orphan_end");
             let mut flags = if point { flag::POINT } else { 0 };
             if statuses.text(row) == Some("error") {
                 flags |= flag::ERROR;
             }
-            if generation && !point {
-                flags |= flag::GENERATION;
-            }
+            flags |= if point { of_kind & !flag::GENERATION } else { of_kind };
             let worker = Worker {
                 service: services.number(row, &mut data.texts),
                 host: hosts.number(row, &mut data.texts),

@@ -128,6 +128,11 @@ impl StepSummary {
         (out, times)
     }
 
+    /// From its first moment to its last, in nanoseconds.
+    pub fn window(&self) -> (i64, i64) {
+        (self.start_ns, self.end_ns)
+    }
+
     pub fn key(&self, key: u32) -> &str {
         self.keys.get(key)
     }

@@ -3,5 +3,6 @@
 
 mod graphs;
 mod planted;
+mod shapes;
 mod sums;
 mod support;

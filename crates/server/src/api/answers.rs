@@ -9,6 +9,7 @@ use super::to_json;
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
+use crate::run::Run;
 
 /// Why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
 /// stragglers, idle time and health. `docs/answers.md` says what each number means. `-` instead of a number: a run whose
@@ -21,7 +22,8 @@ use crate::problem::Problem;
     ))]
 pub async fn report(
     State(app): State<App>,
-    Path((run, step)): Path<(String, String)>,
+    Run(run): Run,
+    Path((_, step)): Path<(String, String)>,
     params: Params,
 ) -> Result<Response, Problem> {
     params.done()?;
@@ -40,7 +42,7 @@ pub async fn report(
     (status = 200, description = "Findings, JSON"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn findings(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
     to_json(&app.engine.run_findings(&run).await?)
 }
@@ -57,7 +59,7 @@ pub async fn findings(State(app): State<App>, Path(run): Path<String>, params: P
         (status = 200, description = "The difference, JSON"),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
-pub async fn diff(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let step = params.number("step", "an integer")?;
     let with = params.number("with", "an integer")?;
     let other = params.text("other").map(str::to_string);

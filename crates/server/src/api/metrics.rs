@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use arrow::array::RecordBatch;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
@@ -16,6 +16,7 @@ use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
+use crate::run::Run;
 use crate::sinks::SinkStatus;
 
 /// Metrics asked for at one time.
@@ -56,7 +57,7 @@ fn finite(value: Option<f64>) -> Option<f64> {
 /// The metrics of a run, each with its last, smallest and largest value.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/metrics", tag = "metrics", params(("run" = String, Path)),
     responses((status = 200, body = MetricsAnswer)))]
-pub async fn metrics(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+pub async fn metrics(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
     let sql = format!(
         "select name, count(*) as points, sum(case when {FINITE} then 0 else 1 end) as not_finite, \
@@ -182,7 +183,7 @@ fn names(text: &str) -> Result<Vec<String>, Problem> {
     (status = 200, body = PointsAnswer),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn points(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+pub async fn points(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let names = names(params.text("names").ok_or_else(|| Problem::parameter("names", "given"))?)?;
     let axis = match params.text("x") {
         None | Some("step") => Axis::Step,
@@ -281,7 +282,7 @@ fn prometheus_value(v: f64) -> String {
 }
 
 /// The metrics of a run's last step as Prometheus text.
-pub async fn last_step(State(app): State<App>, Path(run): Path<String>) -> Result<Response, Problem> {
+pub async fn last_step(State(app): State<App>, Run(run): Run) -> Result<Response, Problem> {
     let sql = format!(
         "select name, step, last_value(value order by time_ns) as value from metrics where run_id = {} and step = \
          (select max(step) from metrics where run_id = {}) group by name, step order by name",

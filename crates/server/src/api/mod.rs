@@ -48,6 +48,7 @@ use crate::problem::Problem;
         sql::cancel,
         tables::tables,
         runs::runs,
+        runs::run,
         runs::delete_run,
         steps::steps,
         answers::report,
@@ -88,7 +89,7 @@ pub fn router(app: &App) -> Router {
         .route("/queries/{id}", delete(sql::cancel))
         .route("/tables", get(tables::tables))
         .route("/runs", get(runs::runs))
-        .route("/runs/{run}", delete(runs::delete_run))
+        .route("/runs/{run}", get(runs::run).delete(runs::delete_run))
         .route("/runs/{run}/steps", get(steps::steps))
         .route("/runs/{run}/steps/{step}/report", get(answers::report))
         .route("/runs/{run}/findings", get(answers::findings))

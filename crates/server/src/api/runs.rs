@@ -21,6 +21,7 @@ use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{int_column, text_column};
+use crate::run::Run;
 
 #[derive(Serialize, ToSchema)]
 pub struct RunsAnswer {
@@ -60,6 +61,26 @@ pub(super) fn ns(value: Option<i64>) -> Option<String> {
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", responses((status = 200, body = RunsAnswer)))]
 pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
+    to_json(&RunsAnswer { runs: listed(&app).await? })
+}
+
+/// One run, by its id, its name, `project/name`, or a beginning of these that fits one run only. Every other path that takes a
+/// run takes it so, too; only deleting asks for the id.
+#[utoipa::path(get, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)), responses(
+    (status = 200, body = RunInfo),
+    (status = 400, description = "Several runs fit", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn run(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    match listed(&app).await?.into_iter().find(|listed| listed.run_id == run) {
+        Some(found) => to_json(&found),
+        None => Err(Problem::not_found(format!("there is no run `{run}`"))),
+    }
+}
+
+/// The newest first.
+async fn listed(app: &App) -> Result<Vec<RunInfo>, Problem> {
     // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
     let batch = match app.engine.runs().await {
         Err(_) => app.engine.runs().await?,
@@ -94,7 +115,7 @@ pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Pr
             }
         })
         .collect();
-    to_json(&RunsAnswer { runs })
+    Ok(runs)
 }
 
 #[derive(Clone, Default)]
@@ -177,7 +198,13 @@ pub async fn delete_run(State(app): State<App>, Path(run): Path<String>, params:
             tracing::info!(run, "deleted a run");
             Ok(StatusCode::NO_CONTENT.into_response())
         }
-        false => Err(Problem::not_found(format!("there is no run `{run}`"))),
+        // What cannot be undone is not done to a run that was only described.
+        false => {
+            let id = app.engine.find_run(&run).await?;
+            Err(Problem::not_found(format!(
+                "there is no run with the id `{run}`; to delete {run}, give its id, `{id}`"
+            )))
+        }
     }
 }
 
@@ -197,12 +224,7 @@ pub struct TagsBody {
     (status = 400, description = "Not tags", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn set_tags(
-    State(app): State<App>,
-    Path(run): Path<String>,
-    params: Params,
-    body: Body,
-) -> Result<Response, Problem> {
+pub async fn set_tags(State(app): State<App>, Run(run): Run, params: Params, body: Body) -> Result<Response, Problem> {
     params.done()?;
     let body = app.read_api_body(body).await?;
     let bad = |what: String| Problem::new(StatusCode::BAD_REQUEST, what);

@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Int32Type, Int64Type};
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::Response;
 use futures::StreamExt;
 use parking_lot::Mutex;
@@ -21,6 +21,7 @@ use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
+use crate::run::Run;
 
 /// Runs whose steps are kept; past this all are forgotten.
 const MAX_RUNS: usize = 256;
@@ -77,8 +78,9 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
                 continue;
             };
             for row in 0..batch.num_rows() {
-                if steps.is_valid(row) && runs.is_valid(row) && runs.keys().value(row) == key as i32 {
-                    lowest = lowest.min(steps.value(row));
+                if runs.is_valid(row) && runs.keys().value(row) == key as i32 {
+                    // A row that names no step may belong to any.
+                    lowest = lowest.min(steps.is_valid(row).then(|| steps.value(row))?);
                 }
             }
         }
@@ -103,6 +105,8 @@ pub struct StepInfo {
     samples: i64,
     /// Spans that have not ended.
     open: i64,
+    /// Some span has not ended, and the run goes on. In a run that is over, open spans were cut off.
+    running: bool,
     /// Over the samples of the training split that have a number for a reward.
     reward_mean: Option<f64>,
     /// Seconds during which at least one span of the phase was running.
@@ -114,7 +118,7 @@ pub struct StepInfo {
 /// The steps of a run, each with its time by phase.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps", tag = "runs", params(("run" = String, Path)),
     responses((status = 200, body = StepsAnswer)))]
-pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Params) -> Result<Response, Problem> {
+pub async fn steps(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
     let snapshot = app.store.snapshot();
     let segments = segments_of(&snapshot, &run);
@@ -129,7 +133,9 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
         steps.extend(fresh);
     }
     app.known_steps.keep(&run, Known { segments, version: snapshot.version, steps: steps.clone() });
-    let steps = steps.into_iter().map(|(step, info)| StepInfo { step, ..info }).collect();
+    let goes_on = app.engine.goes_on(&run).await?;
+    let steps =
+        steps.into_iter().map(|(step, info)| StepInfo { step, running: goes_on && info.open > 0, ..info }).collect();
     to_json(&StepsAnswer { steps })
 }
 
@@ -137,10 +143,11 @@ pub async fn steps(State(app): State<App>, Path(run): Path<String>, params: Para
 async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>, Problem> {
     let run = sql_text(run);
     let from = if from == i64::MIN { String::new() } else { format!(" and step >= {from}") };
+    let spans_by_step = spans_by_step(app, &run, &from).await?;
     let spans = format!(
         "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as spans, \
                 count(distinct sample_id) as samples, sum(case when state = 'open' then 1 else 0 end) as open \
-         from spans where run_id = {run} and step is not null{from} group by step"
+         from {spans_by_step} group by step"
     );
     let samples = format!(
         "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as samples, \
@@ -148,8 +155,7 @@ async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>
          from samples where run_id = {run} and step is not null{from} group by step"
     );
     let phases = format!(
-        "select step, phase, start_ns, end_ns from spans \
-         where run_id = {run} and step is not null{from} and phase is not null and end_ns is not null"
+        "select step, phase, start_ns, end_ns from {spans_by_step} where phase is not null and end_ns is not null"
     );
     let (spans, samples, phases) =
         tokio::try_join!(collect(&app.engine, &spans), collect(&app.engine, &samples), intervals(app, &phases))?;
@@ -190,6 +196,25 @@ async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>
         info.exclusive = split(&by_phase).into_iter().map(|(p, ns)| (p, seconds(ns))).collect();
     }
     Ok(steps)
+}
+
+/// The run's spans with their steps, to select from. Those that name none count for the step of their trace: ROLL names it
+/// on the root alone. Most runs have none such, and need no join.
+async fn spans_by_step(app: &App, run: &str, from: &str) -> Result<String, Problem> {
+    let own = format!("run_id = {run} and step is not null{from}");
+    let unnamed = format!("select 1 from spans where run_id = {run} and step is null limit 1");
+    let unnamed = collect(&app.engine, &unnamed).await?.iter().any(|batch| batch.num_rows() > 0);
+    let columns = ["start_ns", "end_ns", "sample_id", "state", "phase"];
+    let named = format!("select step, {} from spans where {own}", columns.join(", "));
+    Ok(match unnamed {
+        false => format!("({named})"),
+        true => format!(
+            "({named} union all select t.step, {} from spans s join (select trace_id, min(step) as step from spans \
+               where {own} group by trace_id having min(step) = max(step)) t on s.trace_id = t.trace_id \
+             where s.run_id = {run} and s.step is null)",
+            columns.map(|c| format!("s.{c}")).join(", ")
+        ),
+    })
 }
 
 type Intervals = Vec<(i64, i64)>;
@@ -246,9 +271,16 @@ fn length(list: &Intervals) -> i64 {
 const WIDEST_FIRST: [&str; 9] =
     ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
 
+/// The step as a whole, which our own package marks: what no phase explains.
+const WHOLE_STEP: &str = "step";
+
 /// Every moment goes to one phase.
 fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
-    let rank = |phase: &str| WIDEST_FIRST.iter().position(|p| *p == phase).unwrap_or(WIDEST_FIRST.len());
+    let rank = |phase: &str| match WIDEST_FIRST.iter().position(|p| *p == phase) {
+        Some(rank) => rank,
+        None if phase == WHOLE_STEP => usize::MAX,
+        None => WIDEST_FIRST.len(),
+    };
     let mut phases: Vec<&String> = by_phase.keys().collect();
     phases.sort_by_key(|p| (rank(p), p.as_str()));
     let mut taken: Intervals = Vec::new();
@@ -275,6 +307,7 @@ mod tests {
             ("generate".to_string(), vec![(0, 8), (9, 12)]),
             ("reward".to_string(), vec![(7, 13)]),
             ("rollout".to_string(), vec![(0, 10)]),
+            ("step".to_string(), vec![(0, 21)]),
             ("train".to_string(), vec![(12, 20)]),
         ]);
         let split = split(&by_phase);
@@ -282,7 +315,8 @@ mod tests {
         assert_eq!(split["generate"], 2);
         assert_eq!(split["reward"], 1);
         assert_eq!(split["train"], 7);
-        assert_eq!(split.values().sum::<i64>(), 20);
+        assert_eq!(split["step"], 1);
+        assert_eq!(split.values().sum::<i64>(), 21);
     }
 
     #[test]

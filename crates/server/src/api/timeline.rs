@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
-use arrow::compute::{concat_batches, filter_record_batch, max, min};
+use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::{Int32Type, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rollscope_formats::export::timeline;
 use rollscope_model::Table;
 use rollscope_model::ids::TraceId;
+use rollscope_query::scope::{StepScope, overlaps};
 use rollscope_store::{Snapshot, SnapshotSource};
 
 use super::stream::{Format, respond};
@@ -24,6 +25,7 @@ use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{self, collect, int_column, sql_text};
+use crate::run::Run;
 
 /// Most spans in one timeline: the page draws a few million, and a window can always be narrower.
 const MAX_SPANS: usize = 4_000_000;
@@ -54,11 +56,6 @@ fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     }
 }
 
-/// Spans that are there at some time between `from` and `to`.
-fn overlaps(from: i64, to: i64) -> String {
-    format!("start_ns <= {to} and (end_ns >= {from} or (end_ns is null and (state = 'open' or start_ns >= {from})))")
-}
-
 /// The spans of a step or a window as the page draws them.
 ///
 /// An Arrow IPC stream of one batch, packed: parents as row numbers, lanes given, sorted by sample, lane and start, without
@@ -78,11 +75,7 @@ fn overlaps(from: i64, to: i64) -> String {
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "Too many spans for one timeline", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn timeline(
-    State(app): State<App>,
-    Path(run): Path<String>,
-    mut params: Params,
-) -> Result<Response, Problem> {
+pub async fn timeline(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     let live = params.number::<u8>("live", "0 or 1")?.unwrap_or(0) == 1;
     let since = params.number::<u64>("since", "the rollscope-version of an earlier answer")?;
@@ -138,37 +131,36 @@ async fn rows(app: &App, sql: &str) -> Result<Vec<RecordBatch>, Problem> {
         batches.push(batch?);
     }
     if running.truncated.load(Relaxed) {
-        let text = format!("more than {MAX_SPANS} spans; ask for a window of time with from_ns and to_ns");
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, text));
+        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, too_many_spans()));
     }
     Ok(batches)
 }
 
+fn too_many_spans() -> String {
+    format!("more than {MAX_SPANS} spans; ask for a window of time with from_ns and to_ns")
+}
+
 /// The spans of the window, and those of the same traces that only their trace tells of.
 async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
-    let run = sql_text(run);
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
     // Attributes are read only where some span has prefill and decode times among them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with("pd_")));
     let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
-    let own = match window {
-        Window::Step(step) => format!("run_id = {run} and step = {step}"),
-        Window::Time { from, to } => format!("run_id = {run} and {}", overlaps(from, to)),
+    let (from, to) = match window {
+        Window::Time { from, to } => (from, to),
+        Window::Step(step) => {
+            let (max_rows, too_many) = (MAX_SPANS, too_many_spans());
+            let scope = StepScope { run, step, columns, max_rows, too_many, at_once: false };
+            return Ok(app.engine.spans_of_step(scope).await?.batches);
+        }
     };
-    let mut spans = rows(app, &format!("select {columns} from spans where {own}")).await?;
+    let (run, during) = (sql_text(run), overlaps(from, to));
+    let mut spans = rows(app, &format!("select {columns} from spans where run_id = {run} and {during}")).await?;
     let traces = traces_of(&spans)?;
     if traces.is_empty() {
         return Ok(spans);
     }
-    let (others, from, to) = match window {
-        Window::Time { from, to } => (format!("run_id <> {run}"), from, to),
-        Window::Step(_) => {
-            let (from, to) = extent(&spans);
-            ("step is null".to_string(), from, to)
-        }
-    };
-    let others = rows(app, &format!("select {columns} from spans where {others} and {}", overlaps(from, to))).await?;
-    for batch in others {
+    for batch in rows(app, &format!("select {columns} from spans where run_id <> {run} and {during}")).await? {
         let kept = of_traces(&batch, &traces)?;
         if kept.num_rows() > 0 {
             spans.push(kept);
@@ -205,17 +197,6 @@ fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, Proble
 
 fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
     batch.column_by_name(name).and_then(|c| c.as_primitive_opt())
-}
-
-fn extent(batches: &[RecordBatch]) -> (i64, i64) {
-    let mut out = (i64::MAX, i64::MIN);
-    for batch in batches {
-        for column in ["start_ns", "end_ns"].into_iter().filter_map(|name| times(batch, name)) {
-            out.0 = out.0.min(min(column).unwrap_or(i64::MAX));
-            out.1 = out.1.max(max(column).unwrap_or(i64::MIN));
-        }
-    }
-    out
 }
 
 type Traces = HashSet<TraceId>;
@@ -302,7 +283,7 @@ fn delta(
     (status = 200, description = "Links", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+pub async fn links(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     params.done()?;
     let run = sql_text(&run);
@@ -342,7 +323,7 @@ pub async fn links(State(app): State<App>, Path(run): Path<String>, mut params: 
     (status = 200, description = "Samples", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn samples(State(app): State<App>, Path(run): Path<String>, mut params: Params) -> Result<Response, Problem> {
+pub async fn samples(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let mut filter = format!("run_id = {}", sql_text(&run));
     let found = window(&mut params)?;
     let columns = params.text("columns").map_or_else(|| "*".to_string(), str::to_string);

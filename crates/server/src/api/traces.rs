@@ -40,7 +40,10 @@ const MAX_ATTRIBUTES: usize = 20;
     (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Problem> {
-    let (search, points) = parse(query.as_deref().unwrap_or(""))?;
+    let (mut search, points) = parse(query.as_deref().unwrap_or(""))?;
+    if let Some(run) = &mut search.run {
+        *run = app.engine.find_run(run).await?;
+    }
     let rows = collect(&app.engine, &search.sql()).await?;
     let mut traces: Vec<Value> = Vec::new();
     let mut ids: Vec<TraceId> = Vec::new();

@@ -180,26 +180,18 @@ impl Conversations {
         Ok(Listed { rows, total: answer.total, next, facets: answer.facets })
     }
 
-    /// The runs that are meant: a run by its id, or by its name where no run has that id, within a project if one is given.
+    /// The runs that are meant: of a project, or by id or name, within a project if one is given.
     async fn runs(&self, project: Option<&str>, run: Option<&str>) -> Result<Option<Vec<String>>, Problem> {
-        if project.is_none() && run.is_none() {
-            return Ok(None);
+        match (project, run) {
+            (None, None) => Ok(None),
+            (project, Some(run)) => Ok(Some(self.engine.find_runs(project, run).await?)),
+            (Some(project), None) => {
+                let batch = self.engine.runs().await?;
+                let (ids, projects) = (text_column(&batch, "run_id")?, text_column(&batch, "project")?);
+                let of_project = ids.into_iter().zip(projects).filter(|(_, p)| p.as_deref() == Some(project));
+                Ok(Some(of_project.filter_map(|(id, _)| id).collect()))
+            }
         }
-        let batch = self.engine.runs().await?;
-        let (ids, names, projects) =
-            (text_column(&batch, "run_id")?, text_column(&batch, "name")?, text_column(&batch, "project")?);
-        let inside = |n: &usize| project.is_none_or(|p| projects[*n].as_deref() == Some(p));
-        let chosen = |column: &[Option<String>], wanted: &str| -> Vec<String> {
-            let all = (0..column.len()).filter(|n| column[*n].as_deref() == Some(wanted)).filter(inside);
-            all.filter_map(|n| ids[n].clone()).collect()
-        };
-        Ok(Some(match run {
-            None => (0..ids.len()).filter(inside).filter_map(|n| ids[n].clone()).collect(),
-            Some(run) => match chosen(&ids, run) {
-                by_id if !by_id.is_empty() => by_id,
-                _ => chosen(&names, run),
-            },
-        }))
     }
 
     /// The messages of some conversations, by id.

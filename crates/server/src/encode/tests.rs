@@ -65,7 +65,8 @@ fn odd_values_stay_valid_json() {
     json_rows(&mut out, &odd(), &mut first).unwrap();
     out.push(b']');
     let rows: Vec<Vec<serde_json::Value>> = serde_json::from_slice(&out).unwrap();
-    assert_eq!(rows[0][..4], ["a,b".into(), serde_json::Value::Null, i64::MIN.into(), u64::MAX.into()]);
+    assert_eq!(rows[0][..4], ["a,b".into(), "NaN".into(), i64::MIN.into(), u64::MAX.into()]);
+    assert_eq!(rows[2][1], "Infinity");
     assert_eq!(rows[1][..4], [serde_json::Value::Null, 0.5.into(), serde_json::Value::Null, 0.into()]);
     assert!(rows[0][4].as_str().unwrap().starts_with("1970-01-01"));
 }
@@ -78,9 +79,9 @@ fn csv_tells_null_from_empty() {
     let text = String::from_utf8(out).unwrap();
     let lines: Vec<_> = text.split('\n').collect();
     assert_eq!(lines[0], "v,f,i,u,t");
-    assert!(lines[1].starts_with("\"a,b\",,-9223372036854775808,18446744073709551615,1970"), "{}", lines[1]);
+    assert!(lines[1].starts_with("\"a,b\",NaN,-9223372036854775808,18446744073709551615,1970"), "{}", lines[1]);
     assert!(lines[2].starts_with(",0.5,,0,"), "{}", lines[2]);
-    assert!(lines[3].starts_with("\"\",,0,1,"), "{}", lines[3]);
+    assert!(lines[3].starts_with("\"\",Infinity,0,1,"), "{}", lines[3]);
 }
 
 #[test]

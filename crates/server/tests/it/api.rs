@@ -38,7 +38,7 @@ async fn sql_answers_in_three_forms() {
     assert_eq!(json["columns"][1]["name"], "trace_id");
     assert_eq!(json["rows"][0][1], "01010101010101010101010101010101");
     assert_eq!(json["rows"][0][2], T0 + 1_000_000);
-    assert_eq!((&json["rows"][0][3], &json["rows"][0][4]), (&json!(false), &Value::Null));
+    assert_eq!((&json["rows"][0][3], &json["rows"][0][4]), (&json!(false), &json!("NaN")));
     assert_eq!(json["truncated"], false);
 
     let csv = rig.sql(&json!({ "query": query, "format": "csv", "max_rows": 2 })).await;
@@ -99,8 +99,10 @@ async fn bad_questions_are_answered_with_problems() {
     let answer = rig.sql(&long).await;
     assert_eq!((answer.status, answer.json()["limit"].as_str()), (413, Some("max_api_request_bytes")));
 
+    rig.put(&spans("r", 1, 1)).await;
     for (path, status, part) in [
         ("/api/v1/nowhere", 404, "openapi.json"),
+        ("/api/v1/runs/q/timeline?step=1", 404, "there is no run `q`; near: `r`"),
         ("/api/nowhere", 404, "openapi.json"),
         ("/api/v1/runs?limit=3", 400, "`limit`"),
         ("/api/v1/runs/r/timeline", 400, "`step`"),

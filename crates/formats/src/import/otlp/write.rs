@@ -7,7 +7,7 @@ use arrow::array::RecordBatch;
 use rollscope_model::attrs;
 use rollscope_model::build::{AttrsColumn, DictColumn, NULL_KEY, SpansBuilder};
 use rollscope_model::ids::is_zero;
-use rollscope_model::names::{KINDS, STATUSES, state};
+use rollscope_model::names::{KINDS, SERVICE_INSTANCE_ID, STATUSES, state};
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::known::{Known, Meaning};
@@ -24,6 +24,8 @@ const MAX_LABEL_BYTES: usize = 1024;
 const UNKNOWN_SERVICE: &str = "unknown_service";
 const DEFAULT_RUN: &str = "default";
 const DEFAULT_FRAMEWORK: &str = "opentelemetry";
+/// The framework, and the run of all its roles where nobody names one.
+const ROLL: &str = "roll";
 
 pub(super) struct Writer<'o> {
     pub options: &'o DecodeOptions,
@@ -37,6 +39,8 @@ pub(super) struct Writer<'o> {
     resource: Inherited,
     scope: Vec<u8>,
     scope_framework: Option<&'static str>,
+    /// The run of the scope in hand, where it is not the resource's.
+    scope_run: Option<&'static str>,
     scope_number: u32,
     /// Scopes of the resource in hand: the row each ends before, and its description, not yet closed.
     scopes: Vec<(usize, Vec<u8>)>,
@@ -52,6 +56,10 @@ struct Inherited {
     service: i32,
     run: String,
     run_key: i32,
+    /// Somebody said which run it is; else it is guessed.
+    run_is_named: bool,
+    service_name: String,
+    instance: String,
     step: Option<i64>,
     sample: i32,
     group: i32,
@@ -72,6 +80,23 @@ struct Inherited {
     entities: Vec<u8>,
 }
 
+impl Inherited {
+    /// Does ROLL write through this tracer? There a service is a role: the driver, a scheduler, a cluster of workers whose
+    /// instances are numbered.
+    fn is_rolls(&self, tracer: &str) -> bool {
+        let worker = || {
+            let rank = self.instance.strip_prefix(&self.service_name).and_then(|rest| rest.strip_prefix('-'));
+            rank.is_some_and(|rank| rank.starts_with(|c: char| c.is_ascii_digit()))
+        };
+        match tracer {
+            "roll" => true,
+            "driver" | "scheduler" => self.service_name == tracer,
+            "worker" | "env_manager" => worker(),
+            _ => self.framework.as_deref() == Some(ROLL),
+        }
+    }
+}
+
 impl<'o> Writer<'o> {
     pub fn new(options: &'o DecodeOptions) -> Self {
         Writer {
@@ -85,6 +110,7 @@ impl<'o> Writer<'o> {
             resource: Inherited::default(),
             scope: Vec::new(),
             scope_framework: None,
+            scope_run: None,
             scope_number: 0,
             scopes: Vec::new(),
             scope_bytes: 0,
@@ -126,10 +152,11 @@ impl<'o> Writer<'o> {
         let text = |meaning| found.text(list, meaning);
         let c = &mut self.columns;
         let service = text(Meaning::Service).unwrap_or_else(|| UNKNOWN_SERVICE.into());
-        let run = match &self.options.run {
-            Some(run) => run.clone(),
-            None => text(Meaning::Run).or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into()),
-        };
+        let named = self.options.run.clone().or_else(|| text(Meaning::Run));
+        let run_is_named = named.is_some();
+        let run = named.or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into());
+        let instance = list.list.iter().find(|(key, _)| key.as_ref() == SERVICE_INSTANCE_ID);
+        let instance = instance.and_then(|(_, value)| str_of(value)).unwrap_or("").to_string();
         if run.len() > MAX_RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
         }
@@ -142,6 +169,9 @@ impl<'o> Writer<'o> {
             service: c.service.intern(&service),
             run_key: c.run_id.intern(&run),
             run,
+            run_is_named,
+            instance,
+            service_name: service,
             step: found.int(list, Meaning::Step),
             sample: key(&mut c.sample_id, Meaning::Sample),
             group: key(&mut c.group_id, Meaning::Group),
@@ -166,11 +196,13 @@ impl<'o> Writer<'o> {
     pub fn begin_scope<S: AsRef<str>>(&mut self, scope: Result<&Scope<S>, Reason>) {
         self.scope.clear();
         self.scope_framework = None;
+        self.scope_run = None;
         self.scope_number += 1;
         self.refuse_scope = scope.as_ref().err().copied();
         let Ok(scope) = scope else { return };
-        if scope.name.as_ref() == "roll" {
-            self.scope_framework = Some("roll");
+        if self.resource.is_rolls(scope.name.as_ref()) {
+            self.scope_framework = Some(ROLL);
+            self.scope_run = (!self.resource.run_is_named).then_some(ROLL);
         }
         write_text_member(&mut self.scope, "name", scope.name.as_ref());
         write_text_member(&mut self.scope, "version", scope.version.as_ref());
@@ -244,7 +276,7 @@ impl<'o> Writer<'o> {
         let mut buffer = itoa::Buffer::new();
         let own_run = match &self.options.run {
             Some(_) => None,
-            None => found.get(list, Meaning::Run).and_then(|value| text_of(value, &mut buffer)),
+            None => found.get(list, Meaning::Run).and_then(|value| text_of(value, &mut buffer)).or(self.scope_run),
         };
         if own_run.is_some_and(|run| run.len() > MAX_RUN_ID_BYTES) {
             return Err(Reason::RunTooLong);

@@ -6,6 +6,7 @@ use arrow::array::RecordBatch;
 use rollscope_model::build::{
     ConversationsBuilder, NewConversation, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
 };
+use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::names::{self, state};
 use rollscope_model::time::seconds_to_ns;
 use rollscope_model::{SpanId, Table, TraceId, attrs, ids};
@@ -225,13 +226,9 @@ impl<'a> Maker<'a> {
         let (mut turns, mut tool_calls) = (0, 0);
         if let Some(row) = &row {
             self.made.skipped += row.skipped;
-            for item in &row.rebuilt.items[..row.rebuilt.spans] {
-                match &*row.events[item.event as usize].name {
-                    "sglang_generate" => turns += 1,
-                    name if name.starts_with("tool_call") => tool_calls += 1,
-                    _ => {}
-                }
-            }
+            let spans = &row.rebuilt.items[..row.rebuilt.spans];
+            turns = spans.iter().filter(|item| &*row.events[item.event as usize].name == "sglang_generate").count();
+            tool_calls = self.tool_calls(row, spans);
             let original = trace_text.as_deref().filter(|_| !canonical);
             self.spans(row, trace_id, original, sample_id, group.as_deref())?;
         }
@@ -269,8 +266,8 @@ impl<'a> Maker<'a> {
             response_tokens: response_length,
             total_tokens,
             response_length,
-            turns: row.as_ref().map(|_| turns),
-            tool_calls: row.as_ref().map(|_| tool_calls),
+            turns: row.as_ref().and_then(|_| i32::try_from(turns).ok()),
+            tool_calls: row.as_ref().and_then(|_| i32::try_from(tool_calls).ok()),
             weight_versions: weight_versions.as_deref(),
             cached_tokens: inner("prefix_cache_info", "cached_tokens"),
             cache_total_tokens: inner("prefix_cache_info", "total_prompt_tokens"),
@@ -319,6 +316,28 @@ impl<'a> Maker<'a> {
     }
 
     /// Metadata of a conversation: the sample's own, with what people sort and filter by.
+    /// Counted as the answers count them: by what the answers call a tool, and a call inside a call is part of it.
+    fn tool_calls(&self, row: &Row, spans: &[Item]) -> usize {
+        let is_tool = |item: &Item| {
+            let name = &row.events[item.event as usize].name;
+            classify(name, self.said_phase(self.attrs_of(row, item)).as_deref()) == Kind::Tool
+        };
+        let tools: Vec<bool> = spans.iter().map(is_tool).collect();
+        let inside = |item: &Item| {
+            let mut at = item.parent_item;
+            // Parents that lead in a circle are followed no further than there are spans.
+            for _ in 0..spans.len() {
+                let Some(parent) = at.and_then(|at| Some((at, spans.get(at as usize)?))) else { return false };
+                if tools[parent.0 as usize] {
+                    return true;
+                }
+                at = parent.1.parent_item;
+            }
+            false
+        };
+        spans.iter().zip(&tools).filter(|(item, is_tool)| **is_tool && !inside(item)).count()
+    }
+
     fn about(&mut self, sample: Value, reward: Option<Value>, status: Option<&str>, source: Option<&str>) -> String {
         let heap = &self.dump.torch.heap;
         let label = heap.field(sample, "label").filter(|l| !l.is_none());
@@ -370,6 +389,19 @@ impl<'a> Maker<'a> {
         Ok(())
     }
 
+    /// The attributes at its start and at its end.
+    fn attrs_of(&self, row: &Row, item: &Item) -> (Value, Value) {
+        let at_event = row.raw[item.event as usize].attrs;
+        match item.state {
+            State::OrphanEnd => (Value::NONE, at_event),
+            _ => (at_event, item.end_event.map_or(Value::NONE, |end| row.raw[end as usize].attrs)),
+        }
+    }
+
+    fn said_phase(&self, (start_attrs, end_attrs): (Value, Value)) -> Option<Cow<'a, str>> {
+        [start_attrs, end_attrs].into_iter().find_map(|a| self.dump.torch.heap.str(self.get(a, self.phase)?))
+    }
+
     #[allow(clippy::too_many_arguments)]
     fn span(
         &mut self,
@@ -406,11 +438,7 @@ impl<'a> Maker<'a> {
         };
         let parent = parent.map(|id| id_text(id));
         let parent_id = parent.as_deref().map(ids::span_id_from_text);
-        let end_attrs = match item.state {
-            State::OrphanEnd => raw.attrs,
-            _ => item.end_event.map_or(Value::NONE, |end| row.raw[end as usize].attrs),
-        };
-        let start_attrs = if item.state == State::OrphanEnd { Value::NONE } else { raw.attrs };
+        let (start_attrs, end_attrs) = self.attrs_of(row, item);
         let error = self.get(end_attrs, self.error_type);
         let message = error.map(|kind| match self.get(end_attrs, self.error_message) {
             Some(message) => super::short(format!("{}: {}", torch.text(kind), torch.text(message))),
@@ -420,7 +448,7 @@ impl<'a> Maker<'a> {
             .into_iter()
             .flat_map(|a| self.request_ids.iter().map(move |k| (a, *k)))
             .find_map(|(a, k)| heap.str(self.get(a, k)?));
-        let phase = [start_attrs, end_attrs].into_iter().find_map(|a| heap.str(self.get(a, self.phase)?));
+        let phase = self.said_phase((start_attrs, end_attrs));
         let mut bytes = 160;
         for (attrs, starts) in [(start_attrs, true), (end_attrs, false)] {
             let column = if starts { &mut self.spans.start_attrs } else { &mut self.spans.end_attrs };

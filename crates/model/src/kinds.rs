@@ -1,7 +1,7 @@
 //! What kind of work a span is. One table of rules, read from the top; the first that fits counts.
 //!
 //! A sender may say it (`rl.phase`, the column `phase`). That is believed, except for `rollout`, which everything inside a
-//! rollout is: there the name says more. Names are those of slime, SGLang (2.1 of the specification: slices), ROLL, verl
+//! rollout is: there the name says more, if it says anything. Names are those of slime, SGLang (2.1 of the specification: slices), ROLL, verl
 //! and OpenTelemetry's `gen_ai`. The page has the same table for its colours (`ui/src/lib/phases.ts`).
 
 use serde::Serialize;
@@ -92,6 +92,20 @@ impl Kind {
     pub fn is_work(self) -> bool {
         !matches!(self, Kind::Queue | Kind::Transfer | Kind::Generate | Kind::Rollout | Kind::Step | Kind::Other)
     }
+
+    /// A step or a part of one that is not about any sample in particular.
+    pub fn is_trainers(self) -> bool {
+        matches!(
+            self,
+            Kind::Step
+                | Kind::LogProbs
+                | Kind::Train
+                | Kind::WeightSync
+                | Kind::Checkpoint
+                | Kind::Validation
+                | Kind::Data
+        )
+    }
 }
 
 /// What senders say, in `phase`.
@@ -121,7 +135,11 @@ const SAID: &[(&str, Kind)] = &[
     ("validation", Kind::Validation),
     ("eval", Kind::Validation),
     ("data", Kind::Data),
+    ("step", Kind::Step),
 ];
+
+/// Said of the rollout as a whole and of everything in it.
+const SAID_ROLLOUT: &str = "rollout";
 
 enum Rule {
     Is(&'static str),
@@ -198,11 +216,9 @@ const LOOKED_AT: usize = 96;
 
 /// The kind of a span with this name, whose sender said `said`.
 pub fn classify(name: &str, said: Option<&str>) -> Kind {
-    if let Some(said) = said {
-        let said = said.trim().to_ascii_lowercase().replace(['-', ' '], "_");
-        if let Some((_, kind)) = SAID.iter().find(|(word, _)| *word == said) {
-            return *kind;
-        }
+    let said = said.map(plain_word);
+    if let Some((_, kind)) = SAID.iter().find(|(word, _)| Some(*word) == said.as_deref()) {
+        return *kind;
     }
     let cut = (0..=name.len().min(LOOKED_AT)).rev().find(|i| name.is_char_boundary(*i)).unwrap_or(0);
     let name = name[..cut].to_ascii_lowercase();
@@ -219,7 +235,17 @@ pub fn classify(name: &str, said: Option<&str>) -> Kind {
         Starts(text) => name.starts_with(text),
         Has(text) => name.contains(text),
     };
-    NAMES.iter().find(|(rule, _)| fits(rule)).map_or(Kind::Other, |(_, kind)| *kind)
+    let unnamed = if said.as_deref() == Some(SAID_ROLLOUT) { Kind::Rollout } else { Kind::Other };
+    NAMES.iter().find(|(rule, _)| fits(rule)).map_or(unnamed, |(_, kind)| *kind)
+}
+
+fn plain_word(said: &str) -> String {
+    said.trim().to_ascii_lowercase().replace(['-', ' '], "_")
+}
+
+/// Does the sender say that it is a rollout, or part of one?
+pub fn is_said_rollout(said: Option<&str>) -> bool {
+    said.is_some_and(|said| plain_word(said) == SAID_ROLLOUT)
 }
 
 /// Is this the caller's view of one generation (and not a part of it, nor the engine's request)?
@@ -270,6 +296,9 @@ mod tests {
             ("validation", None, Kind::Validation),
             ("whatever", Some("Weight-Sync"), Kind::WeightSync),
             ("whatever", Some("unheard of"), Kind::Other),
+            ("iteration 7", Some("step"), Kind::Step),
+            ("collect", Some("rollout"), Kind::Rollout),
+            ("sglang_generate", Some("rollout"), Kind::Generate),
         ] {
             assert_eq!(classify(name, said), kind, "{name}");
         }

@@ -1,0 +1,256 @@
+//! Which run is meant. Wherever a run is taken (commands, the API, the page's addresses), it may be given by its id, its
+//! name, `project/name`, or a beginning of any of these that fits one run only. An id always wins; names that several runs
+//! have are never guessed.
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::temporal_conversions::timestamp_s_to_datetime;
+use futures::future::BoxFuture;
+
+use crate::engine::Engine;
+use crate::error::{ErrorKind, QueryError};
+
+/// Runs that an error lists.
+const MAX_LISTED: usize = 8;
+/// Longer texts are not compared letter by letter.
+const MAX_COMPARED: usize = 100;
+
+#[derive(Clone, Debug, Default)]
+struct Listed {
+    id: String,
+    project: Option<String>,
+    name: Option<String>,
+    started_ns: i64,
+}
+
+impl Listed {
+    fn full_name(&self) -> Option<String> {
+        Some(format!("{}/{}", self.project.as_deref()?, self.name.as_deref()?))
+    }
+
+    /// Everything it may be called.
+    fn names(&self) -> impl Iterator<Item = String> {
+        [Some(self.id.clone()), self.name.clone(), self.full_name()].into_iter().flatten()
+    }
+
+    /// For people who have to choose.
+    fn line(&self) -> String {
+        let name = self.full_name().or_else(|| self.name.clone()).filter(|name| *name != self.id);
+        let name = name.map_or(String::new(), |name| format!("{name}, "));
+        let started = timestamp_s_to_datetime(self.started_ns.div_euclid(1_000_000_000));
+        let started = started.map_or(String::new(), |at| format!("started {at} UTC"));
+        format!("`{}` ({name}{started})", self.id)
+    }
+}
+
+impl Engine {
+    /// The id of the run that is meant by `text`; an error that lists what is near where there is none, or several.
+    pub fn find_run<'a>(&'a self, text: &'a str) -> BoxFuture<'a, Result<String, QueryError>> {
+        Box::pin(async move {
+            if self.has_rows_of(text) {
+                return Ok(text.to_string());
+            }
+            let runs = self.listed_runs().await?;
+            let mut ids = choose(&runs, text)?;
+            if ids.len() > 1 {
+                let several: Vec<&Listed> = runs.iter().filter(|run| ids.contains(&run.id)).collect();
+                return Err(ambiguous(text, "are called", &several));
+            }
+            Ok(ids.swap_remove(0))
+        })
+    }
+
+    /// The same for whoever can take several: all runs of that name, within a project if one is given.
+    pub fn find_runs<'a>(
+        &'a self,
+        project: Option<&'a str>,
+        text: &'a str,
+    ) -> BoxFuture<'a, Result<Vec<String>, QueryError>> {
+        Box::pin(async move {
+            let mut runs = self.listed_runs().await?;
+            runs.retain(|run| project.is_none() || run.project.as_deref() == project);
+            choose(&runs, text)
+        })
+    }
+
+    /// The newest first.
+    async fn listed_runs(&self) -> Result<Vec<Listed>, QueryError> {
+        // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
+        let runs = match self.runs().await {
+            Err(_) => self.runs().await?,
+            Ok(runs) => runs,
+        };
+        Ok(listed(&runs))
+    }
+
+    /// Is there a run with this very id? Asked of the manifest and the tail alone: it is what nearly every question names.
+    fn has_rows_of(&self, id: &str) -> bool {
+        let named = |batch: &RecordBatch| {
+            let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+            runs.is_some_and(|runs| runs.values().as_string::<i32>().iter().any(|run| run == Some(id)))
+        };
+        self.snapshot()
+            .tables
+            .values()
+            .any(|rows| rows.segments.iter().any(|s| s.run_id == id) || rows.tail.iter().any(named))
+    }
+}
+
+fn listed(runs: &RecordBatch) -> Vec<Listed> {
+    let texts = |name: &str| -> Vec<Option<String>> {
+        let Some(column) = runs.column_by_name(name) else { return vec![None; runs.num_rows()] };
+        let Ok(column) = arrow::compute::cast(column, &arrow::datatypes::DataType::Utf8) else {
+            return vec![None; runs.num_rows()];
+        };
+        column.as_string::<i32>().iter().map(|text| text.filter(|t| !t.is_empty()).map(str::to_string)).collect()
+    };
+    let started = runs.column_by_name("started_ns").and_then(|c| c.as_primitive_opt::<Int64Type>());
+    let started = |row: usize| started.filter(|c| c.is_valid(row)).map_or(0, |c| c.value(row));
+    texts("run_id")
+        .into_iter()
+        .zip(texts("project"))
+        .zip(texts("name"))
+        .enumerate()
+        .map(|(row, ((id, project), name))| Listed {
+            id: id.unwrap_or_default(),
+            project,
+            name,
+            started_ns: started(row),
+        })
+        .collect()
+}
+
+/// One run, or all that have this very name. `runs` are in the order in which they are to be listed.
+fn choose(runs: &[Listed], text: &str) -> Result<Vec<String>, QueryError> {
+    if runs.iter().any(|run| run.id == text) {
+        return Ok(vec![text.to_string()]);
+    }
+    let which = |fits: &dyn Fn(&str) -> bool| -> Vec<&Listed> {
+        runs.iter().filter(|run| run.names().any(|name| fits(&name))).collect()
+    };
+    let called = which(&|name| name == text);
+    if !called.is_empty() {
+        return Ok(called.into_iter().map(|run| run.id.clone()).collect());
+    }
+    match which(&|name| !text.is_empty() && name.starts_with(text)).as_slice() {
+        [] => {}
+        [one] => return Ok(vec![one.id.clone()]),
+        several => return Err(ambiguous(text, "begin with", several)),
+    }
+    let near: Vec<&Listed> = nearest(runs, text);
+    let message = match (near.is_empty(), runs.is_empty()) {
+        (false, _) => format!("there is no run `{text}`; near: {}", list(&near)),
+        (true, false) => {
+            format!("there is no run `{text}`; the newest are: {}", list(&runs.iter().collect::<Vec<_>>()))
+        }
+        (true, true) => format!("there is no run `{text}`; there are no runs yet"),
+    };
+    Err(QueryError::new(ErrorKind::NotFound, message))
+}
+
+fn ambiguous(text: &str, how: &str, runs: &[&Listed]) -> QueryError {
+    let message = format!("`{text}` is ambiguous: {} runs {how} that; give an id: {}", runs.len(), list(runs));
+    QueryError::new(ErrorKind::Plan, message)
+}
+
+fn list(runs: &[&Listed]) -> String {
+    let mut lines: Vec<String> = runs.iter().take(MAX_LISTED).map(|run| run.line()).collect();
+    if runs.len() > MAX_LISTED {
+        lines.push(format!("and {} more", runs.len() - MAX_LISTED));
+    }
+    lines.join(", ")
+}
+
+/// Those that contain it, whatever the case, and those that differ by a few letters; the nearest first.
+fn nearest<'a>(runs: &'a [Listed], text: &str) -> Vec<&'a Listed> {
+    let wanted = text.to_lowercase();
+    let mut near: Vec<(usize, &Listed)> = Vec::new();
+    for run in runs {
+        let distance = |name: String| {
+            let name = name.to_lowercase();
+            let contains = !wanted.is_empty() && name.contains(&wanted);
+            let letters = letters_apart(&name, &wanted);
+            if contains { Some(0) } else { letters.filter(|n| *n <= 1 + wanted.chars().count() / 4) }
+        };
+        near.extend(run.names().filter_map(distance).min().map(|distance| (distance, run)));
+    }
+    near.sort_by_key(|(distance, _)| *distance);
+    near.into_iter().map(|(_, run)| run).collect()
+}
+
+/// Letters to add, leave out or change to make one text of the other.
+fn letters_apart(a: &str, b: &str) -> Option<usize> {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    if a.len().max(b.len()) > MAX_COMPARED {
+        return None;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.iter().enumerate() {
+        let mut corner = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.iter().enumerate() {
+            let changed = corner + usize::from(x != y);
+            corner = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(corner + 1);
+        }
+    }
+    row.last().copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(id: &str, project: &str, name: &str, started_s: i64) -> Listed {
+        let some = |text: &str| Some(text.to_string()).filter(|t| !t.is_empty());
+        Listed { id: id.into(), project: some(project), name: some(name), started_ns: started_s * 1_000_000_000 }
+    }
+
+    fn runs() -> Vec<Listed> {
+        vec![
+            run("gpu-grpo-13dd042b", "gpu", "grpo", 3),
+            run("toy-grpo-aa", "toy", "grpo", 2),
+            run("toy-sft-bb", "toy", "sft", 1),
+            run("sft", "", "", 0),
+        ]
+    }
+
+    #[test]
+    fn id_name_project_and_beginning() {
+        for (text, id) in [
+            ("toy-grpo-aa", "toy-grpo-aa"),
+            ("toy/grpo", "toy-grpo-aa"),
+            ("gpu/", "gpu-grpo-13dd042b"),
+            ("gpu-", "gpu-grpo-13dd042b"),
+            ("toy-s", "toy-sft-bb"),
+            // An id wins over another run's name.
+            ("sft", "sft"),
+            ("toy/s", "toy-sft-bb"),
+        ] {
+            assert_eq!(choose(&runs(), text).unwrap(), [id], "{text}");
+        }
+    }
+
+    #[test]
+    fn several_and_none_are_listed() {
+        assert_eq!(choose(&runs(), "grpo").unwrap(), ["gpu-grpo-13dd042b", "toy-grpo-aa"]);
+        let error = choose(&runs(), "toy").unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Plan);
+        for part in ["`toy-grpo-aa` (toy/grpo, started 1970-01-01 00:00:02 UTC)", "`toy-sft-bb`", "ambiguous: 2 runs"] {
+            assert!(error.message.contains(part), "{}", error.message);
+        }
+        let near = choose(&runs(), "gpro").unwrap_err();
+        assert_eq!(near.kind, ErrorKind::NotFound);
+        assert!(near.message.contains("there is no run `gpro`; near: `gpu-grpo-13dd042b`"), "{}", near.message);
+        assert!(choose(&runs(), "GRPO-13").unwrap_err().message.contains("near: `gpu-grpo"));
+        assert!(choose(&runs(), "zzz").unwrap_err().message.contains("the newest are: `gpu-grpo"));
+        assert!(choose(&[], "").unwrap_err().message.contains("no runs yet"));
+    }
+
+    #[test]
+    fn distance_counts_letters() {
+        assert_eq!(letters_apart("grpo", "gpro"), Some(2));
+        assert_eq!(letters_apart("", "abc"), Some(3));
+        assert_eq!(letters_apart("abc", "abc"), Some(0));
+    }
+}
