@@ -485,6 +485,14 @@ pub(crate) fn without(
     Ok(arrow::compute::filter_record_batch(&batch, &keep)?)
 }
 
+/// A batch without the rows of a run.
+pub(crate) fn without_run(batch: &RecordBatch, run_id: &str) -> Result<RecordBatch, StoreError> {
+    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
+    let other: Vec<bool> = runs.values().as_string::<i32>().iter().map(|name| name != Some(run_id)).collect();
+    let keep: arrow::array::BooleanArray = runs.keys().values().iter().map(|k| Some(other[*k as usize])).collect();
+    Ok(arrow::compute::filter_record_batch(batch, &keep)?)
+}
+
 /// Any batch as a Parquet file, for people to take along.
 pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
     let props = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?)).build();
