@@ -101,7 +101,7 @@ async fn show(args: &ViewArgs, mut config: Config, dumps: &[PathBuf], others: &[
     };
     tokio::select! {
         failed = import_rest => failed?,
-        stopped = serve::until_told_to_stop() => stopped?,
+        stopped = serve::until_told_to_stop(store.vitals(), &config.server.limits) => stopped?,
     }
     serve::stop(store, server).await
 }
