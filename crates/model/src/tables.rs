@@ -21,8 +21,8 @@ pub enum Table {
 /// Which of two rows with the same identity stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// Rows have no identity: every one stays.
-    All,
+    /// The first stays: a repeated row says nothing new.
+    First,
     /// The first stays, except that a closed span replaces an open one, and a newer report of an open span an older.
     FirstClosed,
     /// The newest replaces the others.
@@ -57,22 +57,23 @@ impl Table {
         SCHEMAS[self as usize].clone()
     }
 
-    /// The columns that identify a row. Empty with [`Keep::All`].
+    /// The columns that identify a row. The run is among them: the same file imported under another name is another run.
     pub fn identity(self) -> &'static [&'static str] {
         match self {
             Table::Runs => &["run_id"],
-            Table::Spans => &["trace_id", "span_id"],
+            Table::Spans => &["run_id", "trace_id", "span_id"],
             Table::Samples => &["run_id", "step", "sample_id", "split"],
             Table::Conversations => &["id"],
             Table::Metrics => &["run_id", "step", "name", "time_ns"],
-            Table::Series => &[],
+            // With the value: a sender that reports two values for one time has both kept; PromQL takes the later.
+            Table::Series => &["run_id", "target", "name", "labels", "time_ns", "value"],
         }
     }
 
     pub fn keep(self) -> Keep {
         match self {
             Table::Spans => Keep::FirstClosed,
-            Table::Series => Keep::All,
+            Table::Series => Keep::First,
             _ => Keep::Last,
         }
     }
@@ -324,7 +325,6 @@ mod tests {
             }
             assert_eq!(Table::from_u8(table as u8), Some(table));
             assert_eq!(Table::from_name(table.name()), Some(table));
-            assert_eq!(table.identity().is_empty(), table.keep() == Keep::All);
         }
     }
 }

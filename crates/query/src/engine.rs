@@ -1,10 +1,11 @@
 //! Plans and runs queries on threads of their own, within limits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
 use datafusion::execution::SessionState;
@@ -240,16 +241,16 @@ impl Engine {
 
     /// All spans of a trace, with the columns of `spans` as stored, in no particular order.
     pub async fn trace(&self, id: TraceId) -> Result<Vec<RecordBatch>, QueryError> {
-        self.look_up(Table::Spans, "trace by id", of_trace(id), None).await
+        self.look_up(Table::Spans, "trace by id", of_trace(id), None).await.map(each_span_once)
     }
 
-    /// The same with some columns only, `trace_id` among them: attributes are most of what a trace takes to read.
+    /// The same with some columns only, `trace_id` and `span_id` among them: attributes are most of what a trace takes to read.
     pub async fn trace_columns(
         &self,
         id: TraceId,
         columns: &'static [&'static str],
     ) -> Result<Vec<RecordBatch>, QueryError> {
-        self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns)).await
+        self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns)).await.map(each_span_once)
     }
 
     /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
@@ -368,6 +369,23 @@ impl Engine {
 async fn stopped(progress: &Progress) -> QueryError {
     progress.stopping().cancelled().await;
     progress.why_stopped().expect("it was told to stop")
+}
+
+/// A trace that was imported under two names is in two runs. Seen by its id it is one trace: each span counts once.
+fn each_span_once(batches: Vec<RecordBatch>) -> Vec<RecordBatch> {
+    let mut seen: HashSet<Vec<u8>> = HashSet::new();
+    let keep = |batch: RecordBatch| {
+        let Some(ids) = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt()) else {
+            return Some(batch);
+        };
+        let first: BooleanArray = (0..ids.len()).map(|row| Some(seen.insert(ids.value(row).to_vec()))).collect();
+        match first.true_count() {
+            0 => None,
+            n if n == batch.num_rows() => Some(batch),
+            _ => filter_record_batch(&batch, &first).ok(),
+        }
+    };
+    batches.into_iter().filter_map(keep).collect()
 }
 
 fn of_trace(id: TraceId) -> Expr {

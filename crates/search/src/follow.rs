@@ -11,7 +11,7 @@ use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Int32Type;
 use parking_lot::Mutex;
 use rollscope_model::Table;
-use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, identity_hashes};
+use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, Vitals, identity_hashes};
 use serde::{Deserialize, Serialize};
 use tantivy::columnar::Column;
 use tantivy::query::TermQuery;
@@ -64,14 +64,14 @@ impl Follower {
         search: Search,
         source: Arc<dyn SnapshotSource>,
         changes: watch::Receiver<u64>,
+        vitals: &Vitals,
     ) -> Result<Follower, SearchError> {
         let (stop, stopped) = watch::channel(false);
         let status = Arc::new(Mutex::new(Status::default()));
         let handle = tokio::runtime::Handle::current();
         let shared = status.clone();
-        let thread = std::thread::Builder::new()
-            .name("search-index".into())
-            .spawn(move || follow(&search, &*source, changes, stopped, &handle, &shared))?;
+        let thread =
+            vitals.thread("search-index", move || follow(&search, &*source, changes, stopped, &handle, &shared))?;
         Ok(Follower { stop, status, thread: Some(thread) })
     }
 

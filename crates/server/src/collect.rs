@@ -8,9 +8,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use axum::Router;
+use axum::extract::State;
+use axum::http::StatusCode;
 use axum::middleware::{from_fn_with_state, map_response};
 use axum::routing::get;
 use futures::future::BoxFuture;
+use rollscope_store::Vitals;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -41,6 +44,7 @@ pub struct Collector {
     stop: CancellationToken,
     abort: CancellationToken,
     ended: mpsc::Receiver<Infallible>,
+    vitals: Vitals,
 }
 
 impl Collector {
@@ -64,7 +68,8 @@ impl Collector {
             return Err(StartError::Nothing);
         }
         let tls = config.tls.as_ref().map(listen::tls).transpose()?;
-        let lines = Lines::open(&files.path, files.max_file_bytes)
+        let vitals = Vitals::default();
+        let lines = Lines::open(&files.path, files.max_file_bytes, &vitals)
             .map_err(|e| StartError::Files(format!("{}: {e}", files.path.display())))?;
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
@@ -74,20 +79,25 @@ impl Collector {
             let Ok(bound) = listener.local_addr() else { continue };
             let router = Router::new()
                 .route("/healthz", get(|| async { "ok\n" }))
-                .route("/readyz", get(|| async { "ok\n" }))
+                .route("/readyz", get(readyz).with_state(vitals.clone()))
                 .merge(ingest.router())
                 .fallback(not_otlp)
                 .layer(CatchPanicLayer::custom(panicked))
                 .layer(from_fn_with_state(Door { auth: auth.clone(), bound }, auth::guard))
                 .layer(map_response(page::security_headers));
-            tokio::spawn(listen::serve(listener, router, shared.clone()));
+            vitals.task("listener", listen::serve(listener, router, shared.clone()));
         }
         let (stop, abort) = (shared.stop.clone(), shared.abort.clone());
-        Ok(Collector { addresses, limits: config.limits.clone(), lines, stop, abort, ended })
+        Ok(Collector { addresses, limits: config.limits.clone(), lines, stop, abort, ended, vitals })
     }
 
     pub fn addresses(&self) -> Addresses {
         self.addresses
+    }
+
+    /// Who must not die. Others may add theirs.
+    pub fn vitals(&self) -> &Vitals {
+        &self.vitals
     }
 
     pub fn written(&self) -> Arc<Written> {
@@ -109,5 +119,12 @@ impl Collector {
             bytes = written.bytes.load(Relaxed),
             "collected"
         );
+    }
+}
+
+async fn readyz(State(vitals): State<Vitals>) -> (StatusCode, String) {
+    match vitals.deaths().first() {
+        None => (StatusCode::OK, "ok\n".into()),
+        Some(death) => (StatusCode::SERVICE_UNAVAILABLE, format!("{} has failed; the log says why\n", death.part)),
     }
 }

@@ -120,6 +120,9 @@ pub struct Limits {
     pub keep_alive_s: u64,
     /// Seconds that requests under way get to finish at shutdown.
     pub shutdown_s: u64,
+    /// Seconds that the server goes on answering after a part of it has failed, so that `/readyz` and `/api/v1/health` can
+    /// say so. Then it ends with exit code 1.
+    pub failed_linger_s: u64,
     /// Bytes of a request to `/api/v1` (an SQL text, a log-in).
     pub max_api_request_bytes: usize,
     /// Clients on `/api/v1/live` at one time.
@@ -148,6 +151,7 @@ impl Default for Limits {
             body_timeout_s: 60,
             keep_alive_s: 30,
             shutdown_s: 10,
+            failed_linger_s: 10,
             max_api_request_bytes: 1 << 20,
             max_live_clients: 256,
             attributes_per_span: otlp.attributes_per_span,

@@ -120,11 +120,6 @@ impl Deref for App {
 }
 
 impl App {
-    /// Whether the store would take rows now, as far as it knows.
-    fn accepts(&self) -> bool {
-        self.store.health().writable
-    }
-
     async fn read_api_body(&self, mut body: Body) -> Result<Bytes, Problem> {
         let limit = self.limits.max_api_request_bytes;
         let patience = Duration::from_secs(self.limits.body_timeout_s);
@@ -188,7 +183,7 @@ impl Server {
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
         let scraping = Scraping::start(&config.scrape, &store, &shared.stop).map_err(StartError::Scrape)?;
-        let sinks = Sinks::start(&config.sinks);
+        let sinks = Sinks::start(&config.sinks, store.vitals());
         let steps = Arc::new(StepCounters::default());
         if config.perf.enabled || !sinks.is_empty() {
             let watcher = StepWatcher {
@@ -198,7 +193,7 @@ impl Server {
                 sinks: sinks.clone(),
                 counters: steps.clone(),
             };
-            tokio::spawn(watcher.run(shared.stop.clone()));
+            store.vitals().task("step-watcher", watcher.run(shared.stop.clone()));
         }
         let conversations = match Conversations::start(&store, engine.clone()) {
             Ok(conversations) => Some(conversations),
@@ -225,6 +220,7 @@ impl Server {
             known_steps: api::StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
+        let vitals = app.store.vitals().clone();
         for (listener, router) in
             [(page, page_router(&app, &auth)), (otlp_grpc, otlp_router(&app)), (otlp_http, otlp_router(&app))]
         {
@@ -239,7 +235,7 @@ impl Server {
                 .layer(CatchPanicLayer::custom(panicked))
                 .layer(from_fn_with_state(door, auth::guard))
                 .layer(map_response(page::security_headers));
-            tokio::spawn(listen::serve(listener, router, shared.clone()));
+            vitals.task("listener", listen::serve(listener, router, shared.clone()));
         }
         let (stop, abort) = (shared.stop.clone(), shared.abort.clone());
         Ok(Server { addresses, limits: config.limits.clone(), stop, abort, conversations, ended })

@@ -50,6 +50,7 @@ pub async fn compute(
     run: &str,
     step: i64,
 ) -> Result<StepRow, Problem> {
+    let _held = store.hold_runs().await;
     let figures = engine.step_figures(run, step, rules).await?;
     let stored = format!(
         "select name, time_ns, value, source from metrics where run_id = {} and step = {step} order by time_ns",

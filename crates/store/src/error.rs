@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::vitals::Death;
+
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("the disk that holds {0} is full: free some space, nothing acknowledged is lost")]
@@ -27,6 +29,8 @@ pub enum StoreError {
     WrongSchema(&'static str),
     #[error("the store is closed")]
     Closed,
+    #[error("{0}")]
+    Failed(Death),
     #[error("{0} holds no rollscope store")]
     NoStore(PathBuf),
 }
@@ -45,15 +49,29 @@ impl StoreError {
     pub(crate) fn again(&self) -> StoreError {
         match self {
             StoreError::Full(path) => StoreError::Full(path.clone()),
+            StoreError::Failed(death) => StoreError::Failed(death.clone()),
             other => StoreError::Busy(other.to_string()),
         }
+    }
+
+    /// Too many open files or no memory: the file itself may be well.
+    pub(crate) fn is_of_the_machine(&self) -> bool {
+        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(self);
+        while let Some(error) = source {
+            if let Some(number) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
+                use rustix::io::Errno;
+                return [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|e| e.raw_os_error() == number);
+            }
+            source = error.source();
+        }
+        false
     }
 
     /// `Some`: the same request may succeed after this time. `None`: it will not.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             StoreError::Full(_) => Some(Duration::from_secs(5)),
-            StoreError::Busy(_) | StoreError::Closed => Some(Duration::from_secs(1)),
+            StoreError::Busy(_) | StoreError::Closed | StoreError::Failed(_) => Some(Duration::from_secs(1)),
             StoreError::Io { .. } | StoreError::ObjectStore(_) => Some(Duration::from_secs(5)),
             _ => None,
         }

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use arrow::array::cast::AsArray;
-use arrow::array::{Array, ArrayRef, RecordBatch};
-use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
 use rollscope_model::Table;
 use rollscope_model::names::state;
 use rollscope_model::tables::Keep;
@@ -14,7 +14,7 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0x726f_6c6c_u64));
 
-/// One hash a row; empty for tables whose rows have no identity. The batch needs only the identity columns.
+/// One hash per row. The batch needs only the identity columns.
 pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
     let columns: Vec<&ArrayRef> = table
         .identity()
@@ -26,54 +26,74 @@ pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
 
 /// The same over the identity columns themselves, in the order of `Table::identity`.
 pub fn identity_hashes_of(table: Table, columns: &[&ArrayRef]) -> Vec<u128> {
-    let secret = *SECRET;
-    match table {
-        Table::Series => Vec::new(),
-        Table::Spans => {
-            let (traces, spans) = (columns[0].as_fixed_size_binary(), columns[1].as_fixed_size_binary());
-            let mut key = [0u8; 24];
-            (0..traces.len())
-                .map(|i| {
-                    key[..16].copy_from_slice(traces.value(i));
-                    key[16..].copy_from_slice(spans.value(i));
-                    xxh3_128_with_seed(&key, secret)
-                })
-                .collect()
-        }
-        _ => {
-            let mut key = Vec::with_capacity(64);
-            (0..columns[0].len())
-                .map(|row| {
-                    key.clear();
-                    columns.iter().for_each(|column| push_value(&mut key, column, row));
-                    xxh3_128_with_seed(&key, secret)
-                })
-                .collect()
-        }
-    }
+    assert_eq!(columns.len(), table.identity().len(), "all identity columns of {}", table.name());
+    let mut values: Vec<Values> = columns.iter().map(|column| Values::of(column)).collect();
+    let mut key = Vec::with_capacity(96);
+    (0..columns[0].len())
+        .map(|row| {
+            key.clear();
+            for (column, values) in columns.iter().zip(&mut values) {
+                // A tag and a value whose length the column's type or the value itself says: no two different rows give
+                // the same bytes.
+                if column.is_null(row) {
+                    key.push(0);
+                } else {
+                    key.push(1);
+                    values.push(&mut key, row);
+                }
+            }
+            xxh3_128_with_seed(&key, *SECRET)
+        })
+        .collect()
 }
 
-/// Appends a value so that no two different rows give the same bytes: a tag, a length, the value.
-fn push_value(key: &mut Vec<u8>, column: &ArrayRef, row: usize) {
-    if column.is_null(row) {
-        key.push(0);
-        return;
-    }
-    key.push(1);
-    let mut text = |bytes: &[u8]| {
-        key.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
-        key.extend_from_slice(bytes);
-    };
-    match column.data_type() {
-        DataType::Int64 => key.extend_from_slice(&column.as_primitive::<Int64Type>().value(row).to_le_bytes()),
-        DataType::Utf8 => text(column.as_string::<i32>().value(row).as_bytes()),
-        DataType::FixedSizeBinary(_) => text(column.as_fixed_size_binary().value(row)),
-        DataType::Dictionary(_, _) => {
-            let dict = column.as_dictionary::<Int32Type>();
-            let at = dict.keys().value(row) as usize;
-            text(dict.values().as_string::<i32>().value(at).as_bytes());
+/// The values of an identity column.
+enum Values<'a> {
+    Integers(&'a [i64]),
+    /// By their bits: every NaN is equal to itself, and a stale marker to no other NaN.
+    Floats(&'a [f64]),
+    Texts(&'a StringArray),
+    Ids(&'a FixedSizeBinaryArray),
+    /// Text that repeats is hashed once, when it is first met.
+    Repeated {
+        keys: &'a [i32],
+        texts: &'a StringArray,
+        hashes: Vec<Option<u128>>,
+    },
+}
+
+impl<'a> Values<'a> {
+    fn of(column: &'a ArrayRef) -> Values<'a> {
+        match column.data_type() {
+            DataType::Int64 => Values::Integers(column.as_primitive::<Int64Type>().values()),
+            DataType::Float64 => Values::Floats(column.as_primitive::<Float64Type>().values()),
+            DataType::Utf8 => Values::Texts(column.as_string()),
+            DataType::FixedSizeBinary(_) => Values::Ids(column.as_fixed_size_binary()),
+            DataType::Dictionary(_, _) => {
+                let dict = column.as_dictionary::<Int32Type>();
+                let texts = dict.values().as_string::<i32>();
+                Values::Repeated { keys: dict.keys().values(), texts, hashes: vec![None; texts.len()] }
+            }
+            other => unreachable!("no identity column has type {other}"),
         }
-        other => unreachable!("no identity column has type {other}"),
+    }
+
+    fn push(&mut self, key: &mut Vec<u8>, row: usize) {
+        match self {
+            Values::Integers(values) => key.extend_from_slice(&values[row].to_le_bytes()),
+            Values::Floats(values) => key.extend_from_slice(&values[row].to_bits().to_le_bytes()),
+            Values::Texts(values) => {
+                let text = values.value(row).as_bytes();
+                key.extend_from_slice(&(text.len() as u32).to_le_bytes());
+                key.extend_from_slice(text);
+            }
+            Values::Ids(values) => key.extend_from_slice(values.value(row)),
+            Values::Repeated { keys, texts, hashes } => {
+                let at = keys[row] as usize;
+                let hash = hashes[at].get_or_insert_with(|| xxh3_128_with_seed(texts.value(at).as_bytes(), *SECRET));
+                key.extend_from_slice(&hash.to_le_bytes());
+            }
+        }
     }
 }
 

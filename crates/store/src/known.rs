@@ -23,15 +23,26 @@ pub(crate) struct KnownSegments {
     clock: u64,
     /// Segments that were not asked because the memory for it was used up. Their duplicates are found by compaction.
     pub skipped: u64,
+    /// Segments that could not be read, for the upkeep to look at.
+    unreadable: HashSet<String>,
 }
 
 impl KnownSegments {
     pub fn new(limit: usize) -> KnownSegments {
-        KnownSegments { entries: HashMap::new(), limit, clock: 0, skipped: 0 }
+        KnownSegments { entries: HashMap::new(), limit, clock: 0, skipped: 0, unreadable: HashSet::new() }
     }
 
     pub fn bytes(&self) -> usize {
         self.entries.values().map(|e| e.identities.len() * 16).sum()
+    }
+
+    /// The identities of a segment, if they are at hand.
+    pub fn get(&self, segment: &Segment) -> Option<Arc<IdentitySet>> {
+        self.entries.get(&segment.path).map(|e| e.identities.clone())
+    }
+
+    pub fn take_unreadable(&mut self) -> HashSet<String> {
+        std::mem::take(&mut self.unreadable)
     }
 
     /// A segment just written: its identities are at hand.
@@ -63,7 +74,7 @@ impl KnownSegments {
         let segments: Vec<Arc<Segment>> = candidates(incoming, manifest).into_iter().rev().cloned().collect();
         for segment in segments {
             let needed = segment.rows as usize * 16;
-            if needed > budget {
+            if needed > budget || self.unreadable.contains(&segment.path) {
                 self.skipped += 1;
                 continue;
             }
@@ -78,6 +89,7 @@ impl KnownSegments {
                     }
                     Err(e) => {
                         tracing::warn!(file = segment.path, error = %e, "could not be read to look for duplicates");
+                        self.unreadable.insert(segment.path.clone());
                         self.skipped += 1;
                         continue;
                     }

@@ -12,6 +12,10 @@
 //! Every row is there once: an exporter that retries, a dump imported again, a log replayed after `kill -9`. Rows are
 //! recognised by the identity columns of their table ([`identity`]); the newest or the closed one wins, as the table says.
 //!
+//! Locks are taken in this order: the gate (who deletes a run, or writes what follows from what it read), the commit (who
+//! changes the manifest), the writer (the log, and the index of the tail), the state (what readers see). Index, tail and
+//! manifest change together, under writer and state: a place that the index names is always there.
+//!
 //! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from. Only the log, the
 //! lock and the syncing of files touch the file system directly.
 
@@ -32,6 +36,7 @@ mod store;
 mod tail;
 mod thin;
 mod touched;
+mod vitals;
 mod wal;
 
 pub use error::StoreError;
@@ -43,3 +48,4 @@ pub use segment::parquet_file;
 pub use snapshot::{SegmentBatches, Snapshot, SnapshotSource, TableSnapshot};
 pub use store::{Appended, Health, Store, StoreStats};
 pub use touched::Step;
+pub use vitals::{Death, Vitals};

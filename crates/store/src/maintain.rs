@@ -56,6 +56,8 @@ pub(crate) async fn run(weak: WeakShared) {
                 }
                 tidied = Instant::now();
             }
+            shared.check_unreadable().await;
+            shared.sweep_media().await;
             shared.delete_doomed().await;
         }
         tokio::task::yield_now().await;
@@ -68,7 +70,8 @@ pub(crate) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
         let Some(shared) = weak.upgrade() else { return };
         let live = shared.state.read().manifest.segments.contains(&segment);
         if live && let Err(why) = crate::open::check(&shared.root, &segment).await {
-            shared.set_segment_aside(&segment.path, why).await;
+            let recorded = shared.set_segment_aside(&segment.path, why).await;
+            recorded.unwrap_or_else(|e| tracing::warn!(error = %e, "could not record what was set aside"));
         }
     }
 }
@@ -102,7 +105,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     }
     manifest.segments.retain(|s| !expired.contains(&s.path));
     let count = (before - manifest.segments.len()) as u64;
-    shared.commit_manifest(manifest, |_| {}).await?;
+    shared.commit_manifest(manifest, |_, _| {}).await?;
     shared.counters.expired_segments.fetch_add(count, Ordering::Relaxed);
     expired.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
@@ -177,7 +180,12 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     let bucket_ns = shared.options.series_thin_s as i64 * NS_PER_S;
     let mut parts = Vec::with_capacity(old.len());
     for s in &old {
-        parts.push((s.path.clone(), shared.root.get(&s.path).await?));
+        match shared.read_segment(s).await {
+            Ok(data) => parts.push((s.path.clone(), data)),
+            // The others are merged another time, without it.
+            Err(StoreError::Damaged(why)) => return shared.set_segment_aside(&s.path, why).await,
+            Err(e) => return Err(e),
+        }
     }
     // Oldest file first, so that "the first" and "the last" of equal rows mean what they say.
     parts.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
@@ -206,7 +214,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
         shared.root.put(&new.segment.path, new.data).await?;
         manifest.segments.push(Arc::new(new.segment));
     }
-    shared.commit_manifest(manifest, |_| {}).await?;
+    shared.commit_manifest(manifest, |_, _| {}).await?;
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
     paths.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
@@ -217,9 +225,6 @@ fn keep_one_of_each(
     table: Table,
     batches: Vec<arrow::array::RecordBatch>,
 ) -> Result<Vec<arrow::array::RecordBatch>, StoreError> {
-    if table.keep() == Keep::All {
-        return Ok(batches);
-    }
     let last_wins = table.keep() == Keep::Last;
     // Walk so that the row that stays comes first.
     let mut order: Vec<usize> = (0..batches.len()).collect();
@@ -229,10 +234,14 @@ fn keep_one_of_each(
     let hashes: Vec<Vec<u128>> = batches.iter().map(|b| identity_hashes(table, b)).collect();
     let open: Vec<Vec<bool>> = batches.iter().map(|b| open_rows(table, b)).collect();
     let is_open = |b: usize, row: usize| open[b].get(row).copied().unwrap_or(false);
-    let closed: HashSet<u128> = (0..batches.len())
-        .flat_map(|b| hashes[b].iter().enumerate().filter(move |(row, _)| !is_open(b, *row)).map(|(_, h)| *h))
-        .collect();
-    let mut seen: HashSet<u128> = HashSet::with_capacity(closed.len());
+    let closed: HashSet<u128> = if open.iter().all(Vec::is_empty) {
+        HashSet::new()
+    } else {
+        (0..batches.len())
+            .flat_map(|b| hashes[b].iter().enumerate().filter(move |(row, _)| !is_open(b, *row)).map(|(_, h)| *h))
+            .collect()
+    };
+    let mut seen: HashSet<u128> = HashSet::with_capacity(hashes.iter().map(Vec::len).sum());
     let mut kept: Vec<Option<arrow::array::RecordBatch>> = vec![None; batches.len()];
     for b in order {
         let rows = batches[b].num_rows();

@@ -67,6 +67,9 @@ pub struct Manifest {
     pub attr_types: BTreeMap<String, AttrTypes>,
     #[serde(default)]
     pub set_aside: Vec<SetAside>,
+    /// Hashes of media that deleted runs named: to be deleted where no other run names them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub doomed_media: Vec<String>,
 }
 
 /// Segments are shared in memory and plain on disk.
@@ -91,6 +94,7 @@ impl Default for Manifest {
             segments: Vec::new(),
             attr_types: BTreeMap::new(),
             set_aside: Vec::new(),
+            doomed_media: Vec::new(),
         }
     }
 }

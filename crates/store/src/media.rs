@@ -1,12 +1,27 @@
-//! Files beside the tables, named by the SHA-256 of their content: the same image is kept once.
+//! Files beside the tables, named by the SHA-256 of their content: the same image is kept once. Conversations name them, in
+//! their messages and metadata.
 
+use std::collections::HashSet;
+
+use arrow::array::cast::AsArray;
+use arrow::array::{Array, RecordBatch};
+use arrow::datatypes::{Int32Type, Int64Type};
 use bytes::Bytes;
+use rollscope_model::Table;
 use sha2::{Digest, Sha256};
 
 use crate::error::StoreError;
+use crate::manifest::Segment;
 use crate::root::Root;
+use crate::snapshot::{SegmentBatches, Snapshot};
 
-fn path(hash: &str) -> String {
+/// Digits of a hash.
+const DIGITS: usize = 64;
+
+/// Where media are named.
+const TEXTS: [&str; 2] = ["messages", "metadata"];
+
+pub(crate) fn path(hash: &str) -> String {
     format!("media/{}/{hash}", &hash[..2])
 }
 
@@ -16,14 +31,102 @@ pub(crate) async fn put(root: &Root, data: Vec<u8>) -> Result<String, StoreError
     Ok(hash)
 }
 
+fn is_digit(byte: u8) -> bool {
+    matches!(byte, b'0'..=b'9' | b'a'..=b'f')
+}
+
 /// `None` if there is no such file, or the hash is no hash.
 pub(crate) async fn get(root: &Root, hash: &str) -> Result<Option<Bytes>, StoreError> {
-    if hash.len() != 64 || !hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+    if hash.len() != DIGITS || !hash.bytes().all(is_digit) {
         return Ok(None);
     }
     match root.get(&path(hash)).await {
         Ok(data) => Ok(Some(data)),
         Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => Ok(None),
         Err(e) => Err(e),
+    }
+}
+
+/// Everything in a text that can be the name of a file.
+fn hashes(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !c.is_ascii() || !is_digit(c as u8)).filter(|word| word.len() == DIGITS)
+}
+
+fn texts_of<'a>(batch: &'a RecordBatch, row: usize) -> impl Iterator<Item = &'a str> {
+    let columns = TEXTS.into_iter().filter_map(|name| batch.column_by_name(name)?.as_string_opt::<i32>());
+    columns.filter(move |column| column.is_valid(row)).map(move |column| column.value(row))
+}
+
+/// The hashes that conversations of a batch name, of all runs or of one.
+pub(crate) fn named_in(batch: &RecordBatch, run_id: Option<&str>, found: &mut HashSet<String>) {
+    let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
+    let of_run = |row: usize| {
+        let Some((wanted, runs)) = run_id.zip(runs) else { return true };
+        runs.key(row).is_some_and(|key| runs.values().as_string::<i32>().value(key) == wanted)
+    };
+    for row in (0..batch.num_rows()).filter(|row| of_run(*row)) {
+        found.extend(texts_of(batch, row).flat_map(hashes).map(str::to_string));
+    }
+}
+
+/// The texts of a segment that may name media, batch by batch. Messages are large and seldom have any: they are read only
+/// where the count says so.
+async fn texts_of_segment(snapshot: &Snapshot, segment: &Segment) -> Result<SegmentBatches, StoreError> {
+    let mut any = false;
+    for batch in snapshot.read_segment(Table::Conversations, segment, &["media_count"]).await? {
+        let counts = batch?;
+        let counts = counts.column_by_name("media_count").and_then(|c| c.as_primitive_opt::<Int64Type>());
+        any |= counts.is_none_or(|counts| counts.values().iter().any(|n| *n > 0));
+    }
+    let wanted = if any { &TEXTS[..] } else { &TEXTS[1..] };
+    snapshot.read_segment(Table::Conversations, segment, wanted).await
+}
+
+pub(crate) async fn named_in_segment(
+    snapshot: &Snapshot,
+    segment: &Segment,
+    found: &mut HashSet<String>,
+) -> Result<(), StoreError> {
+    for batch in texts_of_segment(snapshot, segment).await? {
+        named_in(&batch?, None, found);
+        tokio::task::yield_now().await;
+    }
+    Ok(())
+}
+
+/// Takes out of `doomed` what conversations name. Segments in `looked_at` are left out, and those that were read go in.
+pub(crate) async fn leave_named(
+    snapshot: &Snapshot,
+    doomed: &mut HashSet<String>,
+    looked_at: &mut HashSet<String>,
+) -> Result<(), StoreError> {
+    let table = &snapshot.tables[&Table::Conversations];
+    let mut named = HashSet::new();
+    table.tail.iter().for_each(|batch| named_in(batch, None, &mut named));
+    doomed.retain(|hash| !named.contains(hash));
+    for segment in &table.segments {
+        if doomed.is_empty() {
+            break;
+        }
+        if looked_at.contains(&segment.path) {
+            continue;
+        }
+        named.clear();
+        named_in_segment(snapshot, segment, &mut named).await?;
+        doomed.retain(|hash| !named.contains(hash));
+        looked_at.insert(segment.path.clone());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_files_are_found_in_any_text() {
+        let hash = "0123456789abcdef".repeat(4);
+        let text = format!(r#"[{{"type":"image","media":"{hash}"}}, "ü{hash}ü", "{hash}0", "{}"]"#, &hash[1..]);
+        assert_eq!(hashes(&text).collect::<Vec<_>>(), [&hash, &hash]);
     }
 }

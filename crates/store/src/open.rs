@@ -31,6 +31,7 @@ fn aside(file: &str, why: impl Into<String>) -> SetAside {
 /// Reads the manifest and checks the newest segments.
 pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, StoreError> {
     let mut set_aside = Vec::new();
+    let mut is_new = false;
     let mut manifest = match root.get(manifest::PATH).await {
         Ok(bytes) => match Manifest::parse(&bytes) {
             Ok(manifest) => manifest,
@@ -41,7 +42,10 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
                 rebuild(root).await?
             }
         },
-        Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => rebuild(root).await?,
+        Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => {
+            is_new = true;
+            rebuild(root).await?
+        }
         Err(e) => return Err(e),
     };
     let mut budget = options.check_at_start_bytes;
@@ -57,6 +61,10 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
             set_aside.push(aside(&segment.path, why));
             manifest.segments.retain(|s| s.path != segment.path);
         }
+    }
+    if is_new {
+        // From now on files that no manifest names are leftovers, those of a first flush that was cut off too.
+        root.put(manifest::PATH, manifest.to_bytes()).await?;
     }
     Ok(Loaded { manifest, set_aside, unchecked })
 }

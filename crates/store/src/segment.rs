@@ -37,6 +37,10 @@ const TEXT_ROW_GROUP_ROWS: usize = 8 << 10;
 const TEXT_PAGE_BYTES: usize = 512 << 10;
 const TEXT_BATCH_ROWS: usize = 16;
 
+/// Ids that no dictionary holds. The default of this writer version, DELTA_BYTE_ARRAY, is not read by polars for values of
+/// a fixed length.
+const ID_ENCODING: Encoding = Encoding::PLAIN;
+
 /// What the segment says of itself, in the file's own metadata: enough to rebuild a lost manifest.
 const SELF_KEY: &str = "rollscope.segment";
 
@@ -173,8 +177,10 @@ fn encode(
             ("span_id", _) if table == Table::Spans => {
                 props = props
                     .set_column_dictionary_enabled(path.clone(), false)
+                    .set_column_encoding(path.clone(), ID_ENCODING)
                     .set_column_compression(path, Compression::UNCOMPRESSED);
             }
+            (_, DataType::FixedSizeBinary(_)) => props = props.set_column_encoding(path, ID_ENCODING),
             (name, DataType::Int64) if name.ends_with("_ns") => {
                 props = props
                     .set_column_dictionary_enabled(path.clone(), false)
@@ -202,10 +208,12 @@ fn encode(
                     .set_column_statistics_enabled(map_leaf(field.name(), "value"), EnabledStatistics::None);
             }
             ("links", _) => {
-                let leaf = ColumnPath::from(["links", "list", "item", "span_id"].map(String::from).to_vec());
+                let leaf = |id: &str| ColumnPath::from(["links", "list", "item", id].map(String::from).to_vec());
                 props = props
-                    .set_column_dictionary_enabled(leaf.clone(), false)
-                    .set_column_compression(leaf, Compression::UNCOMPRESSED);
+                    .set_column_encoding(leaf("trace_id"), ID_ENCODING)
+                    .set_column_dictionary_enabled(leaf("span_id"), false)
+                    .set_column_encoding(leaf("span_id"), ID_ENCODING)
+                    .set_column_compression(leaf("span_id"), Compression::UNCOMPRESSED);
             }
             _ => {}
         }
@@ -475,6 +483,14 @@ pub(crate) fn without(
     let hashes = identity_hashes(table, &batch);
     let keep: arrow::array::BooleanArray = hashes.iter().map(|h| Some(!gone.contains(h))).collect();
     Ok(arrow::compute::filter_record_batch(&batch, &keep)?)
+}
+
+/// A batch without the rows of a run.
+pub(crate) fn without_run(batch: &RecordBatch, run_id: &str) -> Result<RecordBatch, StoreError> {
+    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
+    let other: Vec<bool> = runs.values().as_string::<i32>().iter().map(|name| name != Some(run_id)).collect();
+    let keep: arrow::array::BooleanArray = runs.keys().values().iter().map(|k| Some(other[*k as usize])).collect();
+    Ok(arrow::compute::filter_record_batch(batch, &keep)?)
 }
 
 /// Any batch as a Parquet file, for people to take along.

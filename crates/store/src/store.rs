@@ -15,6 +15,7 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use crate::error::StoreError;
+use crate::identity::IdentitySet;
 use crate::known::KnownSegments;
 use crate::lock::Lock;
 use crate::manifest::{self, Manifest, Segment, SetAside};
@@ -22,8 +23,9 @@ use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
 use crate::snapshot::{Snapshot, SnapshotSource};
-use crate::tail::{Admitted, Incoming, State, TableIndex};
+use crate::tail::{Admitted, Incoming, Replaced, State, TableIndex, TableState};
 use crate::touched::{self, Step, Touched};
+use crate::vitals::{Death, Vitals};
 use crate::wal::{self, Log};
 
 /// What became of a batch.
@@ -42,6 +44,8 @@ const GROUP_BYTES: usize = 64 << 20;
 const MAX_CARRIED: usize = 100_000;
 /// What queries under way get when a run is deleted.
 const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
+/// Without this thread nothing can be stored.
+const WRITER: &str = "store-writer";
 
 /// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
 #[derive(Clone)]
@@ -68,6 +72,8 @@ pub(crate) struct Shared {
     pub state: RwLock<State>,
     writer: Mutex<Writer>,
     queue: Mutex<Option<mpsc::Sender<Request>>>,
+    /// Held for writing while a run is deleted.
+    gate: tokio::sync::RwLock<()>,
     /// Commits to the manifest happen one at a time.
     pub commit: tokio::sync::Mutex<()>,
     flush_wanted: tokio::sync::Notify,
@@ -85,6 +91,7 @@ pub(crate) struct Shared {
     lock: Mutex<Option<Lock>>,
     set_aside_now: Mutex<Vec<SetAside>>,
     touched: Touched,
+    vitals: Vitals,
 }
 
 #[derive(Default)]
@@ -93,7 +100,7 @@ struct FlushState {
 }
 
 /// Behind one lock: the log, and the index of what is in the tail.
-struct Writer {
+pub(crate) struct Writer {
     log: Log,
     indices: [TableIndex; 6],
     known: KnownSegments,
@@ -150,6 +157,8 @@ pub struct Health {
     pub writable: bool,
     pub problems: Vec<String>,
     pub set_aside: Vec<SetAside>,
+    /// Background work that has ended in a panic.
+    pub deaths: Vec<Death>,
 }
 
 impl Store {
@@ -192,6 +201,7 @@ impl Store {
             state: RwLock::new(replayed.state),
             writer: Mutex::new(Writer { log, indices: replayed.indices, known: replayed.known, sealed_floor: 0 }),
             queue: Mutex::new(Some(queue)),
+            gate: tokio::sync::RwLock::new(()),
             commit: tokio::sync::Mutex::new(()),
             flush_wanted: tokio::sync::Notify::new(),
             flush_state: Mutex::default(),
@@ -206,6 +216,7 @@ impl Store {
             lock: Mutex::new(Some(lock)),
             set_aside_now: Mutex::default(),
             touched: Touched::default(),
+            vitals: Vitals::default(),
             options,
         });
         for table in [Table::Spans, Table::Samples, Table::Metrics] {
@@ -219,16 +230,18 @@ impl Store {
             for problem in &opened.set_aside {
                 tracing::warn!(file = problem.file, why = problem.why, "damaged, set aside");
             }
-            shared.record_set_aside(opened.set_aside).await;
+            if let Err(e) = shared.record_set_aside(opened.set_aside).await {
+                tracing::warn!(error = %e, "could not record what was set aside");
+            }
         }
         shared.doom_leftovers().await?;
         let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
-        std::thread::Builder::new()
-            .name("store-writer".into())
-            .spawn(move || write_loop(&writer, requests, &handle))
+        let vitals = &shared.vitals;
+        vitals
+            .thread(WRITER, move || write_loop(&writer, requests, &handle))
             .map_err(|e| StoreError::io(&shared.options.dir, e))?;
-        tokio::spawn(crate::maintain::run(Arc::downgrade(&shared)));
-        tokio::spawn(crate::maintain::check_rest(Arc::downgrade(&shared), opened.unchecked));
+        vitals.task("store-upkeep", crate::maintain::run(Arc::downgrade(&shared)));
+        vitals.task("store-check", crate::maintain::check_rest(Arc::downgrade(&shared), opened.unchecked));
         Ok(Store { _handle: Arc::new(LastHandle(shared.clone())), shared })
     }
 
@@ -245,8 +258,8 @@ impl Store {
         let incoming = Incoming::new(table, batch);
         let (reply, answer) = oneshot::channel();
         let queue = self.shared.queue.lock().clone().ok_or(StoreError::Closed)?;
-        queue.send(Request { incoming, record, reply }).await.map_err(|_| StoreError::Closed)?;
-        let appended = answer.await.map_err(|_| StoreError::Closed)??;
+        queue.send(Request { incoming, record, reply }).await.map_err(|_| self.shared.gone())?;
+        let appended = answer.await.map_err(|_| self.shared.gone())??;
         if appended.accepted > 0 {
             self.shared.touched.note(steps);
         }
@@ -271,23 +284,32 @@ impl Store {
         })
     }
 
-    /// Deletes everything of a run. False if there was nothing.
-    pub async fn delete_run(&self, run_id: &str) -> Result<bool, StoreError> {
-        self.flush().await?;
-        let gone = |s: &Arc<Segment>| s.run_id == run_id;
-        let _commit = self.shared.commit.lock().await;
-        let mut manifest = Manifest::clone(&self.shared.state.read().manifest);
-        let doomed: Vec<String> = manifest.segments.iter().filter(|s| gone(s)).map(|s| s.path.clone()).collect();
-        if doomed.is_empty() {
-            return Ok(false);
-        }
-        manifest.segments.retain(|s| !gone(s));
-        self.shared.commit_manifest(manifest, |state| state.settled = state.version + 1).await?;
-        // Asked for by a person: no query finds it any more, and the files go as soon as queries under way are done with them.
-        for path in doomed {
-            self.shared.doom(path, DELETED_RUN_GRACE);
-        }
-        Ok(true)
+    /// Deletes everything of a run: what is in segments, in the tail and in the log, and the media that no other run
+    /// names. False if there was nothing. What comes for the run afterwards is kept.
+    pub fn delete_run<'a>(&'a self, run_id: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            {
+                let _alone = self.shared.gate.write().await;
+                if !self.shared.state.read().has_run(run_id) {
+                    return Ok(false);
+                }
+                self.shared.touched.forget(run_id);
+                self.shared.flush_but(run_id).await?;
+            }
+            self.shared.sweep_media().await;
+            Ok(true)
+        })
+    }
+
+    /// While this is held, no run is deleted: for whoever looks at what there is and writes what follows from it, so that
+    /// a deleted run does not come back with it.
+    pub async fn hold_runs(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
+        self.shared.gate.read().await
+    }
+
+    /// Who must not die. Others may add theirs.
+    pub fn vitals(&self) -> &Vitals {
+        &self.shared.vitals
     }
 
     /// Keeps a file by the hash of its content, and returns that hash.
@@ -358,7 +380,11 @@ impl Store {
         for item in &set_aside {
             problems.push(format!("{} was damaged ({}) and is set aside; the rest is served", item.file, item.why));
         }
-        Health { writable: failure.is_none() && !self.shared.closed.load(Ordering::Relaxed), problems, set_aside }
+        let deaths = self.shared.vitals.deaths();
+        problems.extend(deaths.iter().map(ToString::to_string));
+        let writable =
+            failure.is_none() && !self.shared.closed.load(Ordering::Relaxed) && !self.shared.vitals.is_dead(WRITER);
+        Health { writable, problems, set_aside, deaths }
     }
 
     /// Flushes, stops taking rows, and releases the folder.
@@ -386,12 +412,18 @@ impl Shared {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// Replaces the manifest on disk, then in memory together with `also`, so that readers see both or neither.
-    /// The caller holds `commit`.
+    /// Why the writer does not answer.
+    fn gone(&self) -> StoreError {
+        let death = self.vitals.deaths().into_iter().find(|death| death.part == WRITER);
+        death.map_or(StoreError::Closed, StoreError::Failed)
+    }
+
+    /// Replaces the manifest on disk, then in memory together with `also`, so that readers see both or neither, and the
+    /// writer admits every group of rows against one of them. The caller holds `commit`.
     pub async fn commit_manifest(
         &self,
         mut manifest: Manifest,
-        also: impl FnOnce(&mut State),
+        also: impl FnOnce(&mut State, &mut Writer),
     ) -> Result<(), StoreError> {
         {
             let state = self.state.read();
@@ -400,32 +432,88 @@ impl Shared {
                 state.attr_types.iter().map(|(t, types)| (t.name().to_string(), types.clone())).collect();
         }
         self.root.put(manifest::PATH, manifest.to_bytes()).await?;
+        let mut writer = self.writer.lock();
         let mut state = self.state.write();
         state.manifest = Arc::new(manifest);
-        also(&mut state);
+        also(&mut state, &mut writer);
         state.version += 1;
         self.changes.send_replace(state.version);
         Ok(())
     }
 
-    async fn record_set_aside(&self, items: Vec<SetAside>) {
+    async fn record_set_aside(&self, items: Vec<SetAside>) -> Result<(), StoreError> {
         self.set_aside_now.lock().extend(items.iter().cloned());
         let _commit = self.commit.lock().await;
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         manifest.segments.retain(|s| !items.iter().any(|i| i.file == s.path));
         manifest.set_aside.extend(items);
-        if let Err(e) = self.commit_manifest(manifest, |_| {}).await {
-            tracing::warn!(error = %e, "could not record what was set aside");
-        }
+        self.commit_manifest(manifest, |_, _| {}).await
     }
 
-    /// A live segment turned out to be damaged: stop serving it, keep the file aside, say so.
-    pub async fn set_segment_aside(&self, path: &str, why: String) {
+    /// The bytes of a segment, checked. `Damaged`: it is missing or not what was written, and trying again does not help.
+    pub async fn read_segment(&self, segment: &Segment) -> Result<bytes::Bytes, StoreError> {
+        let data = self.root.get(&segment.path).await.map_err(|e| match e.is_of_the_machine() {
+            true => e,
+            false => StoreError::Damaged(e.to_string()),
+        })?;
+        segment::verify(segment, &data).map_err(StoreError::Damaged)?;
+        Ok(data)
+    }
+
+    async fn quarantine(&self, path: &str, why: String) -> SetAside {
         tracing::warn!(file = path, why, "damaged, set aside");
         if let Err(e) = self.root.set_aside(path).await {
             tracing::warn!(file = path, error = %e, "could not move it to quarantine");
         }
-        self.record_set_aside(vec![SetAside { file: path.into(), why, at_ns: now_ns() }]).await;
+        SetAside { file: path.into(), why, at_ns: now_ns() }
+    }
+
+    /// A live segment turned out to be damaged: stop serving it, keep the file aside, say so.
+    pub async fn set_segment_aside(&self, path: &str, why: String) -> Result<(), StoreError> {
+        let item = self.quarantine(path, why).await;
+        self.record_set_aside(vec![item]).await
+    }
+
+    /// Segments that the writer stumbled over.
+    pub async fn check_unreadable(&self) {
+        let paths = self.writer.lock().known.take_unreadable();
+        for path in paths {
+            let segment = self.state.read().manifest.segments.iter().find(|s| s.path == path).cloned();
+            if let Some(segment) = segment
+                && let Err(StoreError::Damaged(why)) = self.read_segment(&segment).await
+                && let Err(e) = self.set_segment_aside(&path, why).await
+            {
+                tracing::warn!(error = %e, "could not record what was set aside");
+            }
+        }
+    }
+
+    /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
+    pub async fn sweep_media(&self) {
+        let doomed = self.state.read().manifest.doomed_media.clone();
+        if doomed.is_empty() {
+            return;
+        }
+        let snapshot = || self.state.read().snapshot(self.root.objects.clone());
+        let swept = async {
+            let mut unnamed: HashSet<String> = doomed.iter().cloned().collect();
+            let mut looked_at = HashSet::new();
+            crate::media::leave_named(&snapshot(), &mut unnamed, &mut looked_at).await?;
+            // A file is put before the conversation that names it: nobody may be between the two. What came since we
+            // looked is little.
+            let _alone = self.gate.write().await;
+            crate::media::leave_named(&snapshot(), &mut unnamed, &mut looked_at).await?;
+            for hash in &unnamed {
+                self.root.delete(&crate::media::path(hash)).await?;
+            }
+            let _commit = self.commit.lock().await;
+            let mut manifest = Manifest::clone(&self.state.read().manifest);
+            manifest.doomed_media.retain(|hash| !doomed.contains(hash));
+            self.commit_manifest(manifest, |_, _| {}).await
+        };
+        if let Err(e) = swept.await {
+            tracing::warn!(error = %e, "media of a deleted run could not be deleted; it will be tried again");
+        }
     }
 
     /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
@@ -479,7 +567,12 @@ impl Shared {
 
     pub async fn flush(&self) -> Result<(), StoreError> {
         let result = self.try_flush().await;
-        match &result {
+        self.tell_flushed(&result);
+        result
+    }
+
+    fn tell_flushed(&self, result: &Result<(), StoreError>) {
+        match result {
             Ok(()) => self.flush_state.lock().failure = None,
             Err(e) => {
                 self.counters.flush_errors.fetch_add(1, Ordering::Relaxed);
@@ -487,49 +580,87 @@ impl Shared {
             }
         }
         self.flush_done.notify_all();
-        result
     }
 
     async fn try_flush(&self) -> Result<(), StoreError> {
         let _commit = self.commit.lock().await;
-        let started = Instant::now();
-        if !self.seal()? {
-            return Ok(());
+        match self.seal(None)? {
+            true => self.write_sealed(None).await,
+            false => Ok(()),
         }
+    }
+
+    /// A flush that leaves out a run, and drops its segments in the same commit.
+    async fn flush_but(&self, run_id: &str) -> Result<(), StoreError> {
+        let _commit = self.commit.lock().await;
+        let flushed = async {
+            // A generation left over from a flush that failed was closed before: it goes first.
+            if self.state.read().has_sealed() {
+                self.write_sealed(None).await?;
+            }
+            self.seal(Some(run_id))?;
+            self.write_sealed(Some(run_id)).await
+        };
+        let result = flushed.await;
+        self.tell_flushed(&result);
+        result
+    }
+
+    /// Makes segments of the sealed generation, without the rows and segments of the run `but`. The caller holds `commit`.
+    async fn write_sealed(&self, but: Option<&str>) -> Result<(), StoreError> {
+        if self.vitals.is_dead(WRITER) {
+            // It may have died half-way through a change of the tail. The log has all that was acknowledged.
+            return Err(self.gone());
+        }
+        let started = Instant::now();
         let floor = self.writer.lock().sealed_floor;
-        let work: Vec<(Table, Vec<RecordBatch>, HashSet<u128>)> = {
+        let work: Vec<(Table, Vec<RecordBatch>, Replaced)> = {
             let state = self.state.read();
-            Table::ALL
-                .into_iter()
-                .map(|table| {
-                    let t = &state.tables[table as usize];
-                    let batches: Vec<RecordBatch> =
-                        t.sealed.iter().map(|c| c.visible()).filter(|b| b.num_rows() > 0).collect();
-                    (table, batches, HashSet::clone(&t.replaced))
-                })
-                .filter(|(_, batches, replaced)| !batches.is_empty() || !replaced.is_empty())
-                .collect()
+            let rows = |table: Table| {
+                let t = &state.tables[table as usize];
+                (table, t.sealed.iter().map(|c| c.visible()).collect(), t.replaced_by_sealed.clone())
+            };
+            Table::ALL.into_iter().map(rows).collect()
         };
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         let mut fresh: Vec<NewSegment> = Vec::new();
         let mut gone: Vec<String> = Vec::new();
-        let mut handled: Vec<(Table, HashSet<u128>)> = Vec::new();
-        for (table, batches, replaced) in work {
-            if !replaced.is_empty() {
-                // Rows of older segments that newer rows replace: those segments are written again without them.
-                for old in manifest.segments_of(table).cloned().collect::<Vec<_>>() {
-                    let data = self.root.get(&old.path).await?;
-                    if let Some(rewritten) = self.rewrite_without(table, &old, data, &replaced).await? {
+        let mut deleted: Vec<Arc<Segment>> = Vec::new();
+        let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
+        if let Some(run) = but {
+            deleted = manifest.segments.iter().filter(|s| s.run_id == run).cloned().collect();
+            manifest.segments.retain(|s| s.run_id != run);
+            self.media_named_in(&deleted, &mut doomed_media).await;
+        }
+        for (table, mut batches, replaced) in work {
+            // Rows of older segments that newer rows replace: those segments are written again without them.
+            for old in manifest.segments_of(table).filter(|s| replaced.may_be_in(s)).cloned().collect::<Vec<_>>() {
+                match self.rewrite_without(table, &old, &replaced.keys).await {
+                    Ok(None) => {}
+                    Ok(Some(rewritten)) => {
                         fresh.extend(rewritten);
                         gone.push(old.path.clone());
                     }
+                    // One bad file does not keep the rows of all others in memory.
+                    Err(StoreError::Damaged(why)) => {
+                        manifest.segments.retain(|s| s.path != old.path);
+                        manifest.set_aside.push(self.quarantine(&old.path, why).await);
+                    }
+                    Err(e) => return Err(e),
                 }
-                handled.push((table, replaced));
             }
+            if let Some(run) = but {
+                if table == Table::Conversations {
+                    batches.iter().for_each(|b| crate::media::named_in(b, Some(run), &mut doomed_media));
+                }
+                batches = batches.iter().map(|b| segment::without_run(b, run)).collect::<Result<_, _>>()?;
+            }
+            batches.retain(|b| b.num_rows() > 0);
             if !batches.is_empty() {
                 fresh.extend(self.build(table, batches, Effort::Flush, Vec::new()).await?);
             }
         }
+        manifest.doomed_media = doomed_media.into_iter().collect();
         manifest.segments.retain(|s| !gone.contains(&s.path));
         let mut identities = Vec::new();
         for new in fresh {
@@ -538,28 +669,25 @@ impl Shared {
             manifest.segments.push(segment.clone());
             identities.push((segment, new.identities));
         }
-        manifest.wal_floor = floor;
-        self.commit_manifest(manifest, |state| {
-            for table in &mut state.tables {
-                table.sealed = Vec::new();
-            }
-            state.settled = state.settled.max(state.sealed_at);
-            // What was replaced while this flush ran is for the next one.
-            for (table, done) in handled {
-                let replaced = &mut state.tables[table as usize].replaced;
-                Arc::make_mut(replaced).retain(|key| !done.contains(key));
-            }
-        })
-        .await?;
-        {
-            let mut writer = self.writer.lock();
+        manifest.wal_floor = manifest.wal_floor.max(floor);
+        self.commit_manifest(manifest, |state, writer| {
+            state.tables.iter_mut().for_each(TableState::drop_sealed);
+            state.settled = match but {
+                None => state.settled.max(state.sealed_at),
+                Some(_) => state.version + 1,
+            };
             writer.indices.iter_mut().for_each(TableIndex::drop_sealed);
             for (segment, set) in identities {
                 writer.known.insert(&segment, set);
             }
-        }
+        })
+        .await?;
         for path in gone {
             self.doom(path, Duration::MAX);
+        }
+        // Asked for by a person: no query finds it any more, and the files go as soon as queries under way are done with them.
+        for segment in deleted {
+            self.doom(segment.path.clone(), DELETED_RUN_GRACE);
         }
         for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
             let path = wal::path(&self.wal_dir, number);
@@ -595,15 +723,20 @@ impl Shared {
         &self,
         table: Table,
         old: &Arc<Segment>,
-        data: bytes::Bytes,
         replaced: &HashSet<u128>,
     ) -> Result<Option<Vec<NewSegment>>, StoreError> {
-        let (identities, _) = segment::read_identities(table, data.clone())?;
-        if !replaced.iter().any(|key| identities.contains(*key)) {
+        let holds_one = |identities: &IdentitySet| replaced.iter().any(|key| identities.contains(*key));
+        let damaged = |e: StoreError| StoreError::Damaged(e.to_string());
+        let known = self.writer.lock().known.get(old);
+        if known.as_deref().is_some_and(|identities| !holds_one(identities)) {
+            return Ok(None);
+        }
+        let data = self.read_segment(old).await?;
+        if known.is_none() && !holds_one(&segment::read_identities(table, data.clone()).map_err(damaged)?.0) {
             return Ok(None);
         }
         let mut kept = Vec::new();
-        for batch in segment::read(table, data)? {
+        for batch in segment::read(table, data).map_err(damaged)? {
             kept.push(segment::without(table, batch, replaced)?);
         }
         if kept.iter().all(|b| b.num_rows() == 0) {
@@ -612,9 +745,19 @@ impl Shared {
         Ok(Some(self.build(table, kept, Effort::Flush, vec![old.path.clone()]).await?))
     }
 
+    /// Hashes that the conversations in these segments name. A segment that cannot be read names nothing.
+    async fn media_named_in(&self, segments: &[Arc<Segment>], hashes: &mut HashSet<String>) {
+        let snapshot = self.state.read().snapshot(self.root.objects.clone());
+        for segment in segments.iter().filter(|s| s.table == Table::Conversations.name()) {
+            if let Err(e) = crate::media::named_in_segment(&snapshot, segment, hashes).await {
+                tracing::warn!(file = segment.path, error = %e, "the media that it names stay");
+            }
+        }
+    }
+
     /// Starts a new log file and a new generation. False if there is nothing to flush. A sealed generation left over
-    /// from a flush that failed is taken up again.
-    fn seal(&self) -> Result<bool, StoreError> {
+    /// from a flush that failed is taken up again. Open spans go on in the new generation, except those of the run `but`.
+    fn seal(&self, but: Option<&str>) -> Result<bool, StoreError> {
         let mut writer = self.writer.lock();
         let mut state = self.state.write();
         if state.has_sealed() {
@@ -624,7 +767,7 @@ impl Shared {
             return Ok(false);
         }
         let mut log = Log::create(&self.wal_dir, writer.log.number + 1)?;
-        let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED)? };
+        let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED, but)? };
         if let Some(batch) = &carried {
             let logged = wal::encode(Table::Spans, batch).and_then(|r| log.write(&r)).and_then(|()| log.sync());
             if let Err(e) = logged {

@@ -78,7 +78,7 @@ pub(crate) struct Incoming {
 
 impl Incoming {
     pub fn new(table: Table, batch: RecordBatch) -> Incoming {
-        let keys = if table.keep() == Keep::All { Vec::new() } else { identity_hashes(table, &batch) };
+        let keys = identity_hashes(table, &batch);
         let open = open_rows(table, &batch);
         let attr_types = attr_types_of(&batch);
         Incoming { table, batch, keys, open, attr_types }
@@ -136,7 +136,8 @@ pub(crate) struct Admitted {
     incoming: Incoming,
     dead: Vec<u32>,
     kills: Vec<(bool, Place)>,
-    replaced: Vec<u128>,
+    /// Rows that replace one of a segment, or of the generation that is becoming segments.
+    replacing: Vec<u32>,
     undo: Vec<(u128, Option<Place>)>,
     pub accepted: u64,
     pub duplicates: u64,
@@ -163,23 +164,21 @@ impl TableIndex {
             incoming,
             dead: Vec::new(),
             kills: Vec::new(),
-            replaced: Vec::new(),
+            replacing: Vec::new(),
             undo: Vec::new(),
             accepted: 0,
             duplicates: 0,
         };
-        if table.keep() == Keep::All {
-            out.accepted = rows as u64;
-            self.chunks += u32::from(rows > 0);
-            return out;
-        }
         let by_time = time_is_identity(table).then(|| times(table, &out.incoming.batch));
-        let last_wins = table.keep() == Keep::Last;
         let chunk = self.chunks;
         for row in 0..rows {
             let key = out.incoming.keys[row];
             let open = out.incoming.is_open(row);
-            let replaces = |old_open: bool| last_wins || old_open;
+            let replaces = |old_open: bool| match table.keep() {
+                Keep::First => false,
+                Keep::FirstClosed => old_open,
+                Keep::Last => true,
+            };
             if let Some(old) = self.active.get(&key) {
                 if !replaces(old.open) {
                     out.dead.push(row as u32);
@@ -192,7 +191,7 @@ impl TableIndex {
                     continue;
                 }
                 out.kills.push((true, *old));
-                out.replaced.push(key);
+                out.replacing.push(row as u32);
             } else if let Some(segment) = known.iter().find(|s| {
                 by_time.is_none_or(|t| (s.min_time..=s.max_time).contains(&t[row])) && s.identities.contains(key)
             }) {
@@ -200,7 +199,7 @@ impl TableIndex {
                     out.dead.push(row as u32);
                     continue;
                 }
-                out.replaced.push(key);
+                out.replacing.push(row as u32);
             }
             let place = Place { chunk, row: row as u32, open };
             out.undo.push((key, self.active.insert(key, place)));
@@ -229,11 +228,16 @@ impl TableIndex {
 
 /// For these a duplicate has the same time, so segments of other times need not be asked.
 fn time_is_identity(table: Table) -> bool {
-    matches!(table, Table::Spans | Table::Metrics)
+    matches!(table, Table::Spans | Table::Metrics | Table::Series)
 }
 
 pub(crate) fn times(table: Table, batch: &RecordBatch) -> &[i64] {
     batch.column_by_name(table.time_column()).expect("declared").as_primitive::<Int64Type>().values()
+}
+
+fn run_of(batch: &RecordBatch, row: usize) -> &str {
+    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
+    runs.values().as_string::<i32>().value(runs.keys().value(row) as usize)
 }
 
 /// Segments of the manifest that may hold rows of this batch.
@@ -254,11 +258,51 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
         .collect()
 }
 
+/// Rows in segments that newer rows replace, and where to look for them.
+#[derive(Clone, Default)]
+pub(crate) struct Replaced {
+    pub keys: HashSet<u128>,
+    /// For each run, the first and the last time that such a row can have.
+    ranges: HashMap<String, (i64, i64)>,
+}
+
+impl Replaced {
+    fn add(&mut self, key: u128, run: &str, time: Option<i64>) {
+        self.keys.insert(key);
+        let (first, last) = time.map_or((i64::MIN, i64::MAX), |time| (time, time));
+        match self.ranges.get_mut(run) {
+            Some(range) => *range = (range.0.min(first), range.1.max(last)),
+            None => drop(self.ranges.insert(run.to_string(), (first, last))),
+        }
+    }
+
+    pub fn may_be_in(&self, segment: &crate::manifest::Segment) -> bool {
+        let range = self.ranges.get(&segment.run_id);
+        range.is_some_and(|(first, last)| segment.min_time <= *last && *first <= segment.max_time)
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct TableState {
     pub sealed: Vec<Chunk>,
     pub active: Vec<Chunk>,
+    /// What readers leave out of segments: `replaced_by_sealed` and `replaced_by_active` together.
     pub replaced: Arc<HashSet<u128>>,
+    /// What the flush of the sealed generation takes out of segments.
+    pub replaced_by_sealed: Replaced,
+    /// What came since, for the flush after it: also rows that this flush is writing.
+    pub replaced_by_active: Replaced,
+}
+
+impl TableState {
+    /// The sealed generation is in segments now.
+    pub fn drop_sealed(&mut self) {
+        self.sealed = Vec::new();
+        self.replaced_by_sealed = Replaced::default();
+        if self.replaced.len() != self.replaced_by_active.keys.len() {
+            self.replaced = Arc::new(self.replaced_by_active.keys.clone());
+        }
+    }
 }
 
 /// Everything readers see, behind one lock.
@@ -304,10 +348,21 @@ impl State {
         if admitted.is_empty() {
             return;
         }
-        let Admitted { incoming, dead, kills, replaced, .. } = admitted;
+        let Admitted { incoming, dead, kills, replacing, .. } = admitted;
         let Incoming { table, batch, keys, open, attr_types } = incoming;
         self.learn(table, &attr_types);
         let state = &mut self.tables[table as usize];
+        let by_time = time_is_identity(table);
+        if !replacing.is_empty() {
+            let all = Arc::make_mut(&mut state.replaced);
+            let times = by_time.then(|| times(table, &batch));
+            for row in replacing.into_iter().map(|row| row as usize) {
+                all.insert(keys[row]);
+                state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]));
+            }
+        }
+        // Nothing replaces a row of which the first stays, so nobody asks for its place.
+        let keys = if table.keep() == Keep::First { Vec::new() } else { keys };
         let bytes = batch_bytes(&batch) + keys.len() * 16;
         let version = self.version + 1;
         let mut chunk =
@@ -315,11 +370,16 @@ impl State {
         dead.into_iter().for_each(|row| chunk.kill(row as usize));
         state.active.push(chunk);
         for (sealed, place) in kills {
-            let chunks = if sealed { &mut state.sealed } else { &mut state.active };
-            chunks[place.chunk as usize].kill(place.row as usize);
-        }
-        if !replaced.is_empty() {
-            Arc::make_mut(&mut state.replaced).extend(replaced);
+            let row = place.row as usize;
+            if sealed {
+                let chunk = &mut state.sealed[place.chunk as usize];
+                chunk.kill(row);
+                // The flush under way writes it all the same, and at its own time, which need not be that of the new row.
+                let time = by_time.then(|| times(table, &chunk.batch)[row]);
+                state.replaced_by_active.add(chunk.keys[row], run_of(&chunk.batch, row), time);
+            } else {
+                state.active[place.chunk as usize].kill(row);
+            }
         }
         self.first_at.get_or_insert_with(std::time::Instant::now);
         self.version = version;
@@ -369,18 +429,30 @@ impl State {
         self.tables.iter().any(|t| !t.sealed.is_empty())
     }
 
+    pub fn has_run(&self, run_id: &str) -> bool {
+        let in_tail = |chunk: &Chunk| {
+            let batch = chunk.visible();
+            (0..batch.num_rows()).any(|row| run_of(&batch, row) == run_id)
+        };
+        self.manifest.segments.iter().any(|s| s.run_id == run_id)
+            || self.tables.iter().any(|t| t.sealed.iter().chain(&t.active).any(in_tail))
+    }
+
     pub fn has_active(&self) -> bool {
         self.tables.iter().any(|t| !t.active.is_empty())
     }
 
     /// Spans that are still open, to be carried over into the next log file instead of being written as they are.
     /// At most `limit`, the newest.
-    pub fn open_spans(&self, limit: usize) -> Result<Option<RecordBatch>, StoreError> {
+    /// Those of the run `but_of` are left out.
+    pub fn open_spans(&self, limit: usize, but_of: Option<&str>) -> Result<Option<RecordBatch>, StoreError> {
         let chunks = &self.tables[Table::Spans as usize].active;
         let mut open = Vec::new();
         for chunk in chunks.iter().filter(|c| !c.open.is_empty()) {
-            let mask: BooleanArray =
-                (0..chunk.batch.num_rows()).map(|r| Some(chunk.open[r] && !chunk.is_dead(r))).collect();
+            let wanted = |r: usize| {
+                chunk.open[r] && !chunk.is_dead(r) && but_of.is_none_or(|run| run_of(&chunk.batch, r) != run)
+            };
+            let mask: BooleanArray = (0..chunk.batch.num_rows()).map(|r| Some(wanted(r))).collect();
             if mask.true_count() > 0 {
                 open.push(filter_record_batch(&chunk.batch, &mask)?);
             }
@@ -397,6 +469,7 @@ impl State {
     pub fn seal(&mut self, indices: &mut [TableIndex; 6], carried: Option<RecordBatch>) {
         for (state, index) in self.tables.iter_mut().zip(indices.iter_mut()) {
             state.sealed = std::mem::take(&mut state.active);
+            state.replaced_by_sealed = std::mem::take(&mut state.replaced_by_active);
             index.sealed = std::mem::take(&mut index.active);
             index.chunks = 0;
         }
@@ -451,6 +524,7 @@ fn coalesce(table: Table, state: &mut TableState, index: &mut TableIndex) {
         state.active.extend(parts);
         return;
     };
+    // Without keys there are no places to keep right.
     let keys: Vec<u128> = parts
         .iter()
         .flat_map(|c| c.keys.iter().enumerate().filter(|(row, _)| !c.is_dead(*row)).map(|(_, key)| *key))

@@ -31,6 +31,10 @@ impl Touched {
         }
     }
 
+    pub fn forget(&self, run: &str) {
+        self.steps.lock().retain(|(of, _)| of != run);
+    }
+
     pub fn take(&self) -> Vec<Step> {
         std::mem::take(&mut *self.steps.lock()).into_iter().collect()
     }

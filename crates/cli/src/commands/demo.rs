@@ -43,7 +43,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     serve::announce(&config, &server);
     tokio::select! {
         played = play(&store, generator) => played?,
-        stopped = serve::until_told_to_stop() => stopped?,
+        stopped = serve::until_told_to_stop(store.vitals(), &config.server.limits) => stopped?,
     }
     serve::stop(store, server).await
 }

@@ -1,11 +1,12 @@
 //! `rollscope serve`: opens the store, starts the server, waits for a signal, shuts down in order.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use rollscope_query::Engine;
-use rollscope_server::{Server, StartError};
-use rollscope_store::Store;
+use rollscope_server::{Limits, Server, StartError};
+use rollscope_store::{Store, Vitals};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::ServeArgs;
@@ -21,7 +22,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     start_logs(&config);
     let (store, server) = start(&config).await?;
     announce(&config, &server);
-    until_told_to_stop().await?;
+    until_told_to_stop(store.vitals(), &config.server.limits).await?;
     stop(store, server).await
 }
 
@@ -73,12 +74,18 @@ pub fn announce(config: &Config, server: &Server) {
     println!("data            {}", config.data.display());
 }
 
-pub async fn until_told_to_stop() -> anyhow::Result<()> {
+/// Waits for a signal. When a part of the program dies, the rest says so for a while, and that is the end: who watches over
+/// us starts us again, and nothing that was acknowledged is lost.
+pub async fn until_told_to_stop(vitals: &Vitals, limits: &Limits) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
         _ = terminate.recv() => tracing::info!("asked to stop (SIGTERM)"),
         _ = interrupt.recv() => tracing::info!("asked to stop (SIGINT)"),
+        () = async {
+            vitals.died().await;
+            tokio::time::sleep(Duration::from_secs(limits.failed_linger_s)).await;
+        } => {}
     }
     Ok(())
 }
@@ -89,5 +96,13 @@ pub async fn stop(store: Store, server: Server) -> anyhow::Result<()> {
     if let Err(e) = store.close().await {
         tracing::warn!(error = %e, "the live tail was not flushed; it is in the log and will be there at the next start");
     }
-    Ok(())
+    alive(store.vitals())
+}
+
+/// The exit code says it too.
+pub fn alive(vitals: &Vitals) -> anyhow::Result<()> {
+    match vitals.deaths().first() {
+        None => Ok(()),
+        Some(death) => Err(anyhow::anyhow!("{death}")),
+    }
 }

@@ -110,7 +110,7 @@ async fn show(
     };
     tokio::select! {
         failed = import_rest => failed?,
-        stopped = serve::until_told_to_stop() => stopped?,
+        stopped = serve::until_told_to_stop(store.vitals(), &config.server.limits) => stopped?,
     }
     serve::stop(store, server).await
 }

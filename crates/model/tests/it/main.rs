@@ -5,7 +5,7 @@ use std::path::Path;
 
 use arrow::datatypes::DataType;
 use rollscope_model::Table;
-use rollscope_model::tables::doc;
+use rollscope_model::tables::{Keep, doc};
 
 fn type_name(data_type: &DataType) -> String {
     match data_type {
@@ -26,7 +26,15 @@ fn the_page_of_tables_is_up_to_date() {
         "# Tables\n\nMade from `crates/model/src/tables.rs`; a test fails when it is stale. Times are nanoseconds since the epoch.\n",
     );
     for table in Table::ALL {
-        write!(page, "\n## {}\n\n| column | type | null | meaning |\n|---|---|---|---|\n", table.name()).unwrap();
+        let identity: Vec<String> = table.identity().iter().map(|column| format!("`{column}`")).collect();
+        let stays = match table.keep() {
+            Keep::First => "the first stays",
+            Keep::FirstClosed => "the first stays, but a closed span replaces an open one",
+            Keep::Last => "the newest replaces the others",
+        };
+        let once = format!("One row for each {}: {stays}.", identity.join(", "));
+        let head = "| column | type | null | meaning |\n|---|---|---|---|";
+        write!(page, "\n## {}\n\n{once}\n\n{head}\n", table.name()).unwrap();
         for field in table.schema().fields() {
             let null = if field.is_nullable() { "yes" } else { "" };
             let kind = type_name(field.data_type());

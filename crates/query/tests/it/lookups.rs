@@ -68,14 +68,17 @@ async fn a_trace_is_fetched_whole() {
     for n in 0..5 {
         store.add_segment(Table::Spans, &spans("a", n * 1000, 400));
     }
-    store.add_tail(Table::Spans, spans("a", 7, 4));
+    let whole = spans("a", 9000, 4);
+    store.add_segment(Table::Spans, &whole.slice(0, 2));
+    store.add_tail(Table::Spans, whole.slice(2, 2));
+    store.add_segment(Table::Spans, &spans("b", 9000, 4));
     let engine = store.engine();
     let batches = engine.trace(trace(2001)).await.unwrap();
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 4);
     assert_eq!(batches[0].schema().fields().len(), Table::Spans.schema().fields().len());
-    // In a segment and in the tail.
-    let batches = engine.trace(trace(7)).await.unwrap();
-    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 8);
+    // In a segment and in the tail, and once more under another run.
+    let batches = engine.trace(trace(9000)).await.unwrap();
+    assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 4);
     assert!(engine.trace(trace(999_999)).await.unwrap().is_empty());
 }
 

@@ -16,7 +16,8 @@ use crate::problem::Problem;
 /// How the server is.
 #[derive(Serialize, ToSchema)]
 pub struct HealthAnswer {
-    /// `ok`, `degraded` (something was set aside or is broken, the rest is served) or `full` (nothing can be stored).
+    /// `ok`, `degraded` (something was set aside or is broken, the rest is served), `full` (nothing can be stored) or
+    /// `failed` (a part of the server has died; it is about to end).
     status: &'static str,
     version: &'static str,
     /// The store's own report and figures.
@@ -34,10 +35,11 @@ pub struct HealthAnswer {
 pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
     let mut health = app.store.health();
     let scraping = app.scraping.problems();
-    let status = match (app.accepts(), health.problems.is_empty()) {
-        (false, _) => "full",
-        (true, false) => "degraded",
-        (true, true) => "ok",
+    let status = match (health.deaths.is_empty(), health.writable, health.problems.is_empty()) {
+        (false, ..) => "failed",
+        (true, false, _) => "full",
+        (true, true, false) => "degraded",
+        (true, true, true) => "ok",
     };
     let mut store = serde_json::to_value(&health).unwrap_or_default();
     if let Some(entries) = store.as_object_mut() {
@@ -59,12 +61,18 @@ pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Ready to take data: the store is open and has room, and no shutdown is under way.
+/// Ready to take data: the store is open and has room, nothing has died, and no shutdown is under way.
 pub async fn readyz(State(app): State<App>) -> Response {
     if app.stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
     }
-    match app.accepts() {
+    let health = app.store.health();
+    // What a panic says may quote data, and anybody may ask here.
+    if let Some(death) = health.deaths.first() {
+        let text = format!("{} has failed; the log and /api/v1/health say why\n", death.part);
+        return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
+    }
+    match health.writable {
         true => "ready\n".into_response(),
         false => (StatusCode::SERVICE_UNAVAILABLE, "the store takes nothing now\n").into_response(),
     }

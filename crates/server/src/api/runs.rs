@@ -184,7 +184,8 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
     runs
 }
 
-/// Deletes a run with everything in it, from every table. There is no way back.
+/// Deletes a run with everything in it, from every table, and the media that no other run names. There is no way back.
+/// A run that still sends comes back with what it sends next.
 #[utoipa::path(delete, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)), responses(
     (status = 204, description = "Deleted"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
@@ -237,6 +238,7 @@ pub async fn set_tags(State(app): State<App>, Run(run): Run, params: Params, bod
     if tags.len() > MAX_TAGS || tags.iter().any(|t| t.chars().count() > MAX_TAG_CHARS) {
         return Err(bad(format!("at most {MAX_TAGS} tags of at most {MAX_TAG_CHARS} characters")));
     }
+    let _held = app.store.hold_runs().await;
     let batch = app.engine.runs().await?;
     let ids = text_column(&batch, "run_id")?;
     let Some(at) = ids.iter().position(|id| id.as_deref() == Some(&run)) else {

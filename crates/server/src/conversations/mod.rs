@@ -83,7 +83,7 @@ impl Conversations {
     /// Opens the index of a store and keeps it up to date.
     pub fn start(store: &Store, engine: Engine) -> Result<Conversations, SearchError> {
         let search = Search::open(&store.options().dir.join(INDEX))?;
-        let follower = Follower::start(search.clone(), Arc::new(store.clone()), store.changes())?;
+        let follower = Follower::start(search.clone(), Arc::new(store.clone()), store.changes(), store.vitals())?;
         Ok(Conversations { engine, search, follower: Arc::new(Mutex::new(Some(follower))) })
     }
 

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use rollscope_store::Vitals;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Refusal;
@@ -43,13 +44,13 @@ pub struct Written {
 
 impl Lines {
     /// Opens the newest file of `path`, or makes the first.
-    pub fn open(path: &Path, max_file_bytes: u64) -> io::Result<Lines> {
+    pub fn open(path: &Path, max_file_bytes: u64, vitals: &Vitals) -> io::Result<Lines> {
         let mut files = Files::open(path, max_file_bytes)?;
         let (to, mut jobs) = mpsc::channel::<Job>(WAITING);
         let written = Arc::new(Written::default());
         let counts = written.clone();
         // It ends when the last way to it is gone. Nobody needs to wait for it: what it has not written is not acknowledged.
-        std::thread::Builder::new().name("lines".into()).spawn(move || {
+        vitals.thread("lines", move || {
             let mut group: Vec<Job> = Vec::new();
             while let Some(first) = jobs.blocking_recv() {
                 let mut bytes = first.line.len();
@@ -235,7 +236,7 @@ mod tests {
     async fn what_is_acknowledged_is_there() {
         let folder = tempfile::tempdir().unwrap();
         let first = folder.path().join("traces.jsonl");
-        let lines = Lines::open(&first, 1 << 30).unwrap();
+        let lines = Lines::open(&first, 1 << 30, &Vitals::default()).unwrap();
         let all = (0..200).map(|i| {
             let lines = lines.clone();
             async move { lines.append(format!("{i}\n").into_bytes(), 1).await }

@@ -234,6 +234,8 @@ impl Ingest {
                 ),
             });
         }
+        // Runs, media and rows of one message go in together, or the deletion of a run would come between them.
+        let _held = store.hold_runs().await;
         for file in rows.media {
             store.media_put(file).await?;
             add(&counters.accepted, 1);

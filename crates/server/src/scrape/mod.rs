@@ -114,7 +114,7 @@ impl Scraping {
             running: BTreeMap::new(),
         };
         if !targets.is_empty() || !discovered.is_empty() {
-            tokio::spawn(runner.run(targets, discovered));
+            store.vitals().task("scraper", runner.run(targets, discovered));
         }
         Ok(scraping)
     }
@@ -218,7 +218,7 @@ impl Runner {
                 status,
                 counters: self.scraping.counters.clone(),
             };
-            tokio::spawn(job.run(stop.clone()));
+            self.store.vitals().task("scrape-target", job.run(stop.clone()));
             self.running.insert(key, (target, stop));
         }
     }

@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::Mutex;
 use rollscope_formats::export::tensorboard::EventWriter;
 use rollscope_model::time::ns_to_seconds;
+use rollscope_store::Vitals;
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use utoipa::ToSchema;
@@ -110,9 +111,9 @@ trait Sink: Send {
 }
 
 impl Sinks {
-    pub fn start(config: &SinkConfig) -> Sinks {
+    pub fn start(config: &SinkConfig, vitals: &Vitals) -> Sinks {
         let mut running = Vec::new();
-        let mut add = |name, sink: Box<dyn Sink>| running.push(start(name, sink, config.max_backlog.max(1)));
+        let mut add = |name, sink: Box<dyn Sink>| running.push(start(name, sink, config.max_backlog.max(1), vitals));
         if let Some(folder) = &config.tensorboard {
             add("tensorboard", Box::new(TensorBoard { folder: folder.clone(), files: HashMap::new() }));
         }
@@ -152,11 +153,11 @@ impl Sinks {
     }
 }
 
-fn start(name: &'static str, mut sink: Box<dyn Sink>, capacity: usize) -> Running {
+fn start(name: &'static str, mut sink: Box<dyn Sink>, capacity: usize, vitals: &Vitals) -> Running {
     let (queue, mut rows) = mpsc::channel::<StepRow>(capacity);
     let figures = Arc::new(Figures::default());
     let counted = figures.clone();
-    let spawned = std::thread::Builder::new().name(format!("sink-{name}")).spawn(move || {
+    let spawned = vitals.thread(&format!("sink-{name}"), move || {
         while let Some(row) = rows.blocking_recv() {
             match sink.write(&row) {
                 Ok(()) => counted.written.fetch_add(1, Relaxed),
@@ -275,7 +276,7 @@ mod tests {
     #[test]
     fn a_sink_that_hangs_drops_and_says_so() {
         let (_hold, wait) = std::sync::mpsc::channel();
-        let sinks = Sinks(Arc::new(vec![start("stuck", Box::new(Stuck(wait)), 2)]));
+        let sinks = Sinks(Arc::new(vec![start("stuck", Box::new(Stuck(wait)), 2, &Vitals::default())]));
         for step in 0..10 {
             sinks.send(&row(step));
         }

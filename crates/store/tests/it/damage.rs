@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use arrow::array::RecordBatch;
 use rollscope_model::Table;
+use rollscope_model::build::{NewSample, SamplesBuilder};
+use rollscope_store::SnapshotSource;
 
-use crate::{expected, open, seen, spans};
+use crate::{batches, expected, open, seen, spans};
 
-fn copy(from: &Path, to: &Path) {
+pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -123,6 +126,72 @@ async fn a_damaged_segment_is_set_aside_reported_and_the_rest_served() {
         let store = open(dir.path()).await;
         assert_eq!(store.append(Table::Spans, spans("b", 100, 100)).await.unwrap().accepted, 100);
     }
+}
+
+/// One bad file must not keep the rows of all runs in the log.
+#[tokio::test]
+async fn a_flush_goes_on_past_a_damaged_segment() {
+    for kind in ["flip", "cut", "gone"] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path()).await;
+        for run in ["a", "b"] {
+            store.append(Table::Samples, samples(run, 0, 20)).await.unwrap();
+        }
+        store.close().await.unwrap();
+        drop(store);
+        // Checked at the start, damaged afterwards.
+        let store = open(dir.path()).await;
+        let folder = dir.path().join("samples/run=b");
+        let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+        let mut data = std::fs::read(&file).unwrap();
+        let middle = data.len() / 3;
+        data[middle] ^= 1;
+        match kind {
+            "flip" => std::fs::write(&file, &data).unwrap(),
+            "cut" => std::fs::write(&file, &data[..middle]).unwrap(),
+            _ => std::fs::remove_file(&file).unwrap(),
+        }
+        // A row of another run that replaces one: the bad file is not even looked at.
+        store.append(Table::Samples, samples("a", 0, 1)).await.unwrap();
+        store.flush().await.unwrap();
+        assert!(store.snapshot().tables[&Table::Samples].tail.is_empty(), "{kind}");
+        assert_eq!(store.health().problems, Vec::<String>::new(), "{kind}");
+        // And rows of its own run.
+        store.append(Table::Samples, samples("b", 10, 20)).await.unwrap();
+        store.flush().await.unwrap();
+        let rows = |store: &rollscope_store::Store| -> usize {
+            batches(store, Table::Samples).iter().map(|b| b.num_rows()).sum()
+        };
+        for _ in 0..200 {
+            if !store.health().problems.is_empty() {
+                break;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+        }
+        let problems = store.health().problems;
+        assert!(problems.len() == 1 && problems[0].contains("run=b"), "{kind}: {problems:?}");
+        assert!(store.snapshot().tables[&Table::Samples].tail.is_empty(), "{kind}");
+        assert_eq!(rows(&store), 20 + 20, "{kind}: what was sent again is there");
+        drop(store);
+        let store = open(dir.path()).await;
+        assert_eq!(rows(&store), 20 + 20, "{kind}");
+        assert_eq!(store.health().problems.len(), 1, "{kind}");
+    }
+}
+
+fn samples(run: &str, first: u64, n: u64) -> RecordBatch {
+    let mut b = SamplesBuilder::default();
+    for i in first..first + n {
+        let sample_id = i.to_string();
+        b.push(&NewSample {
+            run_id: run,
+            step: Some(1),
+            sample_id: &sample_id,
+            split: "train",
+            ..NewSample::default()
+        });
+    }
+    b.finish().unwrap()
 }
 
 #[tokio::test]

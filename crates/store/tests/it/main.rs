@@ -1,6 +1,7 @@
 //! The store as its users see it: append, look, close, damage, open again.
 
 mod damage;
+mod once;
 mod rows;
 mod upkeep;
 
@@ -51,24 +52,23 @@ pub fn open_spans(run: &str, first: u64, n: u64) -> RecordBatch {
 
 /// Every span a reader sees, as (run, number, state), sorted: segments without replaced rows, and the tail.
 pub fn seen(source: &dyn SnapshotSource) -> Vec<(String, u64, String)> {
-    let snapshot = source.snapshot();
-    let table = &snapshot.tables[&Table::Spans];
-    let mut rows = Vec::new();
-    for segment in &table.segments {
-        for batch in read(&snapshot, &segment.path) {
-            let hashes = rollscope_store::identity_hashes(Table::Spans, &batch);
-            let mut found = numbers(&batch);
-            let mut at = 0;
-            found.retain(|_| {
-                at += 1;
-                !table.replaced.contains(&hashes[at - 1])
-            });
-            rows.extend(found);
-        }
-    }
-    table.tail.iter().for_each(|b| rows.extend(numbers(b)));
+    let mut rows: Vec<_> = batches(source, Table::Spans).iter().flat_map(numbers).collect();
     rows.sort();
     rows
+}
+
+/// Everything a reader sees of a table.
+pub fn batches(source: &dyn SnapshotSource, table: Table) -> Vec<RecordBatch> {
+    let snapshot = source.snapshot();
+    let rows = &snapshot.tables[&table];
+    let mut all = Vec::new();
+    for batch in rows.segments.iter().flat_map(|segment| read(&snapshot, &segment.path)) {
+        let live = rollscope_store::identity_hashes(table, &batch);
+        let live: arrow::array::BooleanArray = live.iter().map(|h| Some(!rows.replaced.contains(h))).collect();
+        all.push(arrow::compute::filter_record_batch(&batch, &live).unwrap());
+    }
+    all.extend(rows.tail.iter().cloned());
+    all
 }
 
 fn read(snapshot: &rollscope_store::Snapshot, path: &str) -> Vec<RecordBatch> {

@@ -1,9 +1,11 @@
 //! Compaction, retention, deletion, media.
 
+use arrow::array::RecordBatch;
 use rollscope_model::Table;
-use rollscope_store::SnapshotSource;
+use rollscope_model::build::{ConversationsBuilder, NewConversation};
+use rollscope_store::{SnapshotSource, Store};
 
-use crate::{expected, open, open_with, seen, spans};
+use crate::{batches, expected, open, open_spans, open_with, seen, spans};
 
 #[tokio::test]
 async fn compaction_merges_small_segments_of_a_run() {
@@ -72,6 +74,56 @@ async fn a_deleted_run_is_gone_from_memory_and_disk() {
     assert_eq!(files(dir.path()), 1);
     drop(store);
     assert_eq!(seen(&open(dir.path()).await), expected("a", 0..10));
+}
+
+fn conversation(run: &str, media: &[&str]) -> RecordBatch {
+    let parts: Vec<String> = media.iter().map(|m| format!(r#"{{"type":"image","media":"{m}"}}"#)).collect();
+    let messages = format!(r#"[{{"role":"user","content":[{}]}}]"#, parts.join(","));
+    let mut b = ConversationsBuilder::default();
+    b.push(&NewConversation {
+        id: &format!("{run}/{}", media.concat()),
+        run_id: run,
+        messages: &messages,
+        media_count: media.len() as i64,
+        ..NewConversation::default()
+    });
+    b.finish().unwrap()
+}
+
+#[tokio::test]
+async fn a_deleted_run_takes_its_open_spans_and_its_media_along() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let own = store.media_put(b"only here".to_vec()).await.unwrap();
+    let late = store.media_put(b"only here, in the tail".to_vec()).await.unwrap();
+    let shared = store.media_put(b"in both".to_vec()).await.unwrap();
+    store.append(Table::Conversations, conversation("gone", &[&own, &shared])).await.unwrap();
+    store.append(Table::Conversations, conversation("stays", &[&shared])).await.unwrap();
+    store.append(Table::Spans, open_spans("gone", 0, 5)).await.unwrap();
+    store.append(Table::Spans, open_spans("stays", 0, 5)).await.unwrap();
+    store.flush().await.unwrap();
+    store.append(Table::Conversations, conversation("gone", &[&late])).await.unwrap();
+    store.append(Table::Spans, spans("gone", 100, 5)).await.unwrap();
+    store.append(Table::Spans, open_spans("gone", 200, 5)).await.unwrap();
+    assert!(store.delete_run("gone").await.unwrap());
+    for kept in [&own, &late] {
+        assert!(store.media_get(kept).await.unwrap().is_none());
+    }
+    assert!(store.media_get(&shared).await.unwrap().is_some());
+    let runs = |store: &Store| -> Vec<String> { seen(store).into_iter().map(|row| row.0).collect() };
+    assert_eq!(runs(&store), vec!["stays"; 5]);
+    assert_eq!(batches(&store, Table::Conversations).iter().map(|b| b.num_rows()).sum::<usize>(), 1);
+    assert!(!store.delete_run("gone").await.unwrap());
+    drop(store);
+    // Also not from the log.
+    let store = open(dir.path()).await;
+    assert_eq!(runs(&store), vec!["stays"; 5]);
+    // It may come again, and its open spans end as others do.
+    store.append(Table::Spans, spans("stays", 0, 5)).await.unwrap();
+    assert_eq!(store.append(Table::Spans, spans("gone", 0, 5)).await.unwrap().accepted, 5);
+    assert_eq!(seen(&store), [expected("gone", 0..5), expected("stays", 0..5)].concat());
+    assert!(store.delete_run("stays").await.unwrap());
+    assert!(store.media_get(&shared).await.unwrap().is_none(), "the last that named it is gone");
 }
 
 #[tokio::test]

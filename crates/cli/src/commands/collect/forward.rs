@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rollscope_server::collect::{file_name, indices};
+use rollscope_store::Vitals;
 use serde::{Deserialize, Serialize};
 
 use crate::config::Usage;
@@ -63,11 +64,11 @@ impl Forward {
         Ok(Forward { url, token, keep, first: first.to_path_buf(), agent })
     }
 
-    pub fn start(self) -> Forwarding {
+    pub fn start(self, vitals: &Vitals) -> std::io::Result<Forwarding> {
         let stop = Arc::new(AtomicBool::new(false));
         let told = stop.clone();
-        let thread = std::thread::spawn(move || self.run(&told));
-        Forwarding { stop, thread }
+        let thread = vitals.thread("forward", move || self.run(&told))?;
+        Ok(Forwarding { stop, thread })
     }
 
     fn run(&self, stop: &AtomicBool) {

@@ -6,7 +6,7 @@ mod otelcol;
 use rollscope_server::collect::{CollectFiles, Collector};
 use rollscope_server::{Secret, ServerConfig, StartError};
 
-use super::serve::until_told_to_stop;
+use super::serve::{alive, until_told_to_stop};
 use crate::args::{CollectArgs, OtelcolArgs};
 use crate::config::Usage;
 use crate::output;
@@ -55,12 +55,13 @@ async fn serve(config: &ServerConfig, files: &CollectFiles, args: Option<&Collec
         println!("OTLP HTTP       http://{http}");
     }
     println!("writing         {}", files.path.display());
-    let forwarding = forward.map(forward::Forward::start);
-    until_told_to_stop().await?;
+    let forwarding = forward.map(|forward| forward.start(collector.vitals())).transpose()?;
+    let vitals = collector.vitals().clone();
+    until_told_to_stop(&vitals, &config.limits).await?;
     collector.shutdown().await;
     if let Some(forwarding) = forwarding {
         // A last try with what just came; what does not get through is in the files for the next start.
         tokio::task::spawn_blocking(move || forwarding.stop()).await?;
     }
-    Ok(())
+    alive(&vitals)
 }
