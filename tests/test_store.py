@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 
-from conftest import Server, run, sql, wait_until
+from conftest import run, sql, wait_until
 from otlp import attribute, request, span
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -41,11 +41,11 @@ def logged(values):
         values=[KeyValue(key=k, value=AnyValue(double_value=v)) for k, v in values.items()]))
 
 
-def test_metrics_sent_again_while_a_flush_commits_are_there_once(tmp_path):
+def test_metrics_sent_again_while_a_flush_commits_are_there_once(serve, tmp_path):
     """An exporter that retries, and a server that flushes all the time. Everything else is as it is by default."""
     config = tmp_path / "config.toml"
     config.write_text("[store]\nflush_rows = 100\n")
-    server = Server(tmp_path / "data", "--config", str(config))
+    server = serve(tmp_path / "data", "--config", str(config))
     start = time.time_ns()
 
     def send(sender, rounds=60):
@@ -101,12 +101,12 @@ def test_the_same_series_sent_twice_are_there_once(server):
     assert server.one(count) == 200
 
 
-def test_a_kill_in_the_first_flush_of_a_new_folder_doubles_nothing(tmp_path):
+def test_a_kill_in_the_first_flush_of_a_new_folder_doubles_nothing(serve, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text("[store]\nflush_rows = 1000\n")
     for attempt in range(5):
         data = tmp_path / f"data{attempt}"
-        server = Server(data, "--config", str(config))
+        server = serve(data, "--config", str(config))
         message = points("r", 20_000)
         post(server, "/v1/metrics", message)
         # The file of the first segment is there, or about to be.
@@ -199,10 +199,10 @@ def test_a_deleted_run_leaves_nothing(server):
     wait_until(lambda: not list(server.data.glob("*/run=gone/*.parquet")))
 
 
-def test_a_missing_segment_of_one_run_does_not_stop_the_others(tmp_path):
+def test_a_missing_segment_of_one_run_does_not_stop_the_others(serve, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text("[store]\nflush_age_s = 1\n")
-    server = Server(tmp_path / "data", "--config", str(config))
+    server = serve(tmp_path / "data", "--config", str(config))
     at = time.time_ns()
 
     def send(run_id, value):
@@ -232,20 +232,20 @@ PARTS = ["store-writer", "store-upkeep", "step-watcher", "search-index", "listen
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_the_death_of_a_part_ends_the_server(tmp_path, part):
+def test_the_death_of_a_part_ends_the_server(serve, tmp_path, part):
     config = tmp_path / "config.toml"
     config.write_text("[server.limits]\nfailed_linger_s = 0\n")
-    server = Server(tmp_path / "data", "--config", str(config), env={"ROLLSCOPE_TEST_PANIC": part})
+    server = serve(tmp_path / "data", "--config", str(config), env={"ROLLSCOPE_TEST_PANIC": part})
     assert server.process.wait(timeout=60) == 1
     server.stop()
     log = (tmp_path / "data.log").read_text()
     assert f"{part} has failed" in log and "restart rollscope" in log
 
 
-def test_a_dead_writer_is_seen_at_once(tmp_path):
+def test_a_dead_writer_is_seen_at_once(serve, tmp_path):
     config = tmp_path / "config.toml"
     config.write_text("[server.limits]\nfailed_linger_s = 3600\n")
-    server = Server(tmp_path / "data", "--config", str(config), env={"ROLLSCOPE_TEST_PANIC": "store-writer"})
+    server = serve(tmp_path / "data", "--config", str(config), env={"ROLLSCOPE_TEST_PANIC": "store-writer"})
     wait_until(lambda: server.get("/readyz").status_code == 503)
     assert "store-writer has failed" in server.get("/readyz").text
     assert server.get("/healthz").ok

@@ -41,6 +41,10 @@ impl KnownSegments {
         self.entries.get(&segment.path).map(|e| e.identities.clone())
     }
 
+    pub fn note_unreadable(&mut self, path: String) {
+        self.unreadable.insert(path);
+    }
+
     pub fn take_unreadable(&mut self) -> HashSet<String> {
         std::mem::take(&mut self.unreadable)
     }
@@ -89,7 +93,7 @@ impl KnownSegments {
                     }
                     Err(e) => {
                         tracing::warn!(file = segment.path, error = %e, "could not be read to look for duplicates");
-                        self.unreadable.insert(segment.path.clone());
+                        self.note_unreadable(segment.path.clone());
                         self.skipped += 1;
                         continue;
                     }

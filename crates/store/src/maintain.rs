@@ -54,10 +54,10 @@ pub(crate) async fn run(weak: WeakShared) {
                 if let Err(e) = tidy.await {
                     tracing::warn!(error = %e, "background tidying failed; it will be tried again");
                 }
+                shared.sweep_media().await;
                 tidied = Instant::now();
             }
             shared.check_unreadable().await;
-            shared.sweep_media().await;
             shared.delete_doomed().await;
         }
         tokio::task::yield_now().await;

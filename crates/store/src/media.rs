@@ -52,7 +52,7 @@ fn hashes(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii() || !is_digit(c as u8)).filter(|word| word.len() == DIGITS)
 }
 
-fn texts_of<'a>(batch: &'a RecordBatch, row: usize) -> impl Iterator<Item = &'a str> {
+fn texts_of(batch: &RecordBatch, row: usize) -> impl Iterator<Item = &str> {
     let columns = TEXTS.into_iter().filter_map(|name| batch.column_by_name(name)?.as_string_opt::<i32>());
     columns.filter(move |column| column.is_valid(row)).map(move |column| column.value(row))
 }
@@ -95,11 +95,12 @@ pub(crate) async fn named_in_segment(
 }
 
 /// Takes out of `doomed` what conversations name. Segments in `looked_at` are left out, and those that were read go in.
+/// An error comes with the segment that could not be read.
 pub(crate) async fn leave_named(
     snapshot: &Snapshot,
     doomed: &mut HashSet<String>,
     looked_at: &mut HashSet<String>,
-) -> Result<(), StoreError> {
+) -> Result<(), (String, StoreError)> {
     let table = &snapshot.tables[&Table::Conversations];
     let mut named = HashSet::new();
     table.tail.iter().for_each(|batch| named_in(batch, None, &mut named));
@@ -112,7 +113,7 @@ pub(crate) async fn leave_named(
             continue;
         }
         named.clear();
-        named_in_segment(snapshot, segment, &mut named).await?;
+        named_in_segment(snapshot, segment, &mut named).await.map_err(|e| (segment.path.clone(), e))?;
         doomed.retain(|hash| !named.contains(hash));
         looked_at.insert(segment.path.clone());
     }

@@ -490,19 +490,18 @@ impl Shared {
 
     /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
     pub async fn sweep_media(&self) {
-        let doomed = self.state.read().manifest.doomed_media.clone();
+        let doomed: HashSet<String> = self.state.read().manifest.doomed_media.iter().cloned().collect();
         if doomed.is_empty() {
             return;
         }
-        let snapshot = || self.state.read().snapshot(self.root.objects.clone());
         let swept = async {
-            let mut unnamed: HashSet<String> = doomed.iter().cloned().collect();
+            let mut unnamed = doomed.clone();
             let mut looked_at = HashSet::new();
-            crate::media::leave_named(&snapshot(), &mut unnamed, &mut looked_at).await?;
+            self.leave_named_media(&mut unnamed, &mut looked_at).await?;
             // A file is put before the conversation that names it: nobody may be between the two. What came since we
             // looked is little.
             let _alone = self.gate.write().await;
-            crate::media::leave_named(&snapshot(), &mut unnamed, &mut looked_at).await?;
+            self.leave_named_media(&mut unnamed, &mut looked_at).await?;
             for hash in &unnamed {
                 self.root.delete(&crate::media::path(hash)).await?;
             }
@@ -514,6 +513,18 @@ impl Shared {
         if let Err(e) = swept.await {
             tracing::warn!(error = %e, "media of a deleted run could not be deleted; it will be tried again");
         }
+    }
+
+    async fn leave_named_media(
+        &self,
+        unnamed: &mut HashSet<String>,
+        looked_at: &mut HashSet<String>,
+    ) -> Result<(), StoreError> {
+        let snapshot = self.state.read().snapshot(self.root.objects.clone());
+        crate::media::leave_named(&snapshot, unnamed, looked_at).await.map_err(|(path, error)| {
+            self.writer.lock().known.note_unreadable(path);
+            error
+        })
     }
 
     /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
