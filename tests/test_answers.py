@@ -319,7 +319,7 @@ def test_a_dump_with_a_span_that_never_ended_is_not_running(tmp_path, serve):
     [opened] = json.loads(rollscope("sql", "--data", data, "--format", "json", "select count(*) as n from spans where state = 'open'").stdout)
     assert opened["n"] == 1
     text = rollscope("report", "cut", "--step", 0, "--data", data).stdout
-    assert "running" not in text and "Step 0 took 4.0 s" in text and "1 span without an end" in text, text
+    assert "running" not in text and "Step 0 took 4.0 s" in text and "1 spans without an end" in text, text
     server = serve(data)
     report = server.get("/api/v1/runs/cut/steps/0/report").json()
     assert report["running"] is False and "has been running" not in report["text"]
