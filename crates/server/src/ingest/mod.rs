@@ -2,6 +2,7 @@
 //! decodes into a batch, and appends it. It returns when the rows are on disk and visible; only then is the sender told so.
 
 mod body;
+mod deltas;
 pub mod grpc;
 pub mod http;
 mod level;
@@ -18,7 +19,9 @@ use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
 use rollscope_formats::conversations;
-use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded, DecodedLogs, RunRecord, RunSeen};
+use rollscope_formats::import::otlp::{
+    self, DecodeError, DecodeOptions, Decoded, DecodedLogs, Delta, RunRecord, RunSeen,
+};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
@@ -27,6 +30,7 @@ use crate::config::Limits;
 use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
+use deltas::Deltas;
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
 use runs::Runs;
@@ -124,6 +128,7 @@ enum Target {
     Store {
         store: Store,
         runs: Runs,
+        deltas: Deltas,
     },
     /// Files, as they came: `rollscope collect`.
     Lines(Lines),
@@ -142,7 +147,8 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), store }, counters, limits)
+        let (runs, deltas) = (Runs::new(store.clone(), engine.clone()), Deltas::new(engine));
+        Self::with_target(Target::Store { store, runs, deltas }, counters, limits)
     }
 
     /// Into files instead of a store.
@@ -176,8 +182,9 @@ impl Ingest {
 
     /// The run was deleted: if it speaks again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
-        if let Target::Store { runs, .. } = &self.inner.target {
+        if let Target::Store { runs, deltas, .. } = &self.inner.target {
             runs.forget(run_id);
+            deltas.forget_run(run_id);
         }
     }
 
@@ -214,11 +221,11 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
-        let (store, runs) = match &inner.target {
-            Target::Store { store, runs } => (store, runs),
+        let (store, runs, deltas) = match &inner.target {
+            Target::Store { store, runs, deltas } => (store, runs, deltas),
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
-        let (rows, _charge) = self.decode(message).await?;
+        let (mut rows, _charge) = self.decode(message).await?;
         if rows.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
                 limit: "max_runs_per_message",
@@ -229,6 +236,16 @@ impl Ingest {
                 ),
             });
         }
+        let counted = match rows.deltas.is_empty() {
+            true => None,
+            false => {
+                let totals = deltas.add(std::mem::take(&mut rows.deltas)).await?;
+                rows.batches.push((Table::Series, totals.batch));
+                rows.rejected += totals.rejected;
+                rows.reasons.extend(totals.reasons);
+                Some(totals.counted)
+            }
+        };
         for file in rows.media {
             store.media_put(file).await?;
             add(&counters.accepted, 1);
@@ -264,6 +281,9 @@ impl Ingest {
             let (appended, ()) = tokio::try_join!(store.append(table, batch), keep_talks)?;
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
+        }
+        if let Some(counted) = counted {
+            counted.stored();
         }
         let message = match rows.rejected {
             0 => String::new(),
@@ -358,6 +378,8 @@ fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result
 struct Rows {
     /// In the order in which they are appended.
     batches: Vec<(Table, RecordBatch)>,
+    /// Metrics that are to be added up first.
+    deltas: Vec<Delta>,
     /// Rows of `runs` that somebody wrote on purpose.
     written: Vec<RunRecord>,
     media: Vec<Vec<u8>>,
@@ -370,6 +392,7 @@ impl Rows {
     fn of(table: Table, decoded: Decoded) -> Rows {
         Rows {
             batches: vec![(table, decoded.batch)],
+            deltas: decoded.deltas,
             written: Vec::new(),
             media: Vec::new(),
             runs: decoded.runs,
@@ -383,6 +406,7 @@ impl From<DecodedLogs> for Rows {
     fn from(decoded: DecodedLogs) -> Rows {
         Rows {
             batches: decoded.batches,
+            deltas: Vec::new(),
             written: decoded.runs,
             media: decoded.media,
             runs: decoded.seen,

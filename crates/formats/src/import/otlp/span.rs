@@ -67,6 +67,10 @@ pub(super) enum Reason {
     NoValue,
     Buckets,
     TooManyBuckets(usize),
+    InfiniteDelta,
+    NegativeDelta,
+    LateDelta,
+    TooManyDeltas(usize),
     Logs,
     Event,
     Body,
@@ -101,6 +105,16 @@ impl fmt::Display for Reason {
             Reason::NoValue => f.write_str("the data point has no value"),
             Reason::Buckets => f.write_str("the histogram's buckets do not fit its bounds"),
             Reason::TooManyBuckets(n) => write!(f, "the histogram has more than {n} buckets"),
+            Reason::InfiniteDelta => f.write_str("a delta is no finite number and cannot be added up"),
+            Reason::NegativeDelta => f.write_str("a delta of a monotonic sum is below zero"),
+            Reason::LateDelta => {
+                f.write_str("a delta ends before others that were added up: it was counted, or it came late")
+            }
+            Reason::TooManyDeltas(n) => write!(
+                f,
+                "more series of delta temporality than fit into {n} bytes; send fewer, or cumulative ones \
+                 (OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=cumulative)"
+            ),
             Reason::Logs => f.write_str("log records are not kept"),
             Reason::Event => f.write_str("the event name is none that rollscope knows (docs/wire.md)"),
             Reason::Body => f.write_str("the body has the wrong type (docs/wire.md)"),
