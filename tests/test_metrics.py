@@ -2,7 +2,11 @@
 
 import json
 import math
+import re
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,14 +179,35 @@ def test_a_step_is_worked_out_when_the_next_begins_and_again_for_late_rows(serve
 def scalars(folder):
     """What TensorBoard's own reader finds."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    from tensorboard.util import tensor_util
-    reader = EventAccumulator(str(folder), size_guidance={"tensors": 0})
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     reader.Reload()
-    return {tag: [(e.step, float(tensor_util.make_ndarray(e.tensor_proto))) for e in reader.Tensors(tag)]
-            for tag in reader.Tags()["tensors"]}
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
-def test_tensorboard_reads_what_we_export(tmp_path):
+class TensorBoard:
+    """The real server with its default loader, asked as its page asks."""
+
+    def __init__(self, folder, log):
+        self.log = open(log, "w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tensorboard.main", "--logdir", str(folder), "--host", "127.0.0.1", "--port", "0",
+             "--reload_interval", "1"], stdout=self.log, stderr=self.log)
+        said = lambda: re.search(r"at (http://127\.0\.0\.1:\d+)", Path(log).read_text())
+        wait_until(lambda: said() or self.process.poll() is not None, 120)
+        assert said(), Path(log).read_text()
+        self.url = said().group(1)
+
+    def get(self, path, **params):
+        answer = requests.get(f"{self.url}/data/plugin/scalars/{path}", params=params, timeout=60)
+        return answer.json() if answer.ok else None
+
+    def stop(self):
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        self.log.close()
+
+
+def test_tensorboard_shows_what_we_export(tmp_path):
     data = tmp_path / "data"
     run("demo", "--data", data, "--no-serve", "--steps", "4", "--samples", "8")
     out = run("export", "tensorboard", "--data", data, "-o", tmp_path / "board").stdout
@@ -191,7 +216,17 @@ def test_tensorboard_reads_what_we_export(tmp_path):
     stored = sql(data, "select name, step, value from metrics where step is not null")
     assert sum(map(len, found.values())) == len(stored) > 200
     for row in stored:
-        assert (row["step"], row["value"]) in found[row["name"]]
+        assert (row["step"], float(np.float32(row["value"]))) in found[row["name"]]
+
+    board = TensorBoard(tmp_path / "board", tmp_path / "tensorboard.log")
+    try:
+        wait_until(lambda: (board.get("tags") or {}).get("demo", {}).keys() == found.keys(), 120)
+        for tag in ["perf/request/count", "rollout/response_len/mean", "train/loss"]:
+            shown = lambda: [(step, value) for _, step, value in board.get("scalars", run="demo", tag=tag) or []]
+            wait_until(lambda: sorted(shown()) == sorted(found[tag]), 60)
+            assert found[tag]
+    finally:
+        board.stop()
 
 
 def test_what_rollscope_works_out_of_the_demo_is_what_the_demo_did(tmp_path):

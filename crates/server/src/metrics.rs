@@ -84,8 +84,8 @@ impl Counters {
         })
     }
 
-    /// The Prometheus text. `gauges` are further figures, named already.
-    pub fn prometheus(&self, gauges: &[(&str, u64)], store: &Value) -> String {
+    /// The Prometheus text. `gauges` are further figures: name, help, value.
+    pub fn prometheus(&self, gauges: &[(&str, &str, u64)], store: &Value) -> String {
         let mut out = String::with_capacity(8192);
         type Pick = fn(&IngestCounters) -> &AtomicU64;
         let ingest: [(&str, &str, Pick); 7] = [
@@ -127,12 +127,14 @@ impl Counters {
             "# HELP rollscope_query_seconds_total time spent answering queries\n\
              # TYPE rollscope_query_seconds_total counter\nrollscope_query_seconds_total {seconds}"
         );
-        let live = self.live_clients.load(Relaxed);
-        let _ = writeln!(out, "# TYPE rollscope_live_clients gauge\nrollscope_live_clients {live}");
-        for (name, value) in gauges {
-            let _ = writeln!(out, "# TYPE rollscope_{name} gauge\nrollscope_{name} {value}");
+        let live = ("live_clients", "pages that follow what comes in", self.live_clients.load(Relaxed));
+        for (name, help, value) in gauges.iter().chain([&live]) {
+            let _ = writeln!(
+                out,
+                "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} gauge\nrollscope_{name} {value}"
+            );
         }
-        flatten(&mut out, "rollscope_store", store);
+        store_figures(&mut out, store);
         if let Some(bytes) = resident_bytes() {
             let _ = writeln!(
                 out,
@@ -144,23 +146,52 @@ impl Counters {
     }
 }
 
-/// Every number in the store's figures becomes a gauge named by its path, so that a figure added there shows up here.
-fn flatten(out: &mut String, name: &str, value: &Value) {
-    match value {
-        Value::Number(n) => {
-            let _ = writeln!(out, "# TYPE {name} gauge\n{name} {n}");
-        }
-        Value::Bool(b) => {
-            let _ = writeln!(out, "# TYPE {name} gauge\n{name} {}", u8::from(*b));
-        }
-        Value::Object(entries) => {
-            for (key, value) in entries {
-                let key: String =
-                    key.chars().map(|c| if c.is_ascii_alphanumeric() { c.to_ascii_lowercase() } else { '_' }).collect();
-                flatten(out, &format!("{name}_{key}"), value);
+/// The store's figures: as they are called there, as they are called here, kind and help.
+const STORE: [(&str, &str, &str, &str); 18] = [
+    ("rows_appended", "rows_appended_total", "counter", "rows stored"),
+    ("duplicates", "duplicates_total", "counter", "rows that had been stored before"),
+    ("append_errors", "append_errors_total", "counter", "appends that failed"),
+    ("log_bytes_written", "log_written_bytes_total", "counter", "bytes written to the log"),
+    ("log_syncs", "log_syncs_total", "counter", "times the log was synced to disk"),
+    ("log_bytes", "log_bytes", "gauge", "bytes of the log, not in segments yet"),
+    ("tail_rows", "tail_rows", "gauge", "rows in memory, not in segments yet"),
+    ("tail_bytes", "tail_bytes", "gauge", "bytes of rows in memory"),
+    ("segments", "segments", "gauge", "segments on disk"),
+    ("segment_rows", "segment_rows", "gauge", "rows in segments"),
+    ("segment_bytes", "segment_bytes", "gauge", "bytes of segments"),
+    ("flushes", "flushes_total", "counter", "times rows in memory were written to segments"),
+    ("flush_errors", "flush_errors_total", "counter", "flushes that failed"),
+    ("flush_ms", "flush_seconds_total", "counter", "time spent in flushes"),
+    ("compactions", "compactions_total", "counter", "merges of small segments"),
+    ("expired_segments", "expired_segments_total", "counter", "segments deleted by retention"),
+    ("duplicate_check_bytes", "duplicate_check_bytes", "gauge", "memory for recognising duplicates"),
+    ("duplicate_check_skipped", "duplicate_check_skipped_total", "counter", "rows for which that memory was too small"),
+];
+
+/// Every number in the store's figures, those of a table with its name as a label. One that is not described above still
+/// shows, as a gauge.
+fn store_figures(out: &mut String, figures: &Value) {
+    for (key, value) in figures.as_object().into_iter().flatten() {
+        let words = format!("{} of the store", key.replace('_', " "));
+        let known = STORE.iter().find(|(theirs, ..)| theirs == key);
+        let (name, kind, help) =
+            known.map_or((key.as_str(), "gauge", words.as_str()), |(_, name, kind, help)| (*name, *kind, *help));
+        let scale = if key.ends_with("_ms") { 1e-3 } else { 1.0 };
+        let samples: Vec<(String, f64)> = match value {
+            Value::Object(tables) => {
+                let of = |(table, n): (&String, &Value)| Some((format!("{{table=\"{table}\"}}"), n.as_f64()?));
+                tables.iter().filter_map(of).collect()
             }
+            Value::Bool(b) => vec![(String::new(), f64::from(*b))],
+            other => other.as_f64().map(|n| (String::new(), n)).into_iter().collect(),
+        };
+        if samples.is_empty() {
+            continue;
         }
-        _ => {}
+        let _ = writeln!(out, "# HELP rollscope_store_{name} {help}\n# TYPE rollscope_store_{name} {kind}");
+        for (labels, n) in samples {
+            let _ = writeln!(out, "rollscope_store_{name}{labels} {}", n * scale);
+        }
     }
 }
 
@@ -179,10 +210,21 @@ mod tests {
     fn the_text_names_every_protocol_and_the_store() {
         let counters = Counters::default();
         add(&counters.ingest(Protocol::HttpJson).accepted, 7);
-        let text = counters.prometheus(&[("inflight_bytes", 3)], &serde_json::json!({"tail": {"rows": 5}, "x": [1]}));
+        let text = counters.prometheus(
+            &[("inflight_bytes", "bytes on their way", 3)],
+            &serde_json::json!({"tail_rows": {"spans": 5}, "flush_ms": 1500, "new": 7, "x": [1]}),
+        );
         assert!(text.contains("rollscope_ingest_accepted_total{protocol=\"http/json\"} 7\n"));
-        assert!(text.contains("\nrollscope_store_tail_rows 5\n"));
+        assert!(text.contains("\nrollscope_store_tail_rows{table=\"spans\"} 5\n"));
+        assert!(text.contains("\n# TYPE rollscope_store_flush_seconds_total counter\n"));
+        assert!(text.contains("\nrollscope_store_flush_seconds_total 1.5\n"));
+        // One that nobody has described yet.
+        assert!(text.contains("\nrollscope_store_new 7\n"));
         assert!(text.contains("\nrollscope_inflight_bytes 3\n"));
+        for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {
+            let name = line.split(' ').next().unwrap();
+            assert!(text.contains(&format!("# HELP {name} ")), "{name}");
+        }
         for line in text.lines().filter(|l| !l.starts_with('#')) {
             assert!(line.rsplit_once(' ').unwrap().1.parse::<f64>().is_ok(), "{line}");
         }

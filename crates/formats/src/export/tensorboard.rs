@@ -80,22 +80,13 @@ impl<W: Write> EventWriter<W> {
         EventWriter { out }
     }
 
-    /// One value. TensorBoard keeps scalars as 32-bit floats; the tensor form keeps the double.
+    /// One value, as `torch.utils.tensorboard` writes it: a `simple_value`, which every reader shows as a scalar. It has 32
+    /// bits. (A tensor could keep all 64, but TensorBoard drops tensors of doubles.)
     pub fn scalar(&mut self, time_s: f64, step: i64, tag: &str, value: f64) -> io::Result<()> {
-        // TensorProto: dtype DT_DOUBLE (2), an empty shape, one double_val.
-        let mut tensor = vec![1 << 3, 2];
-        bytes_field(&mut tensor, 2, &[]);
-        bytes_field(&mut tensor, 6, &value.to_le_bytes());
-        // SummaryMetadata: plugin "scalars", data class DATA_CLASS_SCALAR (1).
-        let mut plugin = Vec::new();
-        bytes_field(&mut plugin, 1, b"scalars");
-        let mut metadata = Vec::new();
-        bytes_field(&mut metadata, 1, &plugin);
-        metadata.extend_from_slice(&[4 << 3, 1]);
         let mut item = Vec::new();
         bytes_field(&mut item, 1, tag.as_bytes());
-        bytes_field(&mut item, 8, &tensor);
-        bytes_field(&mut item, 9, &metadata);
+        item.push(2 << 3 | 5);
+        item.extend_from_slice(&(value as f32).to_le_bytes());
         let mut summary = Vec::new();
         bytes_field(&mut summary, 1, &item);
         let mut event = Vec::new();

@@ -82,6 +82,15 @@ fn kind_of(text: &str) -> &'static str {
     }
 }
 
+/// Name and kind of a `# TYPE`. The name may be quoted, and then hold anything.
+fn declared(text: &str) -> Option<(String, &'static str)> {
+    let (name, rest) = match text.strip_prefix('"') {
+        Some(text) => quoted(text).ok()?,
+        None => text.split_once([' ', '\t']).map(|(name, rest)| (name.to_string(), rest))?,
+    };
+    Some((name, kind_of(rest.split_ascii_whitespace().next()?)))
+}
+
 /// Walks a page. `open_metrics` comes from the content type of the answer.
 pub fn lines<'a>(
     page: &'a str,
@@ -107,12 +116,11 @@ pub fn lines<'a>(
                 "EOF" if open_metrics => ended = true,
                 rest => {
                     if let Some(rest) = rest.strip_prefix("TYPE").filter(|r| r.starts_with([' ', '\t'])) {
-                        let mut words = rest.split_ascii_whitespace();
-                        if let (Some(name), Some(kind)) = (words.next(), words.next())
+                        if let Some((name, kind)) = declared(rest.trim_start_matches([' ', '\t']))
                             && kinds.families.len() < limits.families
                             && name.len() <= limits.name_bytes
                         {
-                            kinds.families.insert(name.trim_matches('"').to_string(), kind_of(kind));
+                            kinds.families.insert(name, kind);
                         }
                     }
                 }
@@ -358,6 +366,28 @@ mod tests {
             ]
         );
         assert!(samples[5].2.is_nan() && samples[6].2 == f64::INFINITY && samples[7].2 == f64::NEG_INFINITY);
+    }
+
+    #[test]
+    fn names_in_quotes() {
+        let page = "# HELP \"sglang:reqs\" all of them\n# TYPE \"sglang:reqs\" gauge\n{\"sglang:reqs\",tp=\"0\"} 3\n\
+            # TYPE \"tokens in\\\"é\" counter\n{\"tokens in\\\"é_total\"} 4\n{ \"sglang:reqs\" , \"a.b\"=\"}\" } 5 7\n\
+            # TYPE sglang:plain counter\nsglang:plain_total{tp=\"0\"} 6\n";
+        for open_metrics in [false, true] {
+            let page = if open_metrics { format!("{page}# EOF\n") } else { page.to_string() };
+            let (samples, bad) = read(&page, open_metrics);
+            assert_eq!(bad, []);
+            let got: Vec<_> = samples.iter().map(|s| (s.0.as_str(), s.1.as_str(), s.2, s.4)).collect();
+            assert_eq!(
+                got,
+                [
+                    ("sglang:reqs", r#"{"tp":"0"}"#, 3.0, "gauge"),
+                    ("tokens in\"é_total", "{}", 4.0, "counter"),
+                    ("sglang:reqs", r#"{"a.b":"}"}"#, 5.0, "gauge"),
+                    ("sglang:plain_total", r#"{"tp":"0"}"#, 6.0, "counter"),
+                ]
+            );
+        }
     }
 
     #[test]

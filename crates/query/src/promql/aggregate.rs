@@ -121,14 +121,21 @@ fn count_values(
     };
     let mut out = Vec::new();
     for (labels, rows) in groups {
+        let mut index: HashMap<String, usize> = HashMap::new();
         let mut counts: Vec<(String, Vec<f64>)> = Vec::new();
         for row in &rows {
             for (step, v) in row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v)) {
                 let text = number_text(*v);
-                let place = counts.iter().position(|(t, _)| *t == text).unwrap_or_else(|| {
-                    counts.push((text, vec![ABSENT; steps]));
-                    counts.len() - 1
-                });
+                let place = match index.get(&text) {
+                    Some(place) => *place,
+                    None => {
+                        // A series for every value there ever is: that can be as many as there are steps.
+                        cx.room.take(1, steps)?;
+                        index.insert(text.clone(), counts.len());
+                        counts.push((text, vec![ABSENT; steps]));
+                        counts.len() - 1
+                    }
+                };
                 let count = &mut counts[place].1[step];
                 *count = if is_absent(*count) { 1.0 } else { *count + 1.0 };
             }

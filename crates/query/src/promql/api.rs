@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use futures::future::BoxFuture;
 use promql_parser::label::Matcher;
+use promql_parser::parser::value::ValueType;
 use promql_parser::parser::{self, Expr};
+use promql_parser::util::{ExprVisitor, walk_expr};
 use rollscope_model::Table;
 use serde::{Deserialize, Serialize};
 
-use super::eval::{self, Answer, Context, Data, Steps};
+use super::eval::{self, Answer, Context, Data, Room, Steps};
 use super::labels::{Labels, NAME};
 use super::source::{self, Budget, Wanted};
 use crate::Engine;
@@ -19,11 +21,11 @@ use crate::error::{ErrorKind, QueryError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromLimits {
-    /// Samples one query may read, 16 bytes of memory each. Default: 64 Mi.
+    /// Samples one query may read and values it may work out, 16 bytes of memory each. Default: 64 Mi.
     pub promql_max_samples: usize,
     /// Series one query may select. Default: 200,000.
     pub promql_max_series: usize,
-    /// Steps one query may have, as in Prometheus. Default: 11,000.
+    /// Steps one query, and one window of a subquery, may have. Default: 11,000, as in Prometheus.
     pub promql_max_steps: usize,
     /// How long a sample is current, in seconds. Default: 300, as in Prometheus.
     pub promql_lookback_s: u64,
@@ -42,6 +44,45 @@ impl Default for PromLimits {
 
 /// Longest text of a query.
 const MAX_TEXT: usize = 64 << 10;
+/// Brackets and operators of a query.
+const MAX_OPERATORS: usize = 500;
+
+/// Brackets and operators are what makes an expression deep, and whoever walks one does so by recursion. Counted in the text,
+/// before anybody does; what stands in braces, quotes and comments is not deep.
+fn operators(text: &str) -> usize {
+    let (mut count, mut in_braces) = (0, false);
+    let mut rest = text;
+    while let Some(c) = rest.chars().next() {
+        let mut length = c.len_utf8();
+        match c {
+            '"' | '\'' | '`' => {
+                let mut escaped = false;
+                let end = rest[1..].find(|d| {
+                    let closes = d == c && !escaped;
+                    escaped = d == '\\' && !escaped && c != '`';
+                    closes
+                });
+                length = end.map_or(rest.len(), |end| end + 2);
+            }
+            '#' => length = rest.find('\n').unwrap_or(rest.len()),
+            '{' => {
+                count += 1;
+                in_braces = true;
+            }
+            '}' => in_braces = false,
+            '(' | '[' | '+' | '-' | '*' | '/' | '%' | '^' | '=' | '!' | '<' | '>' if !in_braces => count += 1,
+            c if c.is_alphanumeric() || c == '_' || c == ':' => {
+                let word = |d: char| d.is_alphanumeric() || d == '_' || d == ':';
+                length = rest.find(|d| !word(d)).unwrap_or(rest.len());
+                let operator = ["and", "or", "unless", "atan2"].iter().any(|o| rest[..length].eq_ignore_ascii_case(o));
+                count += usize::from(operator && !in_braces);
+            }
+            _ => {}
+        }
+        rest = &rest[length..];
+    }
+    count
+}
 
 /// A query that was understood.
 pub struct PromQuery {
@@ -58,13 +99,21 @@ impl PromQuery {
         if text.len() > MAX_TEXT {
             return Err(QueryError::new(ErrorKind::Limit, format!("the query is longer than {MAX_TEXT} bytes")));
         }
-        // The parser walks by recursion; brackets are what makes an expression deep.
-        let depth = text.bytes().filter(|b| matches!(b, b'(' | b'[' | b'{')).count();
-        if depth > 500 {
-            return Err(QueryError::new(ErrorKind::Limit, "the query has more than 500 brackets"));
+        if operators(text) > MAX_OPERATORS {
+            let text = format!("the query has more than {MAX_OPERATORS} brackets and operators");
+            return Err(QueryError::new(ErrorKind::Limit, text));
         }
-        let expr = parser::parse(text).map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
+        // The parser panics on durations that are no `Duration`, such as [1e300].
+        let parsed = std::panic::catch_unwind(|| parser::parse(text))
+            .unwrap_or_else(|_| Err("a number or a duration is out of range".into()));
+        let expr = parsed.map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
+        walk_expr(&mut Ours, &expr).map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
         Ok(PromQuery { expr, text: text.to_string() })
+    }
+
+    /// Has it one value per step? A range and a text have none, and cannot be asked over a range.
+    pub fn has_steps(&self) -> bool {
+        matches!(self.expr.value_type(), ValueType::Scalar | ValueType::Vector)
     }
 
     /// A selector, as in `match[]`.
@@ -72,6 +121,25 @@ impl PromQuery {
         match Self::parse(text)?.expr {
             Expr::VectorSelector(vs) if vs.offset.is_none() && vs.at.is_none() => Ok(Wanted::matchers(&vs)),
             _ => Err(refused(format!("{text} is no selector such as up{{job=\"sglang\"}}"))),
+        }
+    }
+}
+
+/// Refuses what the parser takes and Prometheus's does not.
+struct Ours;
+
+impl ExprVisitor for Ours {
+    type Error = String;
+
+    fn pre_visit(&mut self, expr: &Expr) -> Result<bool, String> {
+        let matchers = match expr {
+            Expr::VectorSelector(vs) => &vs.matchers,
+            Expr::MatrixSelector(ms) => &ms.vs.matchers,
+            _ => return Ok(true),
+        };
+        match matchers.or_matchers.is_empty() {
+            true => Ok(true),
+            false => Err("`or` between matchers is not PromQL; write `or` between selectors".into()),
         }
     }
 }
@@ -119,14 +187,18 @@ impl Engine {
         let mut budget = Budget { samples: limits.promql_max_samples, series: limits.promql_max_series };
         let lookback = (limits.promql_lookback_s.min(i64::MAX as u64 / 2000) * 1000) as i64;
         let mut wanted = HashMap::new();
-        let context = |data| Context { steps, query: steps, lookback, default_step: 60_000, data, depth: 0 };
-        eval::wanted(&query.expr, &context(&Data::new()), &mut wanted).map_err(refused)?;
+        let max_steps = limits.promql_max_steps;
+        let (nothing, room) = (Data::new(), Room::new(budget.samples));
+        let cx = Context::new(steps, lookback, max_steps, &nothing, &room);
+        eval::wanted(&query.expr, &cx, &mut wanted).map_err(refused)?;
+        budget.samples = room.left();
         self.with_table(Table::Series, query.text.clone(), move |state, table| async move {
             let mut data = Data::new();
             for (key, wanted) in wanted {
                 data.insert(key, Arc::new(source::read(&state, &table, &wanted, &mut budget).await?));
             }
-            let cx = Context { steps, query: steps, lookback, default_step: 60_000, data: &data, depth: 0 };
+            let room = Room::new(budget.samples);
+            let cx = Context::new(steps, lookback, max_steps, &data, &room);
             eval::answer(&query.expr, &cx).map_err(datafusion::common::DataFusionError::Plan)
         })
         .await
@@ -174,4 +246,30 @@ pub fn kinds(series: &[SeriesInfo]) -> BTreeMap<String, String> {
         suffixes.iter().find_map(|s| name.strip_suffix(s)).unwrap_or(name).to_string()
     };
     series.iter().map(|s| (family(s.labels.get(NAME), &s.kind), s.kind.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_makes_a_query_deep_is_counted() {
+        for (text, count) in [
+            ("a", 0),
+            ("sum(rate(a{b=\"c+d\", e!=\"}\"}[5m])) by (x)", 5),
+            ("a and b OR c unless d atan2 android", 4),
+            ("# \" ( +\n-1 + 'x\\'+' + `\\` ^ 2", 4),
+            ("a >= bool 1", 2),
+            ("\"never closed + + +", 0),
+        ] {
+            assert_eq!(operators(text), count, "{text}");
+        }
+        let refused = |text: String| PromQuery::parse(&text).err().map(|e| e.message).unwrap_or_default();
+        assert!(refused("1".to_string() + &"+1".repeat(30_000)).contains("operators"));
+        assert!(refused("a".to_string() + &" or a".repeat(10_000)).contains("operators"));
+        assert!(refused("-".repeat(60_000) + "1").contains("operators"));
+        assert!(refused("1".to_string() + &"+1".repeat(400)).is_empty());
+        assert!(refused("a offset 1e300".into()).contains("out of range"));
+        assert!(refused("a[1e300:1]".into()).contains("out of range"));
+    }
 }

@@ -74,7 +74,7 @@ pub fn eval(e: &BinaryExpr, cx: &Context) -> Result<Value, Failed> {
             with_scalar(rows, op, as_bool, |i, v| apply(op, a[i], v, v, as_bool)).map(Value::Vector)
         }
         (Value::Vector(a), Value::Vector(b)) if set => Ok(Value::Vector(set_operation(op, a, b, modifier))),
-        (Value::Vector(a), Value::Vector(b)) => vectors(op, a, b, modifier).map(Value::Vector),
+        (Value::Vector(a), Value::Vector(b)) => vectors(op, a, b, modifier, cx).map(Value::Vector),
         _ => Err(format!("the operator {} does not take text", e.op)),
     }
 }
@@ -165,7 +165,7 @@ fn set_operation(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) 
     }
 }
 
-fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) -> Result<Vec<Row>, Failed> {
+fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier, cx: &Context) -> Result<Vec<Row>, Failed> {
     // The "many" side gives the labels; with one to one that is the left.
     let swapped = matches!(modifier.card, VectorMatchCardinality::OneToMany(_));
     let (many, one) = if swapped { (b, a) } else { (a, b) };
@@ -210,10 +210,14 @@ fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) -> Res
                 Some((known, place)) if known == *partner => place,
                 _ => {
                     let labels = result_labels(&row.labels, &one[*partner].labels, modifier, drops_name);
-                    results.iter().position(|(l, _)| *l == labels).unwrap_or_else(|| {
-                        results.push((labels, vec![ABSENT; row.values.len()]));
-                        results.len() - 1
-                    })
+                    match results.iter().position(|(l, _)| *l == labels) {
+                        Some(place) => place,
+                        None => {
+                            cx.room.take(1, row.values.len())?;
+                            results.push((labels, vec![ABSENT; row.values.len()]));
+                            results.len() - 1
+                        }
+                    }
                 }
             };
             last = Some((*partner, place));

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::UNIX_EPOCH;
 
 use promql_parser::parser::{AtModifier, Expr, MatrixSelector, Offset, SubqueryExpr, VectorSelector};
@@ -14,6 +15,8 @@ use super::{ABSENT, Labels, Row, aggregate, binary, functions, is_absent};
 const MAX_DEPTH: usize = 100;
 /// Series times steps from which on the work is shared out over two threads.
 const PARALLEL: usize = 100_000;
+/// Longer durations mean the same as this one (35,000 years). Sums of them, one for each level of nesting, do not overflow.
+const FOREVER_MS: i64 = 1 << 50;
 
 /// In words, for the user.
 pub type Failed = String;
@@ -58,7 +61,37 @@ pub struct Context<'a> {
     /// Step of subqueries that give none.
     pub default_step: i64,
     pub data: &'a Data,
+    /// Steps that one window of a subquery may have.
+    pub max_steps: usize,
+    pub room: &'a Room,
     pub depth: usize,
+}
+
+/// How many samples and values a query may still hold. Whoever makes new ones asks first; nothing is given back, so
+/// that the bound holds whatever is kept until the end.
+pub struct Room(AtomicUsize);
+
+impl Room {
+    pub fn new(values: usize) -> Self {
+        Room(AtomicUsize::new(values))
+    }
+
+    pub fn left(&self) -> usize {
+        self.0.load(Relaxed)
+    }
+
+    /// Room for so many series of so many steps.
+    pub fn take(&self, series: usize, steps: usize) -> Result<(), Failed> {
+        let values = series.saturating_mul(steps);
+        match self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(values)) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(format!(
+                "query processing would load too many samples into memory: {series} series of {steps} steps are more \
+                 than the limit promql_max_samples leaves; narrow it (a label, a shorter time, a longer step) or raise \
+                 the limit"
+            )),
+        }
+    }
 }
 
 /// Points of a result.
@@ -76,7 +109,7 @@ pub enum Answer {
 }
 
 fn millis(d: std::time::Duration) -> i64 {
-    i64::try_from(d.as_millis()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
+    i64::try_from(d.as_millis()).unwrap_or(FOREVER_MS).min(FOREVER_MS)
 }
 
 fn offset_ms(offset: &Option<Offset>) -> i64 {
@@ -87,7 +120,12 @@ fn offset_ms(offset: &Option<Offset>) -> i64 {
     }
 }
 
-impl Context<'_> {
+impl<'a> Context<'a> {
+    /// Of a whole query.
+    pub fn new(steps: Steps, lookback: i64, max_steps: usize, data: &'a Data, room: &'a Room) -> Self {
+        Context { steps, query: steps, lookback, default_step: 60_000, data, max_steps, room, depth: 0 }
+    }
+
     /// The fixed time of an `@`, if there is one.
     fn fixed(&self, at: &Option<AtModifier>) -> Option<i64> {
         match at {
@@ -98,6 +136,15 @@ impl Context<'_> {
                 Ok(after) => millis(after),
                 Err(before) => -millis(before.duration()),
             }),
+        }
+    }
+
+    /// The first and the last of [`Self::times`].
+    fn ends(&self, at: &Option<AtModifier>, offset: &Option<Offset>) -> (i64, i64) {
+        let back = offset_ms(offset);
+        match self.fixed(at) {
+            Some(time) => (time - back, time - back),
+            None => (self.steps.start - back, self.steps.at(self.steps.count() - 1) - back),
         }
     }
 
@@ -114,37 +161,45 @@ impl Context<'_> {
         &self.data[&Wanted::key(selector)]
     }
 
-    fn subquery_steps(&self, sub: &SubqueryExpr) -> Steps {
+    /// Where a subquery is worked out. Its window is bounded as the range of a query is; how much all its windows
+    /// hold together is a question of [`Room`].
+    fn subquery_steps(&self, sub: &SubqueryExpr) -> Result<Steps, Failed> {
         let step = sub.step.map_or(self.default_step, millis).max(1);
-        let times = self.times(&sub.at, &sub.offset);
-        let (first, last) = (times[0], times[times.len() - 1]);
+        let range = millis(sub.range);
+        if range / step > self.max_steps as i64 {
+            return Err(format!(
+                "exceeded maximum resolution of {} points per timeseries (promql_max_steps): the subquery {sub} has {} \
+                 steps per window. Shorten its range or lengthen its step",
+                self.max_steps,
+                range / step
+            ));
+        }
+        let (first, last) = self.ends(&sub.at, &sub.offset);
         // Steps of a subquery stand at multiples of its step, after the start of the window.
-        let from = first - millis(sub.range);
+        let from = first - range;
         let start = from.div_euclid(step) * step + step;
-        Steps { start, end: last.max(start), step }
+        Ok(Steps { start, end: last.max(start), step })
     }
 }
 
-/// What must be read for an expression.
+/// What must be read for an expression. Refuses what would be too much before anything is read or worked out.
 pub fn wanted(expr: &Expr, cx: &Context, out: &mut HashMap<String, Wanted>) -> Result<(), Failed> {
     if cx.depth > MAX_DEPTH {
         return Err(format!("the expression is nested deeper than {MAX_DEPTH}"));
     }
     let cx = &Context { depth: cx.depth + 1, ..*cx };
+    // Whatever an expression is, it has a value per step; what selectors find comes on top.
+    cx.room.take(1, cx.steps.count())?;
     let mut add = |vs: &VectorSelector, back: i64| {
-        if !vs.matchers.or_matchers.is_empty() {
-            return Err("`or` between matchers is not supported".to_string());
-        }
-        let times = cx.times(&vs.at, &vs.offset);
-        let (from, to) = (times[0] - back, times[times.len() - 1]);
+        let (first, to) = cx.ends(&vs.at, &vs.offset);
+        let from = first - back;
         let entry = out.entry(Wanted::key(vs)).or_insert_with(|| Wanted { matchers: Wanted::matchers(vs), from, to });
         entry.from = entry.from.min(from);
         entry.to = entry.to.max(to);
-        Ok(())
     };
     match expr {
-        Expr::VectorSelector(vs) => add(vs, cx.lookback)?,
-        Expr::MatrixSelector(ms) => add(&ms.vs, millis(ms.range))?,
+        Expr::VectorSelector(vs) => add(vs, cx.lookback),
+        Expr::MatrixSelector(ms) => add(&ms.vs, millis(ms.range)),
         Expr::Paren(e) => wanted(&e.expr, cx, out)?,
         Expr::Unary(e) => wanted(&e.expr, cx, out)?,
         Expr::Aggregate(e) => {
@@ -163,7 +218,7 @@ pub fn wanted(expr: &Expr, cx: &Context, out: &mut HashMap<String, Wanted>) -> R
                 wanted(arg, cx, out)?;
             }
         }
-        Expr::Subquery(sub) => wanted(&sub.expr, &Context { steps: cx.subquery_steps(sub), ..*cx }, out)?,
+        Expr::Subquery(sub) => wanted(&sub.expr, &Context { steps: cx.subquery_steps(sub)?, ..*cx }, out)?,
         Expr::NumberLiteral(_) | Expr::StringLiteral(_) => {}
         Expr::Extension(_) => return Err("extensions are not supported".into()),
     }
@@ -181,7 +236,7 @@ pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
             Value::Vector(rows) => Value::Vector(functions::map_rows(rows, |v| -v)?),
             Value::Text(_) => return Err("a text cannot be negated".into()),
         },
-        Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)),
+        Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)?),
         Expr::MatrixSelector(ms) => {
             return Err(format!("{ms} is a range: put a function such as rate(...) around it"));
         }
@@ -195,9 +250,9 @@ pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
 
 /// An instant vector at every step: the last sample within the lookback, unless it is stale. With `times`, the sample's
 /// time in seconds instead of its value.
-pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Vec<Row> {
+pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Result<Vec<Row>, Failed> {
     let at = cx.times(&vs.at, &vs.offset);
-    let rows = over_series(cx.stored(vs), at.len(), |series| {
+    let rows = over_series(cx, cx.stored(vs), |series| {
         let mut next = 0;
         let values = at
             .iter()
@@ -217,22 +272,24 @@ pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Vec<Row> {
             .collect();
         Row { labels: series.labels.clone(), values }
     });
-    rows.into_iter().filter(|r| r.values.iter().any(|v| !is_absent(*v))).collect()
+    Ok(rows?.into_iter().filter(|r| r.values.iter().any(|v| !is_absent(*v))).collect())
 }
 
 /// Does the same for every series, on two threads where there is much to do.
-fn over_series<T: Sync>(series: &[T], steps: usize, work: impl Fn(&T) -> Row + Sync) -> Vec<Row> {
+fn over_series<T: Sync>(cx: &Context, series: &[T], work: impl Fn(&T) -> Row + Sync) -> Result<Vec<Row>, Failed> {
+    let steps = cx.steps.count();
+    cx.room.take(series.len(), steps)?;
     if series.len() < 2 || series.len() * steps < PARALLEL {
-        return series.iter().map(work).collect();
+        return Ok(series.iter().map(work).collect());
     }
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
     let share = series.len().div_ceil(threads);
-    std::thread::scope(|scope| {
+    Ok(std::thread::scope(|scope| {
         let work = &work;
         let parts: Vec<_> =
             series.chunks(share).map(|part| scope.spawn(move || part.iter().map(work).collect::<Vec<Row>>())).collect();
         parts.into_iter().flat_map(|part| part.join().expect("work does not panic")).collect()
-    })
+    }))
 }
 
 /// A range argument of a function: from the store, or made by a subquery.
@@ -247,19 +304,20 @@ pub fn windows(
         Expr::Paren(e) => windows(&e.expr, cx, keep_name, work),
         Expr::MatrixSelector(MatrixSelector { vs, range }) => {
             let at = cx.times(&vs.at, &vs.offset);
-            let rows = over_series(cx.stored(vs), at.len(), |series| {
+            let rows = over_series(cx, cx.stored(vs), |series| {
                 let (times, values) = series.clean();
                 slide(labels_of(&series.labels), times, values, series.resets(), &at, millis(*range), &work)
             });
-            functions::merge(rows)
+            functions::merge(rows?)
         }
         Expr::Subquery(sub) => {
-            let inner = Context { steps: cx.subquery_steps(sub), ..*cx };
+            let inner = Context { steps: cx.subquery_steps(sub)?, ..*cx };
             let rows = match eval(&sub.expr, &inner)? {
                 Value::Vector(rows) => rows,
                 Value::Scalar(values) => vec![Row { labels: Labels::default(), values }],
                 Value::Text(_) => return Err("a text has no range".into()),
             };
+            cx.room.take(rows.len(), cx.steps.count())?;
             let at = cx.times(&sub.at, &sub.offset);
             let slid = rows.into_iter().map(|row| {
                 let points = row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v));
@@ -314,12 +372,27 @@ pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
     if let Expr::MatrixSelector(ms) = bare
         && cx.steps.count() == 1
     {
-        let end = cx.times(&ms.vs.at, &ms.vs.offset)[0];
+        let (end, _) = cx.ends(&ms.vs.at, &ms.vs.offset);
         let start = end - millis(ms.range);
         let rows = cx.stored(&ms.vs).iter().map(|series| {
             let (times, values) = series.clean();
             let inside = times.iter().zip(values).filter(|(t, _)| **t > start && **t <= end);
             (series.labels.clone(), inside.map(|(t, v)| (*t, *v)).collect::<Points>())
+        });
+        return Ok(Answer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
+    }
+    if let Expr::Subquery(sub) = bare
+        && cx.steps.count() == 1
+    {
+        let inner = Context { steps: cx.subquery_steps(sub)?, ..*cx };
+        let (end, _) = cx.ends(&sub.at, &sub.offset);
+        let Value::Vector(rows) = eval(&sub.expr, &inner)? else {
+            return Err(format!("{sub}: a subquery is of an instant vector"));
+        };
+        let rows = rows.into_iter().map(|row| {
+            let there = row.values.into_iter().enumerate().filter(|(_, v)| !is_absent(*v));
+            let inside = there.map(|(i, v)| (inner.steps.at(i), v)).filter(|(t, _)| *t <= end);
+            (row.labels, inside.collect::<Points>())
         });
         return Ok(Answer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
     }

@@ -37,7 +37,10 @@ pub const SUPPORTED: &[&str] = &[
     "delta",
     "deriv",
     "exp",
+    "first_over_time",
     "floor",
+    "histogram_count",
+    "histogram_fraction",
     "histogram_quantile",
     "hour",
     "idelta",
@@ -83,6 +86,10 @@ pub const SUPPORTED: &[&str] = &[
 pub fn check(name: &str) -> Result<(), Failed> {
     match SUPPORTED.contains(&name) {
         true => Ok(()),
+        false if matches!(name, "histogram_sum" | "histogram_avg") => Err(format!(
+            "the function {name} is not supported: it needs native histograms. Of a classic histogram, the sum is the \
+             series name_sum, and the mean is rate(name_sum[5m]) / rate(name_count[5m])"
+        )),
         false => Err(format!("the function {name} is not supported; supported are: {}", SUPPORTED.join(", "))),
     }
 }
@@ -167,7 +174,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
         return Ok(Value::Vector(map_rows(vector(arg(0)?, cx)?, f)?));
     }
     if let Some(f) = over_time(name) {
-        return Ok(Value::Vector(windows(arg(0)?, cx, name == "last_over_time", |w, _| f(w))?));
+        return Ok(Value::Vector(windows(arg(0)?, cx, keeps_name(name), |w, _| f(w))?));
     }
     if let Some(f) = calendar(name) {
         let rows = match args.first() {
@@ -200,7 +207,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
                 inner = &e.expr;
             }
             match inner {
-                Expr::VectorSelector(vs) => Value::Vector(map_rows(instant(vs, cx, true), |v| v)?),
+                Expr::VectorSelector(vs) => Value::Vector(map_rows(instant(vs, cx, true)?, |v| v)?),
                 other => {
                     let times = now(cx);
                     let mut rows = vector(other, cx)?;
@@ -279,7 +286,17 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
             let ahead = scalar(arg(1)?, cx)?;
             Value::Vector(windows(arg(0)?, cx, false, |w, i| window::predict_linear(w, ahead[i], cx.steps.at(i)))?)
         }
-        "histogram_quantile" => Value::Vector(histogram_quantile(scalar(arg(0)?, cx)?, vector(arg(1)?, cx)?)?),
+        "histogram_quantile" => {
+            let q = scalar(arg(0)?, cx)?;
+            by_buckets(vector(arg(1)?, cx)?, steps, |i, buckets| window::histogram_quantile(q[i], buckets))
+        }
+        "histogram_fraction" => {
+            let (lower, upper) = (scalar(arg(0)?, cx)?, scalar(arg(1)?, cx)?);
+            let fraction =
+                |i: usize, buckets: &mut Vec<Bucket>| window::histogram_fraction(lower[i], upper[i], buckets);
+            by_buckets(vector(arg(2)?, cx)?, steps, fraction)
+        }
+        "histogram_count" => by_buckets(vector(arg(0)?, cx)?, steps, |_, buckets| window::histogram_count(buckets)),
         "label_replace" => label_replace(&args, cx)?,
         "label_join" => label_join(&args, cx)?,
         _ => return Err(format!("the function {name} is not supported")),
@@ -340,6 +357,11 @@ fn plain(name: &str) -> Option<fn(f64) -> f64> {
     })
 }
 
+/// These give samples as they are.
+fn keeps_name(name: &str) -> bool {
+    matches!(name, "first_over_time" | "last_over_time")
+}
+
 fn over_time(name: &str) -> Option<fn(&Window) -> Option<f64>> {
     Some(match name {
         "rate" => |w| window::extrapolated(w, true, true),
@@ -355,6 +377,7 @@ fn over_time(name: &str) -> Option<fn(&Window) -> Option<f64>> {
         "min_over_time" => |w| Some(window::min(w.values)),
         "max_over_time" => |w| Some(window::max(w.values)),
         "count_over_time" => |w| Some(w.values.len() as f64),
+        "first_over_time" => |w| w.values.first().copied(),
         "last_over_time" => |w| w.values.last().copied(),
         "present_over_time" => |_| Some(1.0),
         "stddev_over_time" => |w| Some(window::variance(w.values).sqrt()),
@@ -430,7 +453,8 @@ fn selector_labels(expr: &Expr) -> Labels {
     Labels::new(pairs)
 }
 
-fn histogram_quantile(q: Vec<f64>, rows: Vec<Row>) -> Result<Vec<Row>, Failed> {
+/// One value per step of every classic histogram: its buckets are the series that differ in `le` only.
+fn by_buckets(rows: Vec<Row>, steps: usize, value: impl Fn(usize, &mut Vec<Bucket>) -> f64) -> Value {
     let dropped = ["le".to_string(), NAME.to_string()];
     let mut groups: HashMap<Labels, Vec<(f64, Vec<f64>)>> = HashMap::new();
     for row in rows {
@@ -442,20 +466,20 @@ fn histogram_quantile(q: Vec<f64>, rows: Vec<Row>) -> Result<Vec<Row>, Failed> {
     let mut out: Vec<Row> = groups
         .into_iter()
         .map(|(labels, series)| {
-            let values = q.iter().enumerate().map(|(i, q)| {
+            let values = (0..steps).map(|i| {
                 buckets.clear();
                 let there = series.iter().filter(|(_, v)| !is_absent(v[i]));
                 buckets.extend(there.map(|(bound, v)| Bucket { bound: *bound, count: v[i] }));
                 match buckets.is_empty() {
                     true => ABSENT,
-                    false => window::histogram_quantile(*q, &mut buckets),
+                    false => value(i, &mut buckets),
                 }
             });
             Row { labels, values: values.collect() }
         })
         .collect();
     out.sort_by(|a, b| a.labels.cmp(&b.labels));
-    Ok(out)
+    Value::Vector(out)
 }
 
 fn label_name(name: &str) -> Result<(), Failed> {

@@ -7,17 +7,20 @@ use std::sync::Arc;
 use promql_parser::parser;
 use proptest::prelude::*;
 
-use super::eval::{self, Answer, Context, Data, Steps, wanted};
+use super::eval::{self, Answer, Context, Data, Room, Steps, wanted};
 use super::source::{Stored, matches, stored_for_tests};
 use super::{ABSENT, window};
+
+const MAX_STEPS: usize = 11_000;
+const MAX_VALUES: usize = 1 << 20;
 
 fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Result<Answer, String> {
     let expr = parser::parse(text)?;
     let steps = Steps { start, end, step };
     let empty = Data::new();
-    let context = |data| Context { steps, query: steps, lookback: 300_000, default_step: 60_000, data, depth: 0 };
+    let room = Room::new(MAX_VALUES);
     let mut needed = HashMap::new();
-    wanted(&expr, &context(&empty), &mut needed)?;
+    wanted(&expr, &Context::new(steps, 300_000, MAX_STEPS, &empty, &room), &mut needed)?;
     let stored: Vec<Arc<Stored>> = stored.into_iter().map(Arc::new).collect();
     let data: Data = needed
         .into_iter()
@@ -30,7 +33,7 @@ fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Resu
             (key, Arc::new(found.collect()))
         })
         .collect();
-    eval::answer(&expr, &context(&data))
+    eval::answer(&expr, &Context::new(steps, 300_000, MAX_STEPS, &data, &room))
 }
 
 /// The values of an instant query, as `labels => value`.
@@ -206,4 +209,35 @@ proptest! {
         let small = window::sum(values.iter().copied().chain([1e-3]).chain(values.iter().map(|v| -v)));
         prop_assert!((small - 1e-3).abs() < 1e-6, "{small}");
     }
+}
+
+#[test]
+fn subqueries_are_bounded_like_ranges() {
+    let at = 1_700_000_000_000;
+    // Per window: as many steps as a range may have.
+    let most = ask("count_over_time(vector(1)[11000s:1s])", vec![], at, at, 1).unwrap();
+    assert!(matches!(most, Answer::Vector(rows) if rows[0].1[0].1 == 11_000.0));
+    for query in [
+        "count_over_time(vector(1)[10y:1s])",
+        "count_over_time(vector(1)[10y:1s] @ 0)",
+        "count_over_time(vector(1)[10y:1s] offset 5y)",
+        "sum_over_time(count_over_time(vector(1)[10y:1s])[1h:1m])",
+        "sum_over_time(count_over_time(vector(1)[5m:1s])[10y:1s])",
+        "absent_over_time(nothing[10y:1ms])",
+        "vector(scalar(max_over_time(vector(1)[4294967295y:1ms])))",
+    ] {
+        let why = ask(query, vec![], at, at, 1).unwrap_err();
+        assert!(why.contains("11000 points per timeseries"), "{query}: {why}");
+    }
+    // All windows together: as many values as a query may hold.
+    let nested = "sum_over_time(count_over_time(vector(1)[3h:1s])[3000h:1h])";
+    assert!(ask(nested, vec![], at, at, 1).unwrap_err().contains("promql_max_samples"));
+    // A series for every value.
+    let values = ask("count_values(\"v\", vector(time()))", vec![], at, at + 10_000, 1).unwrap_err();
+    assert!(values.contains("promql_max_samples"), "{values}");
+    // Durations without end do not overflow, however deep they are nested.
+    let forever = (0..20).fold("vector(1)".to_string(), |e, _| {
+        format!("max_over_time({e}[4294967295y:4294967295y] offset 4294967295y)")
+    });
+    ask(&forever, vec![], at, at, 1).unwrap();
 }

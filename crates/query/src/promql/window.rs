@@ -205,6 +205,61 @@ pub struct Bucket {
 /// to be equal to it.
 const SMALL_DELTA: f64 = 1e-12;
 
+/// Sorts buckets by their bounds; those with the same bound become one. Is the last one, which counts all, there?
+fn in_order(buckets: &mut Vec<Bucket>) -> bool {
+    buckets.sort_by(|a, b| a.bound.total_cmp(&b.bound));
+    buckets.dedup_by(|next, kept| {
+        let same = next.bound == kept.bound;
+        if same {
+            kept.count += next.count;
+        }
+        same
+    });
+    buckets.last().is_some_and(|b| b.bound == f64::INFINITY)
+}
+
+/// How many there are.
+pub fn histogram_count(buckets: &mut Vec<Bucket>) -> f64 {
+    match in_order(buckets) {
+        true => buckets[buckets.len() - 1].count,
+        false => f64::NAN,
+    }
+}
+
+/// The share that lies between two values, linear within a bucket. Nothing is known inside a bucket that has no end.
+pub fn histogram_fraction(lower: f64, upper: f64, buckets: &mut Vec<Bucket>) -> f64 {
+    if !in_order(buckets) {
+        return f64::NAN;
+    }
+    let count = buckets[buckets.len() - 1].count;
+    if count == 0.0 || lower.is_nan() || upper.is_nan() {
+        return f64::NAN;
+    }
+    if lower >= upper {
+        return 0.0;
+    }
+    // How many are below a value.
+    let rank = |value: f64| {
+        // Positive bounds only: then nothing is below zero.
+        let mut start = if buckets[0].bound > 0.0 { 0.0 } else { f64::NEG_INFINITY };
+        let mut below = 0.0;
+        for b in &*buckets {
+            if start >= value {
+                return below;
+            }
+            if b.bound > value {
+                return match start == f64::NEG_INFINITY {
+                    true => b.count,
+                    false => below + (b.count - below) * (value - start) / (b.bound - start),
+                };
+            }
+            (start, below) = (b.bound, b.count);
+        }
+        count
+    };
+    (rank(upper).min(count) - rank(lower).min(count)) / count
+}
+
 pub fn histogram_quantile(q: f64, buckets: &mut Vec<Bucket>) -> f64 {
     if q.is_nan() {
         return f64::NAN;
@@ -215,17 +270,9 @@ pub fn histogram_quantile(q: f64, buckets: &mut Vec<Bucket>) -> f64 {
     if q > 1.0 {
         return f64::INFINITY;
     }
-    buckets.sort_by(|a, b| a.bound.total_cmp(&b.bound));
-    if buckets.last().is_none_or(|b| b.bound != f64::INFINITY) {
+    if !in_order(buckets) {
         return f64::NAN;
     }
-    buckets.dedup_by(|next, kept| {
-        let same = next.bound == kept.bound;
-        if same {
-            kept.count += next.count;
-        }
-        same
-    });
     let mut highest = buckets[0].count;
     for b in buckets.iter_mut().skip(1) {
         let almost = (b.count - highest).abs() <= SMALL_DELTA * (b.count.abs() + highest.abs());

@@ -127,9 +127,9 @@ fn scrape_text(out: &mut String, app: &App) {
 pub async fn metrics(State(app): State<App>) -> Response {
     let stats = serde_json::to_value(app.store.stats()).unwrap_or_default();
     let gauges = [
-        ("ingest_inflight_bytes", app.ingest.inflight_bytes() as u64),
-        ("queries_running", app.engine.running().len() as u64),
-        ("store_problems", app.store.health().problems.len() as u64),
+        ("ingest_inflight_bytes", "bytes of messages under way", app.ingest.inflight_bytes() as u64),
+        ("queries_running", "queries that run or wait", app.engine.running().len() as u64),
+        ("store_problems", "problems of the store (GET /api/v1/health)", app.store.health().problems.len() as u64),
     ];
     let mut text = app.counters.prometheus(&gauges, &stats);
     scrape_text(&mut text, &app);

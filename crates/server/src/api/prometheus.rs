@@ -2,6 +2,7 @@
 //! speaks it can be pointed at us. Parameters, answers and errors are Prometheus's; questions may come by GET or as a POSTed form.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Path, Request, State};
@@ -54,16 +55,22 @@ impl From<QueryError> for Failed {
             ErrorKind::Plan | ErrorKind::NotFound => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
             ErrorKind::Limit if error.message.contains("timeout") => (StatusCode::SERVICE_UNAVAILABLE, "timeout"),
             ErrorKind::Limit => (StatusCode::UNPROCESSABLE_ENTITY, "execution"),
-            ErrorKind::Cancelled => (StatusCode::SERVICE_UNAVAILABLE, "canceled"),
+            ErrorKind::Cancelled => (client_closed_request(), "canceled"),
             ErrorKind::Internal => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
         };
         Failed { status, kind, message: error.message }
     }
 }
 
+/// 499, Prometheus's status for a query that was given up.
+fn client_closed_request() -> StatusCode {
+    StatusCode::from_u16(499).expect("a status has three digits")
+}
+
 impl From<Problem> for Failed {
     fn from(problem: Problem) -> Self {
-        Failed { status: problem.status(), kind: "bad_data", message: problem.detail().to_string() }
+        let kind = if problem.status().is_server_error() { "internal" } else { "bad_data" };
+        Failed { status: problem.status(), kind, message: problem.detail().to_string() }
     }
 }
 
@@ -114,6 +121,27 @@ impl Form {
                 })
             })
             .transpose()
+    }
+
+    /// How many results at most. 0 and nothing mean all.
+    fn limit(&self) -> Result<usize, Failed> {
+        match self.get("limit").unwrap_or_default() {
+            "" | "0" => Ok(usize::MAX),
+            text => text.parse().map_err(|_| {
+                Failed::bad(format!("invalid parameter \"limit\": {text:?} is no whole number from 0 on"))
+            }),
+        }
+    }
+
+    /// How long the sender is ready to wait.
+    fn timeout(&self) -> Result<Option<Duration>, Failed> {
+        let Some(text) = self.get("timeout").filter(|t| !t.is_empty()) else { return Ok(None) };
+        match step(text) {
+            Some(ms) => Ok(Some(Duration::from_millis(ms as u64))),
+            None => {
+                Err(Failed::bad(format!("invalid parameter \"timeout\": cannot parse {text:?} to a valid duration")))
+            }
+        }
     }
 
     fn query(&self) -> Result<PromQuery, Failed> {
@@ -239,6 +267,42 @@ fn success(data: &str) -> Response {
     json(format!("{{\"status\":\"success\",\"data\":{data}}}"))
 }
 
+/// With Prometheus's own words where results were left out.
+fn success_of(data: &str, truncated: bool) -> Response {
+    match truncated {
+        false => success(data),
+        true => json(format!(
+            "{{\"status\":\"success\",\"data\":{data},\"warnings\":[\"results truncated due to limit\"]}}"
+        )),
+    }
+}
+
+/// Keeps at most `limit`. Were there more?
+fn cut<T>(list: &mut Vec<T>, limit: usize) -> bool {
+    let more = list.len() > limit;
+    list.truncate(limit);
+    more
+}
+
+async fn work_out(
+    app: &App,
+    form: &Form,
+    query: PromQuery,
+    (start, end, step): (i64, i64, i64),
+) -> Result<Answer, Failed> {
+    add(&app.counters.queries, 1);
+    let answer = app.engine.promql(query, start, end, step, &app.promql);
+    let Some(timeout) = form.timeout()? else { return Ok(answer.await?) };
+    match tokio::time::timeout(timeout, answer).await {
+        Ok(answer) => Ok(answer?),
+        Err(_) => Err(Failed {
+            status: StatusCode::SERVICE_UNAVAILABLE,
+            kind: "timeout",
+            message: "query timed out in expression evaluation: it took longer than the parameter \"timeout\"".into(),
+        }),
+    }
+}
+
 fn write_rows(out: &mut String, rows: &[(Labels, Points)], key: &str, mut points: impl FnMut(&mut String, &Points)) {
     out.push('[');
     for (i, (labels, values)) in rows.iter().enumerate() {
@@ -261,10 +325,10 @@ fn matrix(rows: &[(Labels, Points)]) -> String {
 async fn query(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
     let now = now_ns() / 1_000_000;
+    let limit = form.limit()?;
     let at = form.time("time")?.unwrap_or(now);
-    add(&app.counters.queries, 1);
-    let answer = app.engine.promql(form.query()?, at, at, 1, &app.promql).await?;
-    let data = match answer {
+    let mut truncated = false;
+    let data = match work_out(&app, &form, form.query()?, (at, at, 1)).await? {
         Answer::Scalar(points) => {
             let mut out = String::from("{\"resultType\":\"scalar\",\"result\":");
             write_point(&mut out, points.first().copied().unwrap_or((at, f64::NAN)));
@@ -276,18 +340,23 @@ async fn query(State(app): State<App>, request: Request) -> Result<Response, Fai
             write_text(&mut out, &text);
             out + "]}"
         }
-        Answer::Vector(rows) => {
+        Answer::Vector(mut rows) => {
+            truncated = cut(&mut rows, limit);
             let mut out = String::from("{\"resultType\":\"vector\",\"result\":");
             write_rows(&mut out, &rows, "value", |out, points| write_point(out, points[0]));
             out + "}"
         }
-        Answer::Matrix(rows) => matrix(&rows),
+        Answer::Matrix(mut rows) => {
+            truncated = cut(&mut rows, limit);
+            matrix(&rows)
+        }
     };
-    Ok(success(&data))
+    Ok(success_of(&data, truncated))
 }
 
 async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
+    let limit = form.limit()?;
     let needed = |name: &str| Failed::bad(format!("invalid parameter \"{name}\": it is missing"));
     let start = form.time("start")?.ok_or_else(|| needed("start"))?;
     let end = form.time("end")?.ok_or_else(|| needed("end"))?;
@@ -304,19 +373,26 @@ async fn query_range(State(app): State<App>, request: Request) -> Result<Respons
             app.promql.promql_max_steps
         )));
     }
-    add(&app.counters.queries, 1);
-    let answer = app.engine.promql(form.query()?, start, end, step, &app.promql).await?;
-    let data = match answer {
+    let query = form.query()?;
+    let wrong_type = || {
+        Failed::bad(
+            "invalid parameter \"query\": invalid expression type for range query, must be Scalar or instant Vector",
+        )
+    };
+    if !query.has_steps() {
+        return Err(wrong_type());
+    }
+    let mut truncated = false;
+    let data = match work_out(&app, &form, query, (start, end, step)).await? {
         Answer::Scalar(points) => matrix(&[(Labels::default(), points)]),
         Answer::Vector(mut rows) => {
             rows.sort_by(|a, b| a.0.cmp(&b.0));
+            truncated = cut(&mut rows, limit);
             matrix(&rows)
         }
-        Answer::Text(_) | Answer::Matrix(_) => {
-            return Err(Failed::bad("invalid expression type for range query, must be Scalar or instant Vector"));
-        }
+        Answer::Text(_) | Answer::Matrix(_) => return Err(wrong_type()),
     };
-    Ok(success(&data))
+    Ok(success_of(&data, truncated))
 }
 
 async fn found(app: &App, form: &Form) -> Result<Vec<SeriesInfo>, Failed> {
@@ -331,36 +407,51 @@ async fn series(State(app): State<App>, request: Request) -> Result<Response, Fa
     if form.selectors()?.is_empty() {
         return Err(Failed::bad("no match[] parameter provided"));
     }
+    let limit = form.limit()?;
+    let mut found = found(&app, &form).await?;
+    let truncated = cut(&mut found, limit);
     let mut out = String::from("[");
-    for (i, series) in found(&app, &form).await?.iter().enumerate() {
+    for (i, series) in found.iter().enumerate() {
         if i > 0 {
             out.push(',');
         }
         write_labels(&mut out, &series.labels);
     }
-    Ok(success(&(out + "]")))
+    Ok(success_of(&(out + "]"), truncated))
 }
 
-fn list(texts: impl IntoIterator<Item = String>) -> Response {
-    let texts: Vec<String> = texts.into_iter().collect();
-    success(&serde_json::to_string(&texts).expect("text is JSON"))
+fn list(texts: impl IntoIterator<Item = String>, limit: usize) -> Response {
+    let mut texts: Vec<String> = texts.into_iter().collect();
+    let truncated = cut(&mut texts, limit);
+    success_of(&serde_json::to_string(&texts).expect("text is JSON"), truncated)
 }
 
 async fn labels(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
-    Ok(list(label_names(&found(&app, &form).await?)))
+    let limit = form.limit()?;
+    Ok(list(label_names(&found(&app, &form).await?), limit))
 }
 
 async fn values(State(app): State<App>, Path(name): Path<String>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
-    Ok(list(label_values(&found(&app, &form).await?, &name)))
+    let limit = form.limit()?;
+    Ok(list(label_values(&found(&app, &form).await?, &name), limit))
 }
 
 /// Kinds of metrics. Help texts and units are not kept.
 async fn metadata(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
     let wanted = form.get("metric").map(str::to_string);
-    let limit = form.get("limit").and_then(|l| l.parse::<usize>().ok()).filter(|l| *l > 0).unwrap_or(usize::MAX);
+    // Here, as in Prometheus, 0 means none, and what is below zero means all. There is one entry per metric.
+    let number = |name: &str| match form.get(name).filter(|text| !text.is_empty()) {
+        None => Ok(usize::MAX),
+        Some(text) => match text.parse::<i64>() {
+            Ok(n) => Ok(usize::try_from(n).unwrap_or(usize::MAX)),
+            Err(_) => Err(Failed::bad(format!("{name} must be a number"))),
+        },
+    };
+    number("limit_per_metric")?;
+    let limit = number("limit")?;
     let all = kinds(&found(&app, &Form(Vec::new())).await?);
     let kept = all.into_iter().filter(|(name, _)| wanted.as_ref().is_none_or(|w| w == name)).take(limit);
     let data: serde_json::Map<String, serde_json::Value> =

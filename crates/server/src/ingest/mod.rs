@@ -3,6 +3,7 @@
 
 mod body;
 mod calls;
+mod deltas;
 pub mod grpc;
 pub mod http;
 mod level;
@@ -20,7 +21,9 @@ use axum::body::Body;
 use bytes::Bytes;
 use rollscope_formats::conversations;
 use rollscope_formats::conversations::events::Calls;
-use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions, Decoded, DecodedLogs, RunRecord, RunSeen};
+use rollscope_formats::import::otlp::{
+    self, DecodeError, DecodeOptions, Decoded, DecodedLogs, Delta, RunRecord, RunSeen,
+};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
@@ -30,6 +33,7 @@ use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
 use calls::ModelCalls;
+use deltas::Deltas;
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
 use runs::Runs;
@@ -128,6 +132,7 @@ enum Target {
         store: Store,
         runs: Runs,
         calls: ModelCalls,
+        deltas: Deltas,
     },
     /// Files, as they came: `rollscope collect`.
     Lines(Lines),
@@ -147,7 +152,8 @@ struct Inner {
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
         let calls = ModelCalls::new(store.clone(), engine.clone());
-        Self::with_target(Target::Store { runs: Runs::new(store.clone(), engine), calls, store }, counters, limits)
+        let (runs, deltas) = (Runs::new(store.clone(), engine.clone()), Deltas::new(engine));
+        Self::with_target(Target::Store { store, runs, calls, deltas }, counters, limits)
     }
 
     /// Into files instead of a store.
@@ -181,8 +187,9 @@ impl Ingest {
 
     /// The run was deleted: if it speaks again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
-        if let Target::Store { runs, .. } = &self.inner.target {
+        if let Target::Store { runs, deltas, .. } = &self.inner.target {
             runs.forget(run_id);
+            deltas.forget_run(run_id);
         }
     }
 
@@ -219,8 +226,8 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
-        let (store, runs, calls) = match &inner.target {
-            Target::Store { store, runs, calls } => (store, runs, calls),
+        let (store, runs, calls, deltas) = match &inner.target {
+            Target::Store { store, runs, calls, deltas } => (store, runs, calls, deltas),
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
         let (mut rows, _charge) = self.decode(message).await?;
@@ -236,6 +243,16 @@ impl Ingest {
         }
         // Runs, media and rows of one message go in together, or the deletion of a run would come between them.
         let _held = store.hold_runs().await;
+        let counted = match rows.deltas.is_empty() {
+            true => None,
+            false => {
+                let totals = deltas.add(std::mem::take(&mut rows.deltas)).await?;
+                rows.batches.push((Table::Series, totals.batch));
+                rows.rejected += totals.rejected;
+                rows.reasons.extend(totals.reasons);
+                Some(totals.counted)
+            }
+        };
         for file in rows.media {
             store.media_put(file).await?;
             add(&counters.accepted, 1);
@@ -277,6 +294,9 @@ impl Ingest {
             let (appended, ()) = tokio::try_join!(store.append(table, batch), keep_talks)?;
             add(&counters.accepted, appended.accepted);
             add(&counters.duplicates, appended.duplicates);
+        }
+        if let Some(counted) = counted {
+            counted.stored();
         }
         let message = match rows.rejected {
             0 => String::new(),
@@ -369,6 +389,8 @@ fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result
 struct Rows {
     /// In the order in which they are appended.
     batches: Vec<(Table, RecordBatch)>,
+    /// Metrics that are to be added up first.
+    deltas: Vec<Delta>,
     /// Rows of `runs` that somebody wrote on purpose.
     written: Vec<RunRecord>,
     media: Vec<Vec<u8>>,
@@ -383,6 +405,7 @@ impl Rows {
     fn of(table: Table, decoded: Decoded) -> Rows {
         Rows {
             batches: vec![(table, decoded.batch)],
+            deltas: decoded.deltas,
             written: Vec::new(),
             media: Vec::new(),
             calls: Calls::default(),
@@ -397,6 +420,7 @@ impl From<DecodedLogs> for Rows {
     fn from(decoded: DecodedLogs) -> Rows {
         Rows {
             batches: decoded.batches,
+            deltas: Vec::new(),
             written: decoded.runs,
             media: decoded.media,
             calls: decoded.calls,

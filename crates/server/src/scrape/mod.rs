@@ -30,8 +30,12 @@ use page::Pages;
 
 /// How often lists of targets in files are looked at again.
 const REFRESH: Duration = Duration::from_secs(5);
-/// What we can read, best first.
-const ACCEPT: &str = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
+/// What we can read, best first: word for word what Prometheus 3 asks for. Without `escaping=allow-utf-8` newer clients
+/// write `_` for every colon and dot of a name.
+const ACCEPT: &str = "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,\
+    application/openmetrics-text;version=0.0.1;q=0.5,\
+    text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,\
+    text/plain;version=0.0.4;q=0.3,*/*;q=0.2";
 
 pub(crate) fn base64(bytes: &[u8]) -> String {
     base64::engine::general_purpose::STANDARD.encode(bytes)

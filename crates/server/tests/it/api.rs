@@ -252,8 +252,8 @@ async fn tables_health_metrics_and_the_description() {
     let metrics = rig.get("/metrics").await.text();
     for line in [
         "rollscope_ingest_accepted_total{protocol=\"http/protobuf\"} 5",
-        "rollscope_store_rows_appended_spans 5",
-        "rollscope_store_tail_rows_spans 5",
+        "rollscope_store_rows_appended_total{table=\"spans\"} 5",
+        "rollscope_store_tail_rows{table=\"spans\"} 5",
         "rollscope_ingest_inflight_bytes 0",
     ] {
         assert!(metrics.lines().any(|l| l == line), "{line}\n{metrics}");

@@ -3,6 +3,7 @@
 //!
 //! A piece that is damaged does not take the others with it: it is counted, and the summary says which it was.
 
+use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
@@ -12,7 +13,7 @@ use rollscope_model::build::{NewRun, RunsBuilder};
 use super::metrics::SeriesWriter;
 use super::span::{Fault, Reason};
 use super::write::Writer;
-use super::{DecodeOptions, MAX_REQUEST_BYTES, RunSeen, json, metrics_json, protobuf};
+use super::{DecodeOptions, Delta, MAX_REQUEST_BYTES, RunSeen, Source, Summed, json, metrics_json, protobuf};
 use crate::import::{ImportError, ImportOptions, Imported, Importer, Sink};
 use crate::json::{BOM, Reader};
 
@@ -20,6 +21,8 @@ use crate::json::{BOM, Reader};
 pub const MAX_PIECE_BYTES: usize = MAX_REQUEST_BYTES;
 /// Reasons that are kept for the summary.
 const MAX_REASONS: usize = 10;
+/// Sources of delta temporality whose totals are kept. Past this all begin again, which rates take for a restart.
+const MAX_SOURCES: usize = 1000;
 
 /// OTLP JSON files: one object, an array, or lines; the caller has undone gzip or zstd.
 pub struct OtlpJson;
@@ -288,6 +291,8 @@ struct Import<'a, 'o, 's> {
     batch_rows: usize,
     spans: Writer<'o>,
     series: SeriesWriter<'o>,
+    /// By run and target.
+    deltas: HashMap<(String, String), Source>,
     sink: &'a mut Sink<'s>,
     /// Bytes read since the last batch.
     bytes: usize,
@@ -307,6 +312,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             batch_rows: import.batch_rows,
             spans: Writer::new(options),
             series: SeriesWriter::new(options),
+            deltas: HashMap::new(),
             sink,
             bytes: 0,
             rows: 0,
@@ -387,8 +393,16 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             (self.sink)(Table::Spans, batch)?;
         }
         let decoded = self.series.finish();
-        self.series_rejected += decoded.rejected;
-        for reason in decoded.reasons {
+        let mut summed = Summed::default();
+        for (source, deltas) in Delta::by_source(decoded.deltas) {
+            if self.deltas.len() >= MAX_SOURCES && !self.deltas.contains_key(&source) {
+                self.deltas.clear();
+            }
+            self.deltas.entry(source).or_default().add(deltas, &mut summed);
+        }
+        let (totals, not_added, why) = summed.finish();
+        self.series_rejected += decoded.rejected + not_added;
+        for reason in decoded.reasons.into_iter().chain(why) {
             if self.reasons.len() < MAX_REASONS {
                 self.reasons.push(reason);
             }
@@ -399,9 +413,11 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
                 None => self.series_runs.push(run),
             }
         }
-        if decoded.batch.num_rows() > 0 {
-            self.rows += decoded.batch.num_rows() as u64;
-            (self.sink)(Table::Series, decoded.batch)?;
+        for batch in [decoded.batch, totals] {
+            if batch.num_rows() > 0 {
+                self.rows += batch.num_rows() as u64;
+                (self.sink)(Table::Series, batch)?;
+            }
         }
         Ok(())
     }

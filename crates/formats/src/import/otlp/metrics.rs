@@ -1,5 +1,6 @@
 //! OTLP metrics into `series`, one row a value, named as Prometheus would: a histogram is `name_bucket` with a label
-//! `le`, `name_sum` and `name_count`; a summary is `name` with a label `quantile`. Names stay as they came.
+//! `le`, `name_sum` and `name_count`; a summary is `name` with a label `quantile`. Names stay as they came. Points of
+//! delta temporality are handed on as they are, to be added up ([`super::deltas`]).
 //!
 //! Metrics are few beside spans, so this goes through the generated structs.
 
@@ -18,12 +19,16 @@ use rollscope_model::build::{NewPoint, SeriesBuilder};
 use rollscope_model::names;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
+use super::deltas::{Delta, Total};
 use super::span::{MAX_RUN_ID_BYTES, Reason, Rejects};
 use super::{DecodeError, DecodeOptions, Decoded, RunSeen};
 use crate::any_value;
 
 /// Buckets of one histogram.
-const MAX_BUCKETS: usize = 512;
+pub(super) const MAX_BUCKETS: usize = 512;
+/// The finest scale at which exponential histograms are added up: eight buckets for every factor of two. Deltas choose
+/// their scale anew each time; a series for every bound that was ever seen would be of no use.
+const MAX_DELTA_SCALE: i32 = 3;
 /// Text of the labels of one data point: it is repeated in every bucket.
 const MAX_LABELS_BYTES: usize = 16 << 10;
 /// Rows and text of labels that one request can make, however small it is on the wire.
@@ -32,11 +37,11 @@ const MAX_ALL_LABELS_BYTES: usize = 256 << 20;
 /// `DataPointFlags::NO_RECORDED_VALUE`: the series ended here.
 const NO_VALUE: u32 = 1;
 /// Prometheus's own mark for a series that ended.
-const STALE: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
+pub(super) const STALE: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
 
-const GAUGE: &str = "gauge";
-const COUNTER: &str = "counter";
-const HISTOGRAM: &str = "histogram";
+pub(super) const GAUGE: &str = "gauge";
+pub(super) const COUNTER: &str = "counter";
+pub(super) const HISTOGRAM: &str = "histogram";
 const SUMMARY: &str = "summary";
 
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, DecodeError> {
@@ -53,6 +58,7 @@ pub(super) struct SeriesWriter<'o> {
     options: &'o DecodeOptions,
     pub rejects: Rejects,
     columns: SeriesBuilder,
+    deltas: Vec<Delta>,
     rows: usize,
     label_bytes: usize,
     runs: Vec<RunSeen>,
@@ -66,6 +72,7 @@ impl<'o> SeriesWriter<'o> {
             options,
             rejects: Rejects::default(),
             columns: SeriesBuilder::default(),
+            deltas: Vec::new(),
             rows: 0,
             label_bytes: 0,
             runs: Vec::new(),
@@ -87,6 +94,7 @@ impl<'o> SeriesWriter<'o> {
         runs.retain(|r| r.first_ns != i64::MAX);
         Decoded {
             batch: self.columns.finish().expect("columns are written row by row"),
+            deltas: std::mem::take(&mut self.deltas),
             rejected: rejects.total,
             reasons: rejects.reasons(),
             runs,
@@ -144,27 +152,26 @@ impl<'o> SeriesWriter<'o> {
             None => self.rejects.add(Reason::NoMetricData, 1),
             Some(Data::Gauge(gauge)) => {
                 for point in &gauge.data_points {
-                    let done = self.number(name, GAUGE, point);
+                    let done = self.number(name, GAUGE, false, point);
                     self.note(done);
                 }
             }
             Some(Data::Sum(sum)) => {
-                // A rate can only be taken of what goes on counting; a sum of one interval is a plain value.
-                let counts = sum.is_monotonic && sum.aggregation_temporality != AggregationTemporality::Delta as i32;
+                let kind = if sum.is_monotonic { COUNTER } else { GAUGE };
                 for point in &sum.data_points {
-                    let done = self.number(name, if counts { COUNTER } else { GAUGE }, point);
+                    let done = self.number(name, kind, is_delta(sum.aggregation_temporality), point);
                     self.note(done);
                 }
             }
             Some(Data::Histogram(histogram)) => {
                 for point in &histogram.data_points {
-                    let done = self.histogram(name, point);
+                    let done = self.histogram(name, is_delta(histogram.aggregation_temporality), point);
                     self.note(done);
                 }
             }
             Some(Data::ExponentialHistogram(histogram)) => {
                 for point in &histogram.data_points {
-                    let done = self.exponential(name, point);
+                    let done = self.exponential(name, is_delta(histogram.aggregation_temporality), point);
                     self.note(done);
                 }
             }
@@ -183,19 +190,24 @@ impl<'o> SeriesWriter<'o> {
         }
     }
 
-    fn number(&mut self, name: &str, kind: &str, point: &NumberDataPoint) -> Result<(), Reason> {
-        let mut out = self.point(kind, point.time_unix_nano, &point.attributes, 1)?;
-        let value = match (&point.value, point.flags & NO_VALUE) {
-            (_, NO_VALUE) => STALE,
-            (Some(Number::AsDouble(d)), _) => *d,
-            (Some(Number::AsInt(i)), _) => *i as f64,
-            (None, _) => return Err(Reason::NoValue),
+    fn number(&mut self, name: &str, kind: &'static str, delta: bool, point: &NumberDataPoint) -> Result<(), Reason> {
+        let ended = point.flags & NO_VALUE != 0;
+        let value = match &point.value {
+            _ if ended => STALE,
+            Some(Number::AsDouble(d)) => *d,
+            Some(Number::AsInt(i)) => *i as f64,
+            None => return Err(Reason::NoValue),
         };
-        out.push(name, None, value);
+        if delta {
+            let added = (!ended).then_some(Total::Number(value));
+            let times = (point.start_time_unix_nano, point.time_unix_nano);
+            return self.delta(name, kind, times, &point.attributes, added);
+        }
+        self.point(kind, point.time_unix_nano, &point.attributes, 1)?.push(name, None, value);
         Ok(())
     }
 
-    fn histogram(&mut self, name: &str, point: &HistogramDataPoint) -> Result<(), Reason> {
+    fn histogram(&mut self, name: &str, delta: bool, point: &HistogramDataPoint) -> Result<(), Reason> {
         let (bounds, counts) = (&point.explicit_bounds, &point.bucket_counts);
         if counts.len() > MAX_BUCKETS {
             return Err(Reason::TooManyBuckets(MAX_BUCKETS));
@@ -206,25 +218,33 @@ impl<'o> SeriesWriter<'o> {
             return Err(Reason::Buckets);
         }
         let buckets = bounds.iter().copied().zip(counts.iter().copied());
-        let stale = point.flags & NO_VALUE != 0;
-        let out = self.point(HISTOGRAM, point.time_unix_nano, &point.attributes, counts.len() + 3)?;
-        write_histogram(out, name, buckets, point.count, point.sum, stale);
-        Ok(())
+        let histogram = Histogram::new(buckets, point.count, point.sum);
+        let times = (point.start_time_unix_nano, point.time_unix_nano);
+        self.any_histogram(name, delta, times, &point.attributes, histogram, point.flags & NO_VALUE != 0)
     }
 
-    fn exponential(&mut self, name: &str, point: &ExponentialHistogramDataPoint) -> Result<(), Reason> {
-        let (positive_at, positive) = side(point.positive.as_ref());
-        let (negative_at, negative) = side(point.negative.as_ref());
+    fn exponential(&mut self, name: &str, delta: bool, point: &ExponentialHistogramDataPoint) -> Result<(), Reason> {
+        let scale = if delta { point.scale.min(MAX_DELTA_SCALE) } else { point.scale };
+        let coarser = point.scale.saturating_sub(scale);
+        let (positive_at, positive) = side(point.positive.as_ref(), coarser)?;
+        let (negative_at, negative) = side(point.negative.as_ref(), coarser)?;
         if positive.len() + negative.len() > MAX_BUCKETS {
             return Err(Reason::TooManyBuckets(MAX_BUCKETS));
         }
         // The bound below bucket i of the positive side is base^i with base = 2^(2^-scale).
-        let bound = |index: i64| (index as f64 * (-f64::from(point.scale)).exp2()).exp2();
-        let mut buckets = Vec::with_capacity(positive.len() + negative.len() + 1);
+        let bound = |index: i64| (index as f64 * (-f64::from(scale)).exp2()).exp2();
+        let mut buckets = Vec::with_capacity(positive.len() + negative.len() + 3);
+        if delta && !negative.is_empty() {
+            buckets.push((-bound(negative_at + negative.len() as i64), 0));
+        }
         for (i, count) in negative.iter().enumerate().rev() {
             buckets.push((-bound(negative_at + i as i64), *count));
         }
         buckets.push((point.zero_threshold.max(0.0), point.zero_count));
+        if delta && !positive.is_empty() {
+            // Where the buckets begin: without it the first one reaches down to zero.
+            buckets.push((bound(positive_at), 0));
+        }
         for (i, count) in positive.iter().enumerate() {
             buckets.push((bound(positive_at + i as i64 + 1), *count));
         }
@@ -236,9 +256,64 @@ impl<'o> SeriesWriter<'o> {
                 _ => merged.push((bound, count)),
             }
         }
-        let stale = point.flags & NO_VALUE != 0;
-        let out = self.point(HISTOGRAM, point.time_unix_nano, &point.attributes, merged.len() + 3)?;
-        write_histogram(out, name, merged.into_iter(), point.count, point.sum, stale);
+        let histogram = Histogram::new(merged.into_iter(), point.count, point.sum);
+        let times = (point.start_time_unix_nano, point.time_unix_nano);
+        self.any_histogram(name, delta, times, &point.attributes, histogram, point.flags & NO_VALUE != 0)
+    }
+
+    fn any_histogram(
+        &mut self,
+        name: &str,
+        delta: bool,
+        times: (u64, u64),
+        attributes: &[KeyValue],
+        histogram: Histogram,
+        ended: bool,
+    ) -> Result<(), Reason> {
+        if delta {
+            return self.delta(name, HISTOGRAM, times, attributes, (!ended).then_some(Total::Histogram(histogram)));
+        }
+        let mut out = self.point(HISTOGRAM, times.1, attributes, histogram.buckets.len() + 3)?;
+        histogram.write(&mut out, name, ended, |_| true);
+        Ok(())
+    }
+
+    /// A point that says what was added since the last one.
+    fn delta(
+        &mut self,
+        name: &str,
+        kind: &'static str,
+        (start, time): (u64, u64),
+        attributes: &[KeyValue],
+        added: Option<Total>,
+    ) -> Result<(), Reason> {
+        let (rows, finite, falls) = match &added {
+            None => (1, true, false),
+            Some(Total::Number(n)) => (1, n.is_finite(), kind == COUNTER && *n < 0.0),
+            Some(Total::Histogram(h)) => (h.buckets.len() + 3, h.sum.is_none_or(f64::is_finite), false),
+        };
+        if !finite {
+            return Err(Reason::InfiniteDelta);
+        }
+        if falls {
+            return Err(Reason::NegativeDelta);
+        }
+        if start > time {
+            return Err(Reason::EndBeforeStart);
+        }
+        // Twice: a series that is new gets a sample of what it was before.
+        let point = self.point(kind, time, attributes, 2 * rows)?;
+        let delta = Delta {
+            run_id: point.run_id.to_string(),
+            target: point.target.to_string(),
+            kind,
+            name: name.to_string(),
+            labels: point.labels,
+            start_ns: start as i64,
+            time_ns: time as i64,
+            added,
+        };
+        self.deltas.push(delta);
         Ok(())
     }
 
@@ -295,24 +370,83 @@ impl<'o> SeriesWriter<'o> {
     }
 }
 
-/// The index of the first bucket, and the counts.
-fn side(buckets: Option<&Buckets>) -> (i64, &[u64]) {
-    buckets.map_or((0, &[]), |b| (b.offset.into(), &b.bucket_counts))
+fn is_delta(temporality: i32) -> bool {
+    temporality == AggregationTemporality::Delta as i32
+}
+
+/// The index of the first bucket, and the counts, at a scale that is coarser by so much.
+fn side(buckets: Option<&Buckets>, coarser: i32) -> Result<(i64, Vec<u64>), Reason> {
+    let Some(buckets) = buckets.filter(|b| !b.bucket_counts.is_empty()) else { return Ok((0, Vec::new())) };
+    if buckets.bucket_counts.len() > MAX_BUCKETS {
+        return Err(Reason::TooManyBuckets(MAX_BUCKETS));
+    }
+    // Every step towards a coarser scale joins two buckets; the index is 32 bits wide.
+    let shift = coarser.clamp(0, 40) as u32;
+    let first = i64::from(buckets.offset);
+    let at = first >> shift;
+    let mut counts: Vec<u64> = Vec::new();
+    for (i, count) in buckets.bucket_counts.iter().enumerate() {
+        let place = (((first + i as i64) >> shift) - at) as usize;
+        counts.resize(counts.len().max(place + 1), 0);
+        counts[place] = counts[place].saturating_add(*count);
+    }
+    Ok((at, counts))
+}
+
+/// A histogram as `series` has it.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Histogram {
+    /// Finite upper bounds, rising, and how many were at most that.
+    pub buckets: Vec<(f64, f64)>,
+    pub count: f64,
+    pub sum: Option<f64>,
+}
+
+impl Histogram {
+    /// Of upper bounds, rising, and how many are in each bucket.
+    fn new(buckets: impl Iterator<Item = (f64, u64)>, count: u64, sum: Option<f64>) -> Self {
+        let mut total = 0u64;
+        let mut cumulative = Vec::new();
+        for (bound, n) in buckets {
+            total = total.saturating_add(n);
+            if bound.is_finite() {
+                cumulative.push((bound, total as f64));
+            }
+        }
+        Histogram { buckets: cumulative, count: count as f64, sum }
+    }
+
+    /// Its rows, as far as they are wanted: those of a bound, and those that every histogram has (none).
+    pub fn write(&self, out: &mut Point, name: &str, stale: bool, wanted: impl Fn(Option<f64>) -> bool) {
+        let value = |v: f64| if stale { STALE } else { v };
+        let bucket = format!("{name}_bucket");
+        for (bound, n) in self.buckets.iter().filter(|(bound, _)| wanted(Some(*bound))) {
+            out.push(&bucket, Some(("le", &plain(*bound))), value(*n));
+        }
+        if !wanted(None) {
+            return;
+        }
+        out.push(&bucket, Some(("le", "+Inf")), value(self.count));
+        if let Some(sum) = self.sum {
+            out.push(&format!("{name}_sum"), None, value(sum));
+        }
+        out.push(&format!("{name}_count"), None, value(self.count));
+    }
 }
 
 /// A data point being written, maybe as several rows.
-struct Point<'w> {
-    columns: &'w mut SeriesBuilder,
-    run_id: &'w str,
-    target: &'w str,
-    kind: &'w str,
+pub(super) struct Point<'w> {
+    pub columns: &'w mut SeriesBuilder,
+    pub run_id: &'w str,
+    pub target: &'w str,
+    pub kind: &'w str,
     /// Sorted; values as JSON text.
-    labels: Vec<(String, String)>,
-    time_ns: i64,
+    pub labels: Vec<(String, String)>,
+    pub time_ns: i64,
 }
 
 impl Point<'_> {
-    fn push(&mut self, name: &str, extra: Option<(&str, &str)>, value: f64) {
+    pub fn push(&mut self, name: &str, extra: Option<(&str, &str)>, value: f64) {
         let mut text = Vec::with_capacity(64);
         let mut extra = extra;
         text.push(b'{');
@@ -343,30 +477,6 @@ fn write_label(out: &mut Vec<u8>, first: &mut bool, key: &str, text: &str) {
     super::protobuf::separate(out, first);
     attrs::write_key(out, key);
     out.extend_from_slice(text.as_bytes());
-}
-
-fn write_histogram(
-    mut out: Point,
-    name: &str,
-    buckets: impl Iterator<Item = (f64, u64)>,
-    count: u64,
-    sum: Option<f64>,
-    stale: bool,
-) {
-    let value = |v: f64| if stale { STALE } else { v };
-    let bucket = format!("{name}_bucket");
-    let mut total = 0u64;
-    for (bound, n) in buckets {
-        total = total.saturating_add(n);
-        if bound.is_finite() {
-            out.push(&bucket, Some(("le", &plain(bound))), value(total as f64));
-        }
-    }
-    out.push(&bucket, Some(("le", "+Inf")), value(count as f64));
-    if let Some(sum) = sum {
-        out.push(&format!("{name}_sum"), None, value(sum));
-    }
-    out.push(&format!("{name}_count"), None, value(count as f64));
 }
 
 /// A number as a label: `0.5`, `1`, `1e30`.

@@ -150,6 +150,7 @@ fn number(r: &mut Reader, limits: &Limits) -> Result<NumberDataPoint> {
         match key {
             "attributes" => out.attributes = pairs(r, limits)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
+            "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "asDouble" | "as_double" => out.value = Some(Number::AsDouble(double(r)?)),
             "asInt" | "as_int" => out.value = Some(Number::AsInt(int(r)?)),
             "flags" => out.flags = uint32(r)?,
@@ -166,6 +167,7 @@ fn histogram(r: &mut Reader, limits: &Limits) -> Result<HistogramDataPoint> {
         match key {
             "attributes" => out.attributes = pairs(r, limits)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
+            "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,
             "sum" => out.sum = Some(double(r)?),
             "bucketCounts" | "bucket_counts" => out.bucket_counts = list(r, uint)?,
@@ -184,6 +186,7 @@ fn exponential(r: &mut Reader, limits: &Limits) -> Result<ExponentialHistogramDa
         match key {
             "attributes" => out.attributes = pairs(r, limits)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
+            "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,
             "sum" => out.sum = Some(double(r)?),
             "scale" => out.scale = int32(r)?,
@@ -218,6 +221,7 @@ fn summary(r: &mut Reader, limits: &Limits) -> Result<SummaryDataPoint> {
         match key {
             "attributes" => out.attributes = pairs(r, limits)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
+            "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,
             "sum" => out.sum = double(r)?,
             "quantileValues" | "quantile_values" => {

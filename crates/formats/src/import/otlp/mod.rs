@@ -6,6 +6,7 @@
 
 use arrow::array::RecordBatch;
 
+mod deltas;
 mod file;
 mod json;
 mod known;
@@ -17,6 +18,7 @@ mod protobuf;
 mod span;
 mod write;
 
+pub use deltas::{Delta, Source, Stored, Summed};
 pub use file::{OtlpJson, OtlpProtobuf};
 pub use logs::{DecodedLogs, MAX_CONVERSATION_BYTES, MAX_MEDIA_BYTES, RunRecord, runs_batch};
 use write::Writer;
@@ -60,6 +62,8 @@ pub struct DecodeOptions {
 #[derive(Debug)]
 pub struct Decoded {
     pub batch: RecordBatch,
+    /// Points of delta temporality: they become rows when they are added up ([`Source::add`]).
+    pub deltas: Vec<Delta>,
     pub rejected: u64,
     /// First few reasons, each said once with its count.
     pub reasons: Vec<String>,
@@ -99,7 +103,8 @@ fn traces(
     let mut writer = Writer::new(options);
     read(bytes, &mut writer).map_err(span::Fault::into_error)?;
     let batch = writer.take();
-    Ok(Decoded { batch, rejected: writer.rejects.total, reasons: writer.rejects.reasons(), runs: writer.runs() })
+    let (rejected, reasons) = (writer.rejects.total, writer.rejects.reasons());
+    Ok(Decoded { batch, deltas: Vec::new(), rejected, reasons, runs: writer.runs() })
 }
 
 /// Protobuf `ExportMetricsServiceRequest` into `series`.

@@ -67,6 +67,10 @@ pub(super) enum Reason {
     NoValue,
     Buckets,
     TooManyBuckets(usize),
+    InfiniteDelta,
+    NegativeDelta,
+    LateDelta,
+    TooManyDeltas(usize),
     Logs,
     NoSpan,
     Event,
@@ -108,6 +112,16 @@ impl fmt::Display for Reason {
             Reason::NoSpan => {
                 f.write_str("the message of a model call has no trace and span id to tell which call it belongs to")
             }
+            Reason::InfiniteDelta => f.write_str("a delta is no finite number and cannot be added up"),
+            Reason::NegativeDelta => f.write_str("a delta of a monotonic sum is below zero"),
+            Reason::LateDelta => {
+                f.write_str("a delta ends before others that were added up: it was counted, or it came late")
+            }
+            Reason::TooManyDeltas(n) => write!(
+                f,
+                "more series of delta temporality than fit into {n} bytes; send fewer, or cumulative ones \
+                 (OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=cumulative)"
+            ),
             Reason::Event => f.write_str("the event name is none that rollscope knows (docs/wire.md)"),
             Reason::Body => f.write_str("the body has the wrong type (docs/wire.md)"),
             Reason::NotJson => f.write_str("a text that must be JSON is none"),

@@ -12,7 +12,9 @@ use opentelemetry_proto::tonic::metrics::v1::{
 };
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use prost::Message as _;
-use rollscope_formats::import::otlp::{DecodeOptions, Decoded, decode_metrics, decode_metrics_json};
+use rollscope_formats::import::otlp::{
+    DecodeOptions, Decoded, Source, Stored, Summed, decode_metrics, decode_metrics_json,
+};
 use serde_json::{Value as Json, json};
 
 use super::support::{Style, kv, rows};
@@ -74,9 +76,9 @@ fn numbers_keep_name_labels_and_kind() {
             r#"sglang:num_queue_reqs{"a":2,"z":"1","é\"":true} gauge 0.5"#,
             "cumulative{} counter 3.0",
             "up_down{} gauge 3.0",
-            "delta{} gauge 3.0",
         ]
     );
+    assert_eq!(decoded.deltas.len(), 1, "a delta is added up before it becomes a row");
     let row = &rows(&decoded.batch)[0];
     assert_eq!((&row["run_id"], &row["target"]), (&json!("run"), &json!("sglang/i-1")));
     assert_eq!(row["time_ns"], TIME);
@@ -248,4 +250,156 @@ fn json_gives_the_same_rows() {
     assert_eq!(lines(&from_json), lines(&from_protobuf));
     assert_eq!(from_json.runs, from_protobuf.runs);
     assert_eq!(from_json.rejected, 2, "a time that is none, and a metric without data: {:?}", from_json.reasons);
+}
+
+/// Sums of deltas, of one source, as `name{labels} kind value @ seconds since TIME`; and what was refused.
+fn add(source: &mut Source, metrics: Vec<(&str, Data)>) -> (Vec<String>, Vec<String>) {
+    let decoded = decode(&request(vec![], metrics));
+    let mut summed = Summed::default();
+    source.add(decoded.deltas, &mut summed);
+    let (batch, _, reasons) = summed.finish();
+    let line = |r: &Json| {
+        let s = |key: &str| r[key].as_str().unwrap().to_string();
+        let at = (r["time_ns"].as_i64().unwrap() - TIME as i64) as f64 / 1e9;
+        format!("{}{} {} {} @ {at}", s("name"), s("labels"), s("kind"), r["value"])
+    };
+    (rows(&batch).iter().map(line).collect(), [decoded.reasons, reasons].concat())
+}
+
+fn between(from_s: u64, to_s: u64) -> (u64, u64) {
+    (TIME + from_s * 1_000_000_000, TIME + to_s * 1_000_000_000)
+}
+
+fn delta(from_s: u64, to_s: u64, value: f64) -> Data {
+    let (start_time_unix_nano, time_unix_nano) = between(from_s, to_s);
+    let point = NumberDataPoint {
+        start_time_unix_nano,
+        time_unix_nano,
+        value: Some(Number::AsDouble(value)),
+        ..NumberDataPoint::default()
+    };
+    Data::Sum(Sum { data_points: vec![point], aggregation_temporality: 1, is_monotonic: true })
+}
+
+#[test]
+fn deltas_become_totals_and_no_point_counts_twice() {
+    let mut source = Source::default();
+    let (first, _) = add(&mut source, vec![("d", delta(0, 10, 3.0))]);
+    assert_eq!(first, ["d{} counter 0.0 @ 0.001", "d{} counter 3.0 @ 10"]);
+    assert_eq!(add(&mut source, vec![("d", delta(10, 20, 4.0))]).0, ["d{} counter 7.0 @ 20"]);
+    // Retries, of the last point and of one before it.
+    assert_eq!(add(&mut source, vec![("d", delta(10, 20, 4.0))]), (vec![], vec![]));
+    assert_eq!(add(&mut source, vec![("d", delta(0, 10, 3.0))]), (vec![], vec![]));
+    // Another sender of the same stream, a little late; and again.
+    assert_eq!(add(&mut source, vec![("d", delta(5, 15, 1.0))]).0, ["d{} counter 8.0 @ 20.001"]);
+    assert_eq!(add(&mut source, vec![("d", delta(5, 15, 1.0))]), (vec![], vec![]));
+    // Two scopes with a metric of the same name, in one message.
+    let twice = vec![("d", delta(20, 30, 1.0)), ("d", delta(20, 30, 1.0))];
+    assert_eq!(add(&mut source, twice).0, ["d{} counter 10.0 @ 30"]);
+    let (rows, reasons) = add(&mut source, vec![("d", delta(990, 1000, 1.0)), ("d", delta(3, 4, 1.0))]);
+    assert_eq!(rows, ["d{} counter 11.0 @ 30.001", "d{} counter 12.0 @ 1000"]);
+    assert_eq!(reasons, [] as [&str; 0]);
+    // Too late, not to be added, not possible.
+    let bad = vec![
+        ("d", delta(6, 7, 1.0)),
+        ("d", delta(1000, 1010, f64::NAN)),
+        ("d", delta(1000, 1010, -1.0)),
+        ("d", delta(1020, 1010, 1.0)),
+    ];
+    let (rows, reasons) = add(&mut source, bad);
+    assert_eq!((rows.len(), reasons.len()), (0, 4), "{reasons:?}");
+    for words in ["came late", "no finite number", "below zero", "before the start"] {
+        assert!(reasons.iter().any(|r| r.contains(words)), "{words}: {reasons:?}");
+    }
+}
+
+#[test]
+fn delta_histograms_become_totals() {
+    let point = |from, to, counts: &[u64]| {
+        let (start_time_unix_nano, time_unix_nano) = between(from, to);
+        let point = HistogramDataPoint { attributes: vec![], ..histogram(&[0.5, 1.0], counts) };
+        let point = HistogramDataPoint { start_time_unix_nano, time_unix_nano, ..point };
+        Data::Histogram(Histogram { data_points: vec![point], aggregation_temporality: 1 })
+    };
+    let mut source = Source::default();
+    let (first, _) = add(&mut source, vec![("h", point(0, 10, &[1, 2, 4]))]);
+    assert_eq!(first.len(), 10, "{first:?}");
+    assert!(first[..5].iter().all(|l| l.ends_with(" 0.0 @ 0.001")), "{first:?}");
+    let then = [
+        r#"h_bucket{"le":"0.5"} histogram 2.0 @ 20"#,
+        r#"h_bucket{"le":"1"} histogram 4.0 @ 20"#,
+        r#"h_bucket{"le":"+Inf"} histogram 9.0 @ 20"#,
+        "h_sum{} histogram 21.0 @ 20",
+        "h_count{} histogram 9.0 @ 20",
+    ];
+    assert_eq!(add(&mut source, vec![("h", point(10, 20, &[1, 0, 1]))]).0, then);
+}
+
+#[test]
+fn exponential_deltas_with_other_buckets_each_time_become_totals() {
+    // At scale 10 one observation is one bucket; they are added up at scale 3, 8 buckets for a factor of two.
+    let point = |from, to, index: i32, n: u64| {
+        let (start_time_unix_nano, time_unix_nano) = between(from, to);
+        let point = ExponentialHistogramDataPoint {
+            start_time_unix_nano,
+            time_unix_nano,
+            count: n,
+            scale: 10,
+            positive: Some(Buckets { offset: index, bucket_counts: vec![n] }),
+            ..ExponentialHistogramDataPoint::default()
+        };
+        Data::ExponentialHistogram(ExponentialHistogram { data_points: vec![point], aggregation_temporality: 1 })
+    };
+    let mut source = Source::default();
+    add(&mut source, vec![("e", point(0, 10, 1024, 5))]);
+    // (2, 2.18], then (4, 4.36]: every bound tells all that is below it.
+    let (rows, _) = add(&mut source, vec![("e", point(10, 20, 2048, 2))]);
+    let value = |le: &str, at: &str| {
+        let row = rows.iter().find(|r| r.contains(&format!(r#""le":"{le}""#)) && r.ends_with(&format!("@ {at}")));
+        row.map(|r| r.split(' ').nth(2).unwrap().to_string())
+    };
+    assert_eq!(value("2", "20").as_deref(), Some("0.0"));
+    assert_eq!(value("2.1810154653305154", "20").as_deref(), Some("5.0"));
+    assert_eq!(value("4", "20").as_deref(), Some("5.0"));
+    assert_eq!(value("4.362030930661031", "20").as_deref(), Some("7.0"));
+    assert_eq!(value("+Inf", "20").as_deref(), Some("7.0"));
+    // A bound that is new begins with what was below it before.
+    assert_eq!(value("4.362030930661031", "10.001").as_deref(), Some("5.0"));
+    assert_eq!(value("2", "10.001"), None);
+}
+
+#[test]
+fn totals_go_on_from_what_is_stored() {
+    let stored = |name: &str, labels: &str, kind: &str, seconds: i64, value| Stored {
+        name: name.into(),
+        labels: labels.into(),
+        kind: kind.into(),
+        time_ns: TIME as i64 + seconds * 1_000_000_000,
+        value,
+    };
+    let mut source = Source::of_stored(vec![
+        stored("d", "{}", "counter", 10, 3.0),
+        stored("h_bucket", r#"{"le":"0.5"}"#, "histogram", 10, 1.0),
+        stored("h_bucket", r#"{"le":"7"}"#, "histogram", 5, 1.0),
+        stored("h_bucket", r#"{"le":"+Inf"}"#, "histogram", 10, 7.0),
+        stored("h_count", "{}", "histogram", 10, 7.0),
+    ]);
+    // What was stored before the restart comes again.
+    assert_eq!(add(&mut source, vec![("d", delta(0, 10, 3.0))]), (vec![], vec![]));
+    assert_eq!(add(&mut source, vec![("d", delta(10, 20, 4.0))]).0, ["d{} counter 7.0 @ 20"]);
+    let (start_time_unix_nano, time_unix_nano) = between(10, 20);
+    let point = HistogramDataPoint {
+        attributes: vec![],
+        start_time_unix_nano,
+        time_unix_nano,
+        sum: None,
+        ..histogram(&[0.5], &[1, 1])
+    };
+    let data = Histogram { data_points: vec![point], aggregation_temporality: 1 };
+    let then = [
+        r#"h_bucket{"le":"0.5"} histogram 2.0 @ 20"#,
+        r#"h_bucket{"le":"+Inf"} histogram 9.0 @ 20"#,
+        "h_count{} histogram 9.0 @ 20",
+    ];
+    assert_eq!(add(&mut source, vec![("h", Data::Histogram(data))]).0, then);
 }
