@@ -183,6 +183,13 @@ def test_a_compaction_that_finds_no_room_loses_nothing(small_disk):
         server.stop()
 
 
+def test_a_server_that_is_stopped_as_soon_as_it_is_there_ends_in_order(tmp_path):
+    """Whoever has read the address may stop it: a signal must not find it unprepared."""
+    for _ in range(10):
+        server = Server(tmp_path / "data")
+        assert server.stop() == 0, "it was ended by the signal itself"
+
+
 def test_a_stop_flushes_and_a_second_process_is_refused(tmp_path):
     data = tmp_path / "data"
     server = Server(data)

@@ -40,10 +40,11 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     }
     let (store, server) = serve::start(&config).await?;
     let generator = generate(&store, &args).await?;
+    let mut signals = serve::StopSignals::listen()?;
     serve::announce(&config, &server);
     tokio::select! {
         played = play(&store, generator) => played?,
-        stopped = serve::until_told_to_stop(store.vitals(), &config.server.limits) => stopped?,
+        () = serve::until_told_to_stop(&mut signals, store.vitals(), &config.server.limits) => {}
     }
     serve::stop(store, server).await
 }

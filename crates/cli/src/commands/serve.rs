@@ -7,7 +7,7 @@ use anyhow::Context;
 use rollscope_query::Engine;
 use rollscope_server::{Limits, Server, StartError};
 use rollscope_store::{Store, Vitals};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::args::ServeArgs;
 use crate::config::{Config, Usage};
@@ -20,9 +20,14 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     start_logs(&config);
-    let (store, server) = start(&config).await?;
+    let mut signals = StopSignals::listen()?;
+    let (store, server) = tokio::select! {
+        started = start(&config) => started?,
+        // A long log is read at the start. What it holds is read again next time.
+        () = signals.received() => return Ok(()),
+    };
     announce(&config, &server);
-    until_told_to_stop(store.vitals(), &config.server.limits).await?;
+    until_told_to_stop(&mut signals, store.vitals(), &config.server.limits).await;
     stop(store, server).await
 }
 
@@ -74,20 +79,36 @@ pub fn announce(config: &Config, server: &Server) {
     println!("data            {}", config.data.display());
 }
 
+/// SIGTERM and SIGINT. From the moment that these are listened to, a signal does not end the process by itself: this must be
+/// before anybody learns the address, who may then stop us at once and expect a flush.
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    pub fn listen() -> anyhow::Result<StopSignals> {
+        Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+    }
+
+    async fn received(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => tracing::info!("asked to stop (SIGTERM)"),
+            _ = self.interrupt.recv() => tracing::info!("asked to stop (SIGINT)"),
+        }
+    }
+}
+
 /// Waits for a signal. When a part of the program dies, the rest says so for a while, and that is the end: who watches over
 /// us starts us again, and nothing that was acknowledged is lost.
-pub async fn until_told_to_stop(vitals: &Vitals, limits: &Limits) -> anyhow::Result<()> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
+pub async fn until_told_to_stop(signals: &mut StopSignals, vitals: &Vitals, limits: &Limits) {
     tokio::select! {
-        _ = terminate.recv() => tracing::info!("asked to stop (SIGTERM)"),
-        _ = interrupt.recv() => tracing::info!("asked to stop (SIGINT)"),
+        () = signals.received() => {}
         () = async {
             vitals.died().await;
             tokio::time::sleep(Duration::from_secs(limits.failed_linger_s)).await;
         } => {}
     }
-    Ok(())
 }
 
 /// Requests under way finish, then the tail is flushed. A flush that fails loses nothing: the log has it.

@@ -94,6 +94,7 @@ async fn show(
         Some(run) => format!("http://{address}/#/run/{}{}", encoded(run), only.map_or_else(String::new, timeline_of)),
         None => format!("http://{address}/"),
     };
+    let mut signals = serve::StopSignals::listen()?;
     println!("rollscope is at {url}");
     println!("Ctrl-C to stop; the files stay");
     if args.open && webbrowser::open(&url).is_err() {
@@ -110,7 +111,7 @@ async fn show(
     };
     tokio::select! {
         failed = import_rest => failed?,
-        stopped = serve::until_told_to_stop(store.vitals(), &config.server.limits) => stopped?,
+        () = serve::until_told_to_stop(&mut signals, store.vitals(), &config.server.limits) => {}
     }
     serve::stop(store, server).await
 }

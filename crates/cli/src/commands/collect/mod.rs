@@ -6,7 +6,7 @@ mod otelcol;
 use rollscope_server::collect::{CollectFiles, Collector};
 use rollscope_server::{Secret, ServerConfig, StartError};
 
-use super::serve::{alive, until_told_to_stop};
+use super::serve::{StopSignals, alive, until_told_to_stop};
 use crate::args::{CollectArgs, OtelcolArgs};
 use crate::config::Usage;
 use crate::output;
@@ -47,6 +47,7 @@ async fn serve(config: &ServerConfig, files: &CollectFiles, args: Option<&Collec
         }
         other => other.into(),
     })?;
+    let mut signals = StopSignals::listen()?;
     let at = collector.addresses();
     if let Some(grpc) = at.otlp_grpc {
         println!("OTLP gRPC       http://{grpc}");
@@ -57,7 +58,7 @@ async fn serve(config: &ServerConfig, files: &CollectFiles, args: Option<&Collec
     println!("writing         {}", files.path.display());
     let forwarding = forward.map(|forward| forward.start(collector.vitals())).transpose()?;
     let vitals = collector.vitals().clone();
-    until_told_to_stop(&vitals, &config.limits).await?;
+    until_told_to_stop(&mut signals, &vitals, &config.limits).await;
     collector.shutdown().await;
     if let Some(forwarding) = forwarding {
         // A last try with what just came; what does not get through is in the files for the next start.
