@@ -442,12 +442,14 @@ impl Shared {
     }
 
     async fn record_set_aside(&self, items: Vec<SetAside>) -> Result<(), StoreError> {
-        self.set_aside_now.lock().extend(items.iter().cloned());
         let _commit = self.commit.lock().await;
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         manifest.segments.retain(|s| !items.iter().any(|i| i.file == s.path));
-        manifest.set_aside.extend(items);
-        self.commit_manifest(manifest, |_, _| {}).await
+        manifest.set_aside.extend(items.iter().cloned());
+        let committed = self.commit_manifest(manifest, |_, _| {}).await;
+        // Reported also if it could not be recorded, and not before readers do without it.
+        self.set_aside_now.lock().extend(items);
+        committed
     }
 
     /// The bytes of a segment, checked. `Damaged`: it is missing or not what was written, and trying again does not help.
