@@ -241,7 +241,8 @@ def test_what_rollscope_works_out_of_the_demo_is_what_the_demo_did(tmp_path):
         assert found["perf/tokens_per_gpu_per_sec"] > 0 and found["perf/rollout_time"] > 0
         assert found["rollout/pass@1"] <= found["rollout/pass@2"] if "rollout/pass@1" in found else True
     assert metrics_of(data, "demo", "--prefix", "train/").keys() == {n for n in metrics_of(data, "demo") if n.startswith("train/")}
-    assert run("metrics", "nobody", "--data", data).returncode == 0
+    nobody = run("metrics", "nobody", "--data", data, check=False)
+    assert nobody.returncode == 2 and "there is no run `nobody`; the newest are: `demo`" in nobody.stderr
 
 
 def test_wandb_offline(serve, tmp_path):

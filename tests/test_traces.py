@@ -102,7 +102,6 @@ QUESTIONS = [
     ({"run": "world", "min_duration": "1s"}, lambda s: True, lambda d: d >= 10**9),
     ({"max_duration": "1.5s", "status": "ok"}, lambda s: s["status"] == 1, lambda d: d <= 1_500_000_000),
     ({"attr": "service.name=tools"}, lambda s: s["service"] == "tools", lambda d: True),
-    ({"run": "nobody"}, lambda s: False, lambda d: True),
 ]
 
 
