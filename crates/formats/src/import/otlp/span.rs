@@ -68,6 +68,7 @@ pub(super) enum Reason {
     Buckets,
     TooManyBuckets(usize),
     Logs,
+    LogsInFile,
     NoSpan,
     Event,
     Body,
@@ -105,6 +106,7 @@ impl fmt::Display for Reason {
             Reason::Logs => f.write_str(
                 "log records are not kept, only events of model calls (gen_ai.*): switch the exporter of logs off",
             ),
+            Reason::LogsInFile => f.write_str("log records are not kept"),
             Reason::NoSpan => {
                 f.write_str("the message of a model call has no trace and span id to tell which call it belongs to")
             }
