@@ -334,7 +334,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
                 "resourceSpans" | "resource_spans" => json::resource_spans_list(r, spans),
                 "resourceMetrics" | "resource_metrics" => metrics_json::resource_metrics_list(r, series, options),
                 "resourceLogs" | "resource_logs" => {
-                    spans.rejects.add(Reason::Logs, 1);
+                    spans.rejects.add(Reason::LogsInFile, 1);
                     Ok(r.skip()?)
                 }
                 _ => return Ok(r.skip()?),

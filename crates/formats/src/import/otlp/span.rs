@@ -72,6 +72,7 @@ pub(super) enum Reason {
     LateDelta,
     TooManyDeltas(usize),
     Logs,
+    LogsInFile,
     NoSpan,
     Event,
     Body,
@@ -109,6 +110,7 @@ impl fmt::Display for Reason {
             Reason::Logs => f.write_str(
                 "log records are not kept, only events of model calls (gen_ai.*): switch the exporter of logs off",
             ),
+            Reason::LogsInFile => f.write_str("log records are not kept"),
             Reason::NoSpan => {
                 f.write_str("the message of a model call has no trace and span id to tell which call it belongs to")
             }
