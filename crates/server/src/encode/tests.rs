@@ -1,3 +1,4 @@
+use serde_json::json;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Float64Array, Int64Array, StringViewArray, TimestampNanosecondArray, UInt64Array};
@@ -65,7 +66,7 @@ fn odd_values_stay_valid_json() {
     json_rows(&mut out, &odd(), &mut first).unwrap();
     out.push(b']');
     let rows: Vec<Vec<serde_json::Value>> = serde_json::from_slice(&out).unwrap();
-    assert_eq!(rows[0][..4], ["a,b".into(), "NaN".into(), i64::MIN.into(), u64::MAX.into()]);
+    assert_eq!(rows[0][..4], [json!("a,b"), json!("NaN"), json!(i64::MIN), json!(u64::MAX)]);
     assert_eq!(rows[2][1], "Infinity");
     assert_eq!(rows[1][..4], [serde_json::Value::Null, 0.5.into(), serde_json::Value::Null, 0.into()]);
     assert!(rows[0][4].as_str().unwrap().starts_with("1970-01-01"));
