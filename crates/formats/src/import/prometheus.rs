@@ -115,13 +115,12 @@ pub fn lines<'a>(
             match comment.trim_start_matches([' ', '\t']) {
                 "EOF" if open_metrics => ended = true,
                 rest => {
-                    if let Some(rest) = rest.strip_prefix("TYPE").filter(|r| r.starts_with([' ', '\t'])) {
-                        if let Some((name, kind)) = declared(rest.trim_start_matches([' ', '\t']))
-                            && kinds.families.len() < limits.families
-                            && name.len() <= limits.name_bytes
-                        {
-                            kinds.families.insert(name, kind);
-                        }
+                    if let Some(rest) = rest.strip_prefix("TYPE").filter(|r| r.starts_with([' ', '\t']))
+                        && let Some((name, kind)) = declared(rest.trim_start_matches([' ', '\t']))
+                        && kinds.families.len() < limits.families
+                        && name.len() <= limits.name_bytes
+                    {
+                        kinds.families.insert(name, kind);
                     }
                 }
             }

@@ -21,6 +21,8 @@ const MAX_BYTES: usize = 128 << 20;
 const LOOK_BACK_NS: i64 = 86_400_000_000_000;
 const RETRY_AFTER: Duration = Duration::from_secs(5);
 
+/// A source: the run and the target.
+type Key = (String, String);
 /// None: to be looked up.
 type Shared = Arc<tokio::sync::Mutex<Option<Source>>>;
 
@@ -33,7 +35,7 @@ struct Entry {
 
 #[derive(Default)]
 struct Sources {
-    entries: HashMap<(String, String), Entry>,
+    entries: HashMap<Key, Entry>,
     turn: u64,
 }
 
@@ -46,7 +48,7 @@ pub struct Deltas {
 /// sender goes away) makes their sources forget what they added up.
 pub struct Counted<'d> {
     deltas: &'d Deltas,
-    held: Vec<((String, String), OwnedMutexGuard<Option<Source>>)>,
+    held: Vec<(Key, OwnedMutexGuard<Option<Source>>)>,
 }
 
 /// What a message's deltas became.
@@ -88,7 +90,7 @@ impl Deltas {
         self.sources.lock().entries.retain(|(run, _), _| run != run_id);
     }
 
-    fn shared(&self, key: &(String, String)) -> Shared {
+    fn shared(&self, key: &Key) -> Shared {
         let mut sources = self.sources.lock();
         sources.turn += 1;
         let turn = sources.turn;
@@ -98,7 +100,7 @@ impl Deltas {
     }
 
     /// The last totals that the store has of a source.
-    async fn stored(&self, (run, target): &(String, String), deltas: &[Delta]) -> Result<Source, Problem> {
+    async fn stored(&self, (run, target): &Key, deltas: &[Delta]) -> Result<Source, Problem> {
         let earliest = deltas.iter().map(Delta::start_ns).min().unwrap_or(0).saturating_sub(LOOK_BACK_NS);
         let sql = format!(
             "select name, labels, kind, max(time_ns) as time_ns, last_value(value order by time_ns) as value from series \

@@ -127,6 +127,7 @@ pub struct Ingest {
 }
 
 /// Where messages go.
+#[allow(clippy::large_enum_variant, reason = "a server has one of them")]
 enum Target {
     Store {
         store: Store,

@@ -161,7 +161,8 @@ async fn runs_steps_and_timeline() {
         let runs = rig.get("/api/v1/runs").await.json();
         let run = runs["runs"].as_array().unwrap().iter().find(|r| r["run_id"] == "r").unwrap().clone();
         assert_eq!((&run["spans"], &run["steps"], &run["status"]), (&json!(7), &json!(2), &json!("running")), "{run}");
-        assert!(run["last_ns"].is_string() && run["bytes"].as_u64().is_some_and(|b| (b > 0) == flushed), "{run}");
+        let bytes = |name: &str| run[name].as_u64().unwrap();
+        assert!(run["last_ns"].is_string() && bytes("bytes") > 0 && (bytes("log_bytes") > 0) != flushed, "{run}");
 
         let steps = rig.get("/api/v1/runs/r/steps").await.json();
         let steps = steps["steps"].as_array().unwrap();

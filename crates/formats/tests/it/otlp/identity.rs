@@ -71,7 +71,7 @@ fn the_run_is_named_by_option_span_resource_or_service() {
 
     let (rows, runs) = decode(&request);
     let of: Vec<_> = rows.iter().map(|r| r["run_id"].as_str().unwrap()).collect();
-    assert_eq!(of, ["of-resource", "of-span", "smg", "pipeline", "default"]);
+    assert_eq!(of, ["of-resource", "of-span", "smg", "roll", "default"]);
     let start = span(1).start_time_unix_nano as i64;
     let seen = |run: &str, framework: &str, first_ns| RunSeen {
         run_id: run.into(),
@@ -86,7 +86,7 @@ fn the_run_is_named_by_option_span_resource_or_service() {
             described(seen("of-resource", "verl", start)),
             described(seen("of-span", "verl", start - 5)),
             seen("smg", "sglang", start),
-            seen("pipeline", "roll", start),
+            seen("roll", "roll", start),
             seen("default", "opentelemetry", start),
         ]
     );
