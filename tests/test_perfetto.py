@@ -168,7 +168,7 @@ def test_a_store_with_steps_samples_and_counters(tmp_path):
     of_step = [i for i in [*Trace(steps.read_bytes()).slices] if i["args"]["span"].get("step") == 1]
     assert 0 < len(of_step) <= wanted
     bad = run("export", "perfetto", "--data", data, "--run", "nobody", "-o", tmp_path / "x", check=False)
-    assert bad.returncode == 1 and "nobody" in bad.stderr
+    assert bad.returncode == 2 and "nobody" in bad.stderr
 
 
 def test_open_spans_instants_and_bad_times(tmp_path):
