@@ -4,6 +4,8 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 
 BIN := target/debug/rollscope
+# Writes the large dumps that the page tests open. `cargo test` builds the program but not this one.
+BENCH := target/debug/rollscope-bench
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 # The oldest C library that the wheel runs with: RHEL 8, Debian 10, Ubuntu 20.04. Zig, from PyPI, links against it on any machine.
@@ -22,7 +24,7 @@ help: ## this list
 run: $(BIN) ## build everything and serve the demo run
 	$(BIN) demo
 
-$(BIN): ui/dist/index.html $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+$(BIN) $(BENCH) &: ui/dist/index.html $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
 	cargo build --locked --workspace
 
 ui: ui/dist/index.html ## build the page
@@ -52,7 +54,7 @@ test-ui: ui/node_modules/.package-lock.json
 	cd ui && npm run check && npm test
 
 # The page of the real binary, and the page alone against a mock, in Debian's Chromium.
-test-page: $(BIN) chromium
+test-page: $(BIN) $(BENCH) chromium
 	cd ui && npm run test:page
 
 .PHONY: chromium
