@@ -75,8 +75,8 @@ impl QueryError {
                 return QueryError::new(
                     ErrorKind::Limit,
                     format!(
-                        "query needs more memory than the limit memory_bytes = {} allows for all queries together; \
-                         narrow it (a run, a step, fewer columns or groups) or raise the limit",
+                        "the query needs more memory than memory_bytes = {} allows for all queries together; \
+                         narrow it (one run, one step, fewer columns or groups) or raise the limit",
                         limits.memory_bytes
                     ),
                 );

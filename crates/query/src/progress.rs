@@ -99,8 +99,8 @@ impl Progress {
 
     pub(crate) fn why_stopped(&self) -> Option<QueryError> {
         self.stop.is_cancelled().then(|| match self.cancelled.load(Relaxed) {
-            true => QueryError::new(ErrorKind::Cancelled, "query was cancelled"),
-            false => QueryError::new(ErrorKind::Cancelled, "query was stopped: nobody waits for its answer"),
+            true => QueryError::new(ErrorKind::Cancelled, "the query was cancelled"),
+            false => QueryError::new(ErrorKind::Cancelled, "the query was stopped because its client disconnected"),
         })
     }
 

@@ -135,7 +135,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
     let dialect = state.config_options().sql_parser.dialect;
     let statement = state.sql_to_statement(sql, &dialect).map_err(|e| match e.find_root() {
         DataFusionError::NotImplemented(text) if text.contains("single SQL statement") => {
-            QueryError::new(ErrorKind::Plan, "one statement at a time, please")
+            QueryError::new(ErrorKind::Plan, "expected one statement; send each statement on its own")
         }
         _ => datafusion(e),
     })?;
@@ -148,7 +148,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
         .map_err(|e| {
             let what = QueryError::from_datafusion(&e, limits).message;
             let what = what.rsplit(": ").next().unwrap_or_default();
-            QueryError::new(ErrorKind::Plan, format!("only reading is possible here: {what} is not allowed"))
+            QueryError::new(ErrorKind::Plan, format!("only read-only SQL is allowed, not {what}"))
         })?;
     Ok(plan)
 }
@@ -156,7 +156,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
 /// Refuses text that could only be an accident or an attack, before it is parsed.
 fn check_size(sql: &str) -> Result<(), QueryError> {
     if sql.len() > MAX_SQL_BYTES {
-        let text = format!("query text is {} bytes long; the limit is {MAX_SQL_BYTES}", sql.len());
+        let text = format!("the query is {} bytes long; the limit is {MAX_SQL_BYTES}", sql.len());
         return Err(QueryError::new(ErrorKind::Limit, text));
     }
     let tokens = Tokenizer::new(&GenericDialect {}, sql)
@@ -177,7 +177,7 @@ fn check_size(sql: &str) -> Result<(), QueryError> {
         })
         .count();
     if words > MAX_SQL_WORDS {
-        let text = format!("query has {words} words and operators; the limit is {MAX_SQL_WORDS}");
+        let text = format!("the query has {words} words and operators; the limit is {MAX_SQL_WORDS}");
         return Err(QueryError::new(ErrorKind::Limit, text));
     }
     Ok(())

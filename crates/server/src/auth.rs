@@ -134,16 +134,18 @@ impl Door {
             && !is_local(host, self.bound)
         {
             return Some(Problem::forbidden(format!(
-                "this server answers to localhost, not to `{host}`; to reach it by another name, give it a --token"
+                "this server accepts requests for localhost only, not for `{host}`; to use another name, start it with --token"
             )));
         }
         let site = other_site(host, headers)?;
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS if is_page(path) => None,
             Method::GET | Method::HEAD | Method::OPTIONS => Some(Problem::forbidden(format!(
-                "a page of {site} may not ask for `{path}`; open rollscope's own page, or ask from a program"
+                "a page of {site} may not read `{path}`; use rollscope's own page or a program"
             ))),
-            _ => Some(Problem::forbidden(format!("a page of {site} may not change anything here"))),
+            _ => Some(Problem::forbidden(format!(
+                "a page of {site} may not change anything on this server; use rollscope's own page or a program"
+            ))),
         }
     }
 }
@@ -212,8 +214,8 @@ pub async fn login(State(auth): State<Arc<Auth>>, headers: HeaderMap, body: Stri
         add(&auth.counters.unauthorized, 1);
         tokio::time::sleep(WRONG_TOKEN_DELAY).await;
         return match is_json {
-            true => Problem::unauthorized("that is not the server's token").into_response(),
-            false => (StatusCode::UNAUTHORIZED, page("That is not the token.")).into_response(),
+            true => Problem::unauthorized("wrong token").into_response(),
+            false => (StatusCode::UNAUTHORIZED, page("Wrong token.")).into_response(),
         };
     }
     let secure = if auth.secure_cookie { "; Secure" } else { "" };

@@ -125,6 +125,6 @@ impl Collector {
 async fn readyz(State(vitals): State<Vitals>) -> (StatusCode, String) {
     match vitals.deaths().first() {
         None => (StatusCode::OK, "ok\n".into()),
-        Some(death) => (StatusCode::SERVICE_UNAVAILABLE, format!("{} has failed; the log says why\n", death.part)),
+        Some(death) => (StatusCode::SERVICE_UNAVAILABLE, format!("{} has failed; see the log\n", death.part)),
     }
 }

@@ -59,7 +59,7 @@ pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     }
     let path = uri.path().trim_start_matches('/');
     if method != Method::GET && method != Method::HEAD {
-        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the page is read with GET").into_response();
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use GET to read the page").into_response();
     }
     match Assets::get(path) {
         Some(file) if !path.is_empty() => asset(path, &file, &headers),

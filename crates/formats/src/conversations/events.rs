@@ -220,12 +220,12 @@ impl Calls {
         done.rejected = empty + large;
         if empty > 0 {
             done.reasons.push(format!(
-                "the events have no content: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT where they are sent \
+                "the events have no content; set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT in the sender \
                  ({empty})"
             ));
         }
         if large > 0 {
-            done.reasons.push(format!("a conversation has more than {MAX_CONVERSATION_BYTES} bytes ({large})"));
+            done.reasons.push(format!("a conversation is larger than {MAX_CONVERSATION_BYTES} bytes ({large})"));
         }
         done
     }

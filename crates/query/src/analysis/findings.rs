@@ -337,7 +337,7 @@ impl<'a> Judge<'a> {
             Cause::Tokens => (
                 "long_outputs",
                 format!(
-                    "{people} produced outputs of {:.0} tokens (the longest usual ones have {:.0}), {} of decoding more",
+                    "{people} produced outputs of {:.0} tokens (the longest usual ones have {:.0}), which took {} longer to decode",
                     measured,
                     usual,
                     time(each)
@@ -348,7 +348,7 @@ impl<'a> Judge<'a> {
                 (
                     "straggling_group",
                     format!(
-                        "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}): {people} held the rest"
+                        "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
                     ),
                 )
             }
@@ -418,14 +418,14 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Clocks and completeness: no cost, but doubt.
+/// Clocks and completeness: they cost nothing, but they limit how far to trust the rest.
 fn of_data(step: &StepSummary) -> Vec<Finding> {
     let mut out = Vec::new();
     let plain = |kind, text, evidence| Finding { kind, step: step.step, text, cost_s: 0.0, without_s: None, evidence };
     for clock in &step.clocks {
-        let way = if clock.ahead_ms > 0.0 { "ahead" } else { "behind" };
+        let way = if clock.ahead_ms > 0.0 { "ahead of" } else { "behind" };
         let text = format!(
-            "the clock of {} is {} {way} of its callers' (±{}); its times were moved",
+            "the clock of {} is {} {way} the clocks of its callers (±{}); its times were moved",
             clock.sender,
             super::words::time(clock.ahead_ms.abs() / 1e3),
             super::words::time(clock.uncertain_ms / 1e3),
@@ -449,12 +449,9 @@ fn of_data(step: &StepSummary) -> Vec<Finding> {
     if orphans as f64 > MISSING_SHARE * step.spans as f64
         || silent as f64 > 2.0 * MISSING_SHARE * step.generations as f64
     {
-        let mut text = format!("data is missing: {orphans} of {} spans have a parent that never arrived", step.spans);
+        let mut text = format!("data is missing: the parent of {orphans} of {} spans never arrived", step.spans);
         if silent > 0 {
-            text.push_str(&format!(
-                ", and for {silent} of {} generations no engine reported anything",
-                step.generations
-            ));
+            text.push_str(&format!(", and no engine reported on {silent} of {} generations", step.generations));
         }
         let evidence = Evidence { count: orphans, of: step.spans, ..Evidence::default() };
         out.push(plain("dropped_data", text, evidence));

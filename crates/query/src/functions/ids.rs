@@ -100,7 +100,7 @@ impl ScalarUDFImpl for Hex {
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
         match &args[0] {
             DataType::FixedSizeBinary(_) | DataType::Binary | DataType::Null => Ok(DataType::Utf8),
-            other => plan_err!("hex writes ids (trace_id, span_id) and bytes as text, not {other}"),
+            other => plan_err!("hex expects an id (trace_id, span_id) or bytes, not {other}"),
         }
     }
 

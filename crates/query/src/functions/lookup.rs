@@ -26,7 +26,7 @@ pub fn check_source(function: &str, ty: &DataType) -> Result<()> {
             Ok(())
         }
         other => plan_err!(
-            "{function} reads attribute columns (start_attrs, end_attrs, attrs) and JSON text (resource, metadata, ...), \
+            "{function} expects an attribute column (start_attrs, end_attrs, attrs) or JSON text (resource, metadata, ...), \
              not {other}"
         ),
     }

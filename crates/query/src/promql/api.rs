@@ -100,7 +100,7 @@ impl PromQuery {
             return Err(QueryError::new(ErrorKind::Limit, format!("the query is longer than {MAX_TEXT} bytes")));
         }
         if operators(text) > MAX_OPERATORS {
-            let text = format!("the query has more than {MAX_OPERATORS} brackets and operators");
+            let text = format!("the query has more than {MAX_OPERATORS} parentheses and operators");
             return Err(QueryError::new(ErrorKind::Limit, text));
         }
         // The parser panics on durations that are no `Duration`, such as [1e300].
@@ -120,7 +120,7 @@ impl PromQuery {
     pub fn selector(text: &str) -> Result<Vec<Matcher>, QueryError> {
         match Self::parse(text)?.expr {
             Expr::VectorSelector(vs) if vs.offset.is_none() && vs.at.is_none() => Ok(Wanted::matchers(&vs)),
-            _ => Err(refused(format!("{text} is no selector such as up{{job=\"sglang\"}}"))),
+            _ => Err(refused(format!("{text} is not a selector; expected one such as up{{job=\"sglang\"}}"))),
         }
     }
 }

@@ -75,7 +75,7 @@ pub fn eval(e: &BinaryExpr, cx: &Context) -> Result<Value, Failed> {
         }
         (Value::Vector(a), Value::Vector(b)) if set => Ok(Value::Vector(set_operation(op, a, b, modifier))),
         (Value::Vector(a), Value::Vector(b)) => vectors(op, a, b, modifier, cx).map(Value::Vector),
-        _ => Err(format!("the operator {} does not take text", e.op)),
+        _ => Err(format!("the operator {} does not accept strings", e.op)),
     }
 }
 

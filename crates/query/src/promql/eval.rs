@@ -86,8 +86,8 @@ impl Room {
         match self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(values)) {
             Ok(_) => Ok(()),
             Err(_) => Err(format!(
-                "query processing would load too many samples into memory: {series} series of {steps} steps are more \
-                 than the limit promql_max_samples leaves; narrow it (a label, a shorter time, a longer step) or raise \
+                "query processing would load too many samples into memory: {series} series of {steps} steps exceed \
+                 the limit promql_max_samples; narrow the query (a label, a shorter time, a longer step) or raise \
                  the limit"
             )),
         }
@@ -234,13 +234,15 @@ pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
         Expr::Unary(e) => match eval(&e.expr, cx)? {
             Value::Scalar(values) => Value::Scalar(values.into_iter().map(|v| -v).collect()),
             Value::Vector(rows) => Value::Vector(functions::map_rows(rows, |v| -v)?),
-            Value::Text(_) => return Err("a text cannot be negated".into()),
+            Value::Text(_) => return Err("a string cannot be negated".into()),
         },
         Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)?),
         Expr::MatrixSelector(ms) => {
-            return Err(format!("{ms} is a range: put a function such as rate(...) around it"));
+            return Err(format!("{ms} is a range vector; wrap it in a function such as rate(...)"));
         }
-        Expr::Subquery(sub) => return Err(format!("{sub} is a range: put a function around it")),
+        Expr::Subquery(sub) => {
+            return Err(format!("{sub} is a range vector; wrap it in a function such as max_over_time(...)"));
+        }
         Expr::Aggregate(e) => Value::Vector(aggregate::eval(e, cx)?),
         Expr::Binary(e) => binary::eval(e, cx)?,
         Expr::Call(call) => functions::call(call, cx)?,
@@ -315,7 +317,7 @@ pub fn windows(
             let rows = match eval(&sub.expr, &inner)? {
                 Value::Vector(rows) => rows,
                 Value::Scalar(values) => vec![Row { labels: Labels::default(), values }],
-                Value::Text(_) => return Err("a text has no range".into()),
+                Value::Text(_) => return Err("a string has no range".into()),
             };
             cx.room.take(rows.len(), cx.steps.count())?;
             let at = cx.times(&sub.at, &sub.offset);
@@ -326,7 +328,7 @@ pub fn windows(
             });
             functions::merge(slid.collect())
         }
-        other => Err(format!("{other} is no range: write a range such as [5m] after a selector")),
+        other => Err(format!("{other} is not a range vector; add a range such as [5m] to a selector")),
     }
 }
 
@@ -387,7 +389,7 @@ pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
         let inner = Context { steps: cx.subquery_steps(sub)?, ..*cx };
         let (end, _) = cx.ends(&sub.at, &sub.offset);
         let Value::Vector(rows) = eval(&sub.expr, &inner)? else {
-            return Err(format!("{sub}: a subquery is of an instant vector"));
+            return Err(format!("{sub}: a subquery needs an instant vector"));
         };
         let rows = rows.into_iter().map(|row| {
             let there = row.values.into_iter().enumerate().filter(|(_, v)| !is_absent(*v));

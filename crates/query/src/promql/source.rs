@@ -164,7 +164,7 @@ pub async fn read(
         .collect();
     let mut all: HashMap<Labels, Vec<Chunk>> = HashMap::new();
     for task in tasks {
-        let found = task.await.map_err(|e| DataFusionError::Execution(format!("reading series failed: {e}")))??;
+        let found = task.await.map_err(|e| DataFusionError::Execution(format!("cannot read series: {e}")))??;
         budget.samples = budget.samples.checked_sub(found.samples).ok_or_else(too_much)?;
         for (labels, chunks) in found.series {
             all.entry(labels).or_default().extend(chunks);
@@ -172,7 +172,7 @@ pub async fn read(
     }
     budget.series = budget.series.checked_sub(all.len()).ok_or_else(|| {
         DataFusionError::Plan(
-            "the query selects more series than the limit promql_max_series allows; narrow it with a label".into(),
+            "the query selects more series than promql_max_series allows; narrow it with a label".into(),
         )
     })?;
     let mut series: Vec<Stored> = all.into_iter().map(|(labels, chunks)| join(labels, chunks)).collect();
@@ -182,7 +182,7 @@ pub async fn read(
 
 fn too_much() -> DataFusionError {
     DataFusionError::Plan(
-        "the query reads more samples than the limit promql_max_samples allows; narrow it (a label, a shorter time) or \
+        "the query reads more samples than promql_max_samples allows; narrow it (a label, a shorter time) or \
          raise the limit"
             .into(),
     )

@@ -24,7 +24,7 @@ pub fn spans_view(stored: Arc<dyn TableProvider>) -> Result<ViewTable> {
     columns.push(attrs.alias_with_metadata(
         "attrs",
         metadata(
-            "all attributes, start_attrs and end_attrs in one; use attr(attrs, 'key')",
+            "all attributes: start_attrs and end_attrs together; use attr(attrs, 'key')",
             Some("spans.start_attrs spans.end_attrs"),
         ),
     ));

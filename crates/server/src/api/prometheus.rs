@@ -86,7 +86,7 @@ async fn unknown(request: Request) -> Response {
 }
 
 pub(super) fn unknown_path(path: &str) -> Response {
-    let message = format!("there is no {path} here");
+    let message = format!("there is no {path}; docs/serving.md describes PromQL in rollscope");
     Failed { status: StatusCode::NOT_FOUND, kind: "not_found", message }.into_response()
 }
 
@@ -99,10 +99,10 @@ impl Form {
         if request.method() == axum::http::Method::POST {
             let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
             if !kind.starts_with("application/x-www-form-urlencoded") {
-                return Err(Failed::bad("a POST carries a form (application/x-www-form-urlencoded)"));
+                return Err(Failed::bad("the content type must be application/x-www-form-urlencoded"));
             }
             let body = app.read_api_body(request.into_body()).await?;
-            let text = std::str::from_utf8(&body).map_err(|_| Failed::bad("the form is no UTF-8"))?;
+            let text = std::str::from_utf8(&body).map_err(|_| Failed::bad("the form is not valid UTF-8"))?;
             all.extend(pairs(text));
         }
         Ok(Form(all))
@@ -128,7 +128,7 @@ impl Form {
         match self.get("limit").unwrap_or_default() {
             "" | "0" => Ok(usize::MAX),
             text => text.parse().map_err(|_| {
-                Failed::bad(format!("invalid parameter \"limit\": {text:?} is no whole number from 0 on"))
+                Failed::bad(format!("invalid parameter \"limit\": {text:?} is not a non-negative integer"))
             }),
         }
     }
@@ -357,12 +357,14 @@ async fn query(State(app): State<App>, request: Request) -> Result<Response, Fai
 async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
     let limit = form.limit()?;
-    let needed = |name: &str| Failed::bad(format!("invalid parameter \"{name}\": it is missing"));
+    let needed = |name: &str| Failed::bad(format!("missing parameter \"{name}\""));
     let start = form.time("start")?.ok_or_else(|| needed("start"))?;
     let end = form.time("end")?.ok_or_else(|| needed("end"))?;
     let text = form.get("step").ok_or_else(|| needed("step"))?;
     let step = step(text).ok_or_else(|| {
-        Failed::bad(format!("invalid parameter \"step\": {text:?} is no positive number of seconds and no duration"))
+        Failed::bad(format!(
+            "invalid parameter \"step\": {text:?} is neither a positive number of seconds nor a duration"
+        ))
     })?;
     if end < start {
         return Err(Failed::bad("invalid parameter \"end\": end timestamp must not be before start time"));

@@ -23,7 +23,7 @@ use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 use crate::run::Run;
 
-/// Runs whose steps are kept; past this all are forgotten.
+/// Runs whose steps are cached. Beyond this, the cache is emptied.
 const MAX_RUNS: usize = 256;
 
 #[derive(Default)]
@@ -90,7 +90,7 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
 
 #[derive(Serialize, ToSchema)]
 pub struct StepsAnswer {
-    /// In order.
+    /// In ascending order.
     steps: Vec<StepInfo>,
 }
 
@@ -99,23 +99,23 @@ pub struct StepsAnswer {
 pub struct StepInfo {
     step: i64,
     start_ns: Option<String>,
-    /// The latest end so far.
+    /// Latest end so far.
     end_ns: Option<String>,
     spans: i64,
     samples: i64,
     /// Spans that have not ended.
     open: i64,
-    /// Some span has not ended, and the run goes on. In a run that is over, open spans were cut off.
+    /// True if a span is open and the run is running. In a run that is over, open spans were cut off.
     running: bool,
-    /// Over the samples of the training split that have a number for a reward.
+    /// Mean reward of the samples of the training split whose reward is a number.
     reward_mean: Option<f64>,
     /// Seconds during which at least one span of the phase was running.
     phases: BTreeMap<String, f64>,
-    /// Seconds split over the phases: every moment counts once, for the widest phase that runs then.
+    /// Seconds divided among the phases: each moment counts once, for the widest phase that was running.
     exclusive: BTreeMap<String, f64>,
 }
 
-/// The steps of a run, each with its time by phase.
+/// Lists the steps of a run, each with its time per phase.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps", tag = "runs", params(("run" = String, Path)),
     responses((status = 200, body = StepsAnswer)))]
 pub async fn steps(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
@@ -219,7 +219,7 @@ async fn spans_by_step(app: &App, run: &str, from: &str) -> Result<String, Probl
 
 type Intervals = Vec<(i64, i64)>;
 
-/// Most spans with a phase that are read at once; a run of more is told without the split.
+/// The most spans with a phase that are read at once. For a run with more, the division is left out.
 const MAX_INTERVALS: usize = 20_000_000;
 
 /// Times of the spans by step and phase.

@@ -77,7 +77,7 @@ impl Pages {
             if bytes > MAX_PARQUET_BYTES {
                 return Err(Problem::too_large(
                     "MAX_PARQUET_BYTES",
-                    format!("the selection has more than {MAX_PARQUET_BYTES} bytes: narrow it, or export JSON lines"),
+                    format!("the selection is larger than {MAX_PARQUET_BYTES} bytes; narrow it, or export JSON lines"),
                 ));
             }
         }

@@ -66,7 +66,7 @@ pub async fn look(engine: &Engine, search: &Search, request: &Request) -> Result
     }
     if running.truncated.load(std::sync::atomic::Ordering::Relaxed) {
         return Err(Problem::bad_request(
-            "parameter `search`: there are more conversations than may be looked through; narrow it by run, step or words",
+            "parameter `search`: too many conversations to scan; narrow the search by run, step or words",
         ));
     }
     Ok(found)

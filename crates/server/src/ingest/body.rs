@@ -71,7 +71,7 @@ impl Charge {
         self.bytes += bytes;
         if before + bytes > self.budget.limit {
             return Err(Refusal::Overload {
-                detail: format!("the server holds max_inflight_bytes ({}) of messages; send again", self.budget.limit),
+                detail: format!("too many messages in flight (max_inflight_bytes = {}); send again", self.budget.limit),
                 after: Duration::from_secs(1),
             });
         }
@@ -88,7 +88,9 @@ impl Drop for Charge {
 fn over(limit: usize) -> Refusal {
     Refusal::TooLarge {
         limit: "max_message_bytes",
-        detail: format!("the message exceeds max_message_bytes ({limit}); send smaller batches or raise the limit"),
+        detail: format!(
+            "the message is larger than max_message_bytes ({limit}); send smaller batches or raise the limit"
+        ),
     }
 }
 
@@ -126,9 +128,11 @@ async fn read_within(body: &mut Body, limit: usize, silence: Duration, charge: &
     let mut total = 0;
     loop {
         let frame = match tokio::time::timeout(silence, body.frame()).await {
-            Err(_) => return Err(Refusal::Timeout(format!("no byte for body_timeout_s ({} s)", silence.as_secs()))),
+            Err(_) => {
+                return Err(Refusal::Timeout(format!("no data received for body_timeout_s ({} s)", silence.as_secs())));
+            }
             Ok(None) => break,
-            Ok(Some(Err(error))) => return Err(Refusal::Malformed(format!("the body broke off: {error}"))),
+            Ok(Some(Err(error))) => return Err(Refusal::Malformed(format!("the body ended early: {error}"))),
             Ok(Some(Ok(frame))) => frame,
         };
         let Ok(data) = frame.into_data() else { continue };

@@ -42,7 +42,7 @@ impl ModelCalls {
         }
         let _turn = self.joining.lock().await;
         self.join(&mut calls).await.map_err(|problem| Refusal::Unavailable {
-            detail: format!("cannot look up what is stored of the model calls: {problem}"),
+            detail: format!("cannot look up stored model calls: {problem}"),
             after: Duration::from_secs(1),
         })?;
         let Finished { batch, rejected, reasons } = calls.finish();

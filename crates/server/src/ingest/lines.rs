@@ -88,7 +88,7 @@ impl Lines {
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Refusal::Unavailable {
-                detail: format!("cannot write: {error}; send again"),
+                detail: format!("cannot write the file: {error}; send again"),
                 after: Duration::from_secs(5),
             }),
             Err(_) => Err(gone()),
@@ -178,7 +178,7 @@ fn open_at_end(path: &Path) -> io::Result<(File, u64)> {
     let len = file.metadata()?.len();
     let good = after_last_newline(&mut file, len)?;
     if good < len {
-        tracing::warn!(file = %path.display(), bytes = len - good, "cut off a line that was not finished");
+        tracing::warn!(file = %path.display(), bytes = len - good, "removed an unfinished line");
         file.set_len(good)?;
     }
     file.seek(SeekFrom::Start(good))?;

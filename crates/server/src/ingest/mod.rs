@@ -312,11 +312,12 @@ impl Ingest {
         let counters = inner.counters.ingest(message.protocol);
         if message.signal != Signal::Traces {
             return Err(Refusal::Unsupported(
-                "this collector takes traces; switch the exporters of metrics and logs off".into(),
+                "this collector accepts traces only; turn off the exporters of metrics and logs".into(),
             ));
         }
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        let permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let permit =
+            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
         let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
         let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
         drop(permit);
@@ -336,7 +337,8 @@ impl Ingest {
         if message.bytes.len() <= inline {
             return decode(message, inner.limits.max_message_bytes, &inner.options);
         }
-        let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let _permit =
+            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
         let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?

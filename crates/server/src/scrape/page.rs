@@ -137,7 +137,7 @@ impl Pages {
                 if series.page == page {
                     out.samples += 1;
                     out.duplicates += 1;
-                    reason(&mut reasons, format!("line {}: {} stands on the page twice", line.number, series.name));
+                    reason(&mut reasons, format!("line {}: duplicate sample {}", line.number, series.name));
                     return;
                 }
                 out.samples += 1;
@@ -158,7 +158,10 @@ impl Pages {
                     out.out_of_order += 1;
                     reason(
                         &mut reasons,
-                        format!("line {}: the time of {} goes back or lies ahead", line.number, series.name),
+                        format!(
+                            "line {}: the time of {} is before the previous sample or in the future",
+                            line.number, series.name
+                        ),
                     );
                     return;
                 }
@@ -181,7 +184,7 @@ impl Pages {
         );
         if too_many {
             return Err(format!(
-                "the page has more than max_samples = {max_samples} samples: a label may be exploding; nothing of it is kept"
+                "the page has more than max_samples = {max_samples} samples, so none was stored; check for a label with too many values"
             ));
         }
         out.bad_lines = bad_lines + bad_series;
@@ -189,7 +192,7 @@ impl Pages {
         out.reasons.extend(reasons);
         out.reasons.truncate(MAX_REASONS);
         if out.samples == 0 && out.bad_lines > 0 {
-            return Err(format!("the page is no Prometheus text: {}", out.reasons.join("; ")));
+            return Err(format!("the page is not Prometheus text: {}", out.reasons.join("; ")));
         }
         self.end_missing(&mut builder, at_ms);
         self.figures(&mut builder, at_ms, took_s, Some(&out));
@@ -338,7 +341,7 @@ mod tests {
         assert_eq!((out.out_of_order, rows(&batch).len()), (0, 1));
         // A series with times of its own does not end by being left out.
         assert_eq!(rows(&pages.read("a 1\n", false, 13_000, 0.0).unwrap().0).len(), 1);
-        assert!(pages.read("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("no Prometheus text"));
+        assert!(pages.read("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("not Prometheus text"));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Helper {
         loop {
             let mut line = String::new();
             match self.answers.read_line(&mut line) {
-                Ok(0) => return Err("the Python process ended; is the package wandb installed there?".into()),
+                Ok(0) => return Err("the Python process ended; check that the package wandb is installed there".into()),
                 Err(e) => return Err(e.to_string()),
                 Ok(_) => {}
             }
@@ -120,7 +120,7 @@ impl Sink for Wandb {
         let line = format!("{}\n", row.json());
         let sent = match helper.child.stdin.as_mut() {
             Some(stdin) => stdin.write_all(line.as_bytes()).map_err(|e| e.to_string()),
-            None => Err("its input is closed".into()),
+            None => Err("the input of the Python process is closed".into()),
         };
         let done = sent.and_then(|()| helper.answer());
         if done.is_err() && helper.child.try_wait().ok().flatten().is_some() {

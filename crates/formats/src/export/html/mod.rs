@@ -88,7 +88,7 @@ impl Page {
     /// Writes the template up to its marker. `generator` is the program and its version, for people.
     pub fn begin(mut out: Box<dyn Write + Send>, template: &str, generator: &str) -> io::Result<Page> {
         let Some((head, rest)) = template.split_once(MARKER) else {
-            return Err(io::Error::other("the page has no place for data: build it with `make ui`"));
+            return Err(io::Error::other("the page has no place for data; build it with `make ui`"));
         };
         out.write_all(head.as_bytes())?;
         Ok(Page {

@@ -249,7 +249,7 @@ impl<'a> Window<'a> {
             if self.conversations_left_out > 0 {
                 let step = self.step.map_or_else(String::new, |s| format!(" of step {s}"));
                 page.note(format!(
-                    "{} conversations{step} were left out to keep this file small: open the original with `rollscope view`",
+                    "{} conversations{step} were left out to keep this file small; open the original with `rollscope view`",
                     self.conversations_left_out
                 ));
             }

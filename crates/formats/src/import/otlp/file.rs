@@ -137,7 +137,7 @@ impl Importer for OtlpProtobuf {
 }
 
 fn cut_off(name: &str) -> ImportError {
-    ImportError::Malformed(format!("{name}: the file is cut off or damaged here"))
+    ImportError::Malformed(format!("{name}: the file is truncated or damaged here"))
 }
 
 fn too_long(what: String) -> ImportError {
@@ -255,7 +255,7 @@ fn by_brackets(mut text: Vec<u8>, input: &mut impl BufRead, import: &mut Import)
             inside = start < text.len();
             number += u64::from(inside);
             if inside && text[start] != b'{' {
-                import.damage(&format!("value {number}"), "an object is expected");
+                import.damage(&format!("value {number}"), "expected an object");
                 return Ok(());
             }
         }

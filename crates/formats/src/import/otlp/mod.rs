@@ -135,7 +135,9 @@ pub fn decode_logs_json(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded
 fn check_size(bytes: &[u8]) -> Result<(), DecodeError> {
     if bytes.len() > MAX_REQUEST_BYTES {
         let len = bytes.len();
-        return Err(DecodeError(format!("a request of {len} bytes exceeds {MAX_REQUEST_BYTES} (MAX_REQUEST_BYTES)")));
+        return Err(DecodeError(format!(
+            "the request has {len} bytes, more than {MAX_REQUEST_BYTES} (MAX_REQUEST_BYTES)"
+        )));
     }
     Ok(())
 }

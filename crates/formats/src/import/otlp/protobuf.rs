@@ -137,7 +137,7 @@ impl<'a> Wire<'a> {
             FIXED64 => self.take::<8>().map(drop),
             BYTES => self.message(wire).map(drop),
             FIXED32 => self.take::<4>().map(drop),
-            _ => self.malformed("an unknown wire type"),
+            _ => self.malformed("a field has an unknown wire type"),
         }
     }
 }

@@ -247,7 +247,7 @@ impl<'o> Writer<'o> {
             text.push(b'}');
             self.scope_bytes += text.len();
             if self.scope_bytes > MAX_SCOPE_BYTES {
-                return Err(Fault::Malformed { what: "descriptions of scopes exceed 256 MiB", at: 0 });
+                return Err(Fault::Malformed { what: "the descriptions of scopes exceed 256 MiB", at: 0 });
             }
             let text = std::str::from_utf8(&text).expect("only UTF-8 is written");
             let key = self.columns.scope.intern(text);

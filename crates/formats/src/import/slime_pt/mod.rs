@@ -263,14 +263,16 @@ fn no_dump(torch: &Torch) -> String {
                 if torch.heap.len(root) > 5 { ", ..." } else { "" }
             )
         }
-        Tag::List | Tag::Tuple => "a list of other things".into(),
+        Tag::List | Tag::Tuple => "a list of something else".into(),
         Tag::Object => match torch.class_name(root) {
             Some((module, name)) => short(format!("an object of {module}.{name}")),
             None => "an object".into(),
         },
         _ => short(torch.text(root)),
     };
-    format!("this torch file is no rollout dump: it holds {what}, not {{\"samples\": [...]}} or a list of samples")
+    format!(
+        "this torch file is not a rollout dump; it contains {what} instead of {{\"samples\": [...]}} or a list of samples"
+    )
 }
 
 fn short(text: String) -> String {

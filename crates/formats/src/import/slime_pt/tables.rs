@@ -113,7 +113,7 @@ pub fn write(
     for (count, why) in [
         (total.rejected, "spans have a time outside the years 1678 to 2262"),
         (total.skipped, "events have no time and were left out"),
-        (total.shortened, "values are too large and were replaced by a note"),
+        (total.shortened, "values were too large and were replaced by a note"),
     ] {
         if count > 0 {
             reasons.push(format!("{count} {why}"));
@@ -127,7 +127,7 @@ fn too_large(limit: u64) -> ImportError {
 }
 
 fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
-    ImportError::Malformed(format!("rows could not be built: {e}"))
+    ImportError::Malformed(format!("cannot build the rows: {e}"))
 }
 
 /// Fills the builders. One for each thread.

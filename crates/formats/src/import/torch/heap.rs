@@ -147,7 +147,7 @@ impl Heap {
             Some(room) => self.room = room,
             None => {
                 return Err(ImportError::Limit {
-                    what: "what is made of the file, against its size,".into(),
+                    what: "the size of the values compared with the size of the file".into(),
                     name: "MAX_GROWTH",
                     limit: limits::MAX_GROWTH,
                 });
