@@ -1,5 +1,5 @@
-//! A pull reader for JSON. It borrows what it can, allocates only for text with escapes, says at which byte something is
-//! wrong, keeps repeated keys, and skips what nobody asked for without recursion, so that depth is the caller's to bound.
+//! A pull reader for JSON. It borrows what it can, allocates only for text with escapes, reports the byte of an
+//! error, keeps repeated keys, and skips what is not needed without recursion, so that depth is the caller's to bound.
 //!
 //! Why not serde: the shapes we read (keys in two spellings and any order, numbers as text, a bad element that must not
 //! take its neighbours with it) need look-ahead and stepping back, which a visitor cannot do.
@@ -11,7 +11,7 @@ pub enum Error {
     /// No JSON: nothing after this can be trusted.
     #[error("{what} at byte {at}")]
     Syntax { what: &'static str, at: usize },
-    /// JSON, but of another type than wanted. The reader may stand inside the value.
+    /// JSON, but of another type than expected. The reader may be inside the value.
     #[error("unexpected type at byte {at}")]
     Type { at: usize },
     /// Text that is not Unicode: bytes that are not UTF-8, or half a surrogate pair.
@@ -195,7 +195,7 @@ impl<'a> Reader<'a> {
                             code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
                         }
                     }
-                    // A surrogate on its own is no character.
+                    // A surrogate on its own is not a character.
                     let Some(c) = char::from_u32(code) else { return Err(Error::Text { at: self.pos }) };
                     out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                     continue;

@@ -21,7 +21,7 @@ pub enum Table {
 /// Which of two rows with the same identity stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// The first stays: a repeated row says nothing new.
+    /// The first row is kept: a repeated row has nothing new.
     First,
     /// The first stays, except that a closed span replaces an open one, and a newer report of an open span an older.
     FirstClosed,
@@ -78,7 +78,7 @@ impl Table {
         }
     }
 
-    /// The column that says when a row happened: for retention, pruning and sorting.
+    /// The column with the time of a row: for retention, pruning and sorting.
     pub fn time_column(self) -> &'static str {
         match self {
             Table::Runs => "started_ns",
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Rows of a segment are sorted by these, then by time, instead of by cluster: samples of a series stand together.
+    /// Rows of a segment are sorted by these, then by time, instead of by cluster: samples of a series are next to each other.
     pub fn sort_columns(self) -> &'static [&'static str] {
         match self {
             Table::Series => &["name", "labels", "target"],

@@ -6,13 +6,13 @@ use datafusion::common::DataFusionError;
 /// Whose fault it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The text is no SQL.
+    /// The text is not valid SQL.
     Parse,
-    /// The SQL asks for something that is not there, not allowed or not possible.
+    /// The SQL needs something that does not exist, is not allowed or is not possible.
     Plan,
     /// A limit was reached; the message names it.
     Limit,
-    /// The run or step that was asked for is not there.
+    /// There is no such run or step.
     NotFound,
     /// Somebody cancelled the query.
     Cancelled,

@@ -1,4 +1,4 @@
-//! A query on its way: the answer's schema at once, its rows as a stream. Time, rows and cancellation are watched here,
+//! A running query: the schema of the result at once, its rows as a stream. Time, rows and cancellation are watched here,
 //! on the reader's side, so that they hold even while the query's own threads are busy.
 
 use std::future::Future;

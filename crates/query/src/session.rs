@@ -93,7 +93,7 @@ impl Sessions {
             .with_catalog_list(Arc::new(catalogs))
             .build();
         functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
-        // The time that `now()` and `current_date` stand for, everywhere in the query.
+        // The time of `now()` and `current_date`, the same everywhere in the query.
         state.mark_start_execution();
         Ok(state)
     }
@@ -117,7 +117,7 @@ fn config(threads: usize) -> SessionConfig {
         // Statistics come from the manifest, not from listing and opening files.
         .with_collect_statistics(false);
     let options = config.options_mut();
-    // Decode the columns of a filter first, and the wide ones (attributes) only where it holds.
+    // Decode the columns of a filter first, and the wide ones (attributes) only for rows that pass it.
     options.execution.parquet.pushdown_filters = true;
     options.execution.parquet.reorder_filters = true;
     options.execution.parquet.bloom_filter_on_read = true;

@@ -3,9 +3,9 @@
 //! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
+//! or it gets a file of the [`page`]. The server itself reads series from scrape targets ([`scrape`]), computes the
 //! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
+//! every refusal of the API is a [`problem::Problem`]. [`collect`] is ingest alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     ingest: Ingest,
     /// None: the search index could not be opened.
     conversations: Option<Conversations>,
-    /// Images decoded at one time.
+    /// Limits how many images are decoded at the same time.
     thumbnails: tokio::sync::Semaphore,
     counters: Arc<Counters>,
     limits: Limits,

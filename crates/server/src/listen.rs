@@ -1,4 +1,4 @@
-//! Sockets: binding with errors that say what to do, TLS, one accept loop a listener over HTTP/1 and HTTP/2, a bound on
+//! Sockets: binding with helpful errors, TLS, one accept loop per listener over HTTP/1 and HTTP/2, a bound on
 //! connections, and an orderly end.
 
 use std::convert::Infallible;
@@ -83,7 +83,7 @@ pub struct Shared {
     /// One permit a connection.
     pub connections: Arc<Semaphore>,
     told: Arc<Semaphore>,
-    /// Stop accepting, finish what is under way.
+    /// Stop accepting, finish running requests.
     pub stop: CancellationToken,
     /// Time is up.
     pub abort: CancellationToken,
@@ -133,7 +133,7 @@ impl Shared {
     }
 }
 
-/// Accepts until told to stop.
+/// Accepts connections until it is stopped.
 pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
     loop {
         let stream = tokio::select! {
@@ -228,7 +228,7 @@ where
                 connection.as_mut().graceful_shutdown();
             }
             () = silence.as_mut(), if waiting => {
-                // A connection on which nobody ever asks for anything gives its place to another.
+                // An idle connection gives its place to another.
                 waiting = false;
                 if !spoke.load(Relaxed) {
                     connection.as_mut().graceful_shutdown();

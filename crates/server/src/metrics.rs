@@ -1,5 +1,5 @@
 //! Figures for operators: counters that the rest of the server bumps, and their Prometheus text at `/metrics`.
-//! The store's and the engine's own figures are read when asked for, not copied here.
+//! The figures of the store and the engine are read on demand, not copied here.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ pub struct IngestCounters {
     pub requests: AtomicU64,
     /// Answered with an error that a retry cannot cure.
     pub refused: AtomicU64,
-    /// Answered with an error that asks for a retry.
+    /// Answered with a retryable error.
     pub deferred: AtomicU64,
     /// Rows stored: spans, and points of metrics.
     pub accepted: AtomicU64,
@@ -228,7 +228,7 @@ mod tests {
         assert!(text.contains("\nrollscope_store_tail_rows{table=\"spans\"} 5\n"));
         assert!(text.contains("\n# TYPE rollscope_store_flush_seconds_total counter\n"));
         assert!(text.contains("\nrollscope_store_flush_seconds_total 1.5\n"));
-        // One that nobody has described yet.
+        // One that is not described yet.
         assert!(text.contains("\nrollscope_store_new 7\n"));
         assert!(text.contains("\nrollscope_inflight_bytes 3\n"));
         for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {

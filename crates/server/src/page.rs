@@ -97,7 +97,7 @@ fn asset(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
     (out, file.data.clone()).into_response()
 }
 
-/// Each file is compressed once, when it is first asked for.
+/// Each file is compressed once, on its first request.
 fn zipped(path: &str, data: &[u8]) -> Bytes {
     static ZIPPED: LazyLock<Mutex<HashMap<String, Bytes>>> = LazyLock::new(Mutex::default);
     let mut zipped = ZIPPED.lock();

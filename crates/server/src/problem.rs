@@ -122,7 +122,7 @@ impl Problem {
     }
 }
 
-/// Whole seconds, at least one: what `Retry-After` can say.
+/// Whole seconds, at least one, as `Retry-After` needs them.
 pub(crate) fn retry_after_value(after: Duration) -> HeaderValue {
     HeaderValue::from(after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
 }

@@ -19,7 +19,7 @@ pub fn sql_text(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// Rows on their way to a client. Dropping it cancels the query.
+/// A result that is being sent to a client. Dropping it cancels the query.
 pub struct Answer {
     pub schema: SchemaRef,
     pub batches: BoxStream<'static, Result<RecordBatch, QueryError>>,

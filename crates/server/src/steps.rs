@@ -1,6 +1,6 @@
 //! Computes the metrics of a step when it completes, and again when late rows arrive.
 //!
-//! A step is complete when a span that stands for it has ended (`rollscope.step`, `pipeline_step`; the names are in
+//! A step is complete when a span that represents it has ended (`rollscope.step`, `pipeline_step`; the names are in
 //! [`PerfRules::step_spans`]), when a later step of the run has begun, or when the run has ended. Then, after a moment
 //! without new rows, its figures go into `metrics` with the source `rollscope`, and to the sinks. A metric that the run
 //! logged itself under the same name is left alone.
@@ -169,7 +169,7 @@ impl StepWatcher {
                     waiting.remove(&key);
                     let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
-                    // Many steps at once, after an import say, leave half of the time to those who look at the page.
+                    // Many steps at once, for instance after an import, leave half of the time to users of the page.
                     tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
                 }
             }

@@ -22,7 +22,7 @@ use crate::json::{BOM, Error, Reader};
 
 /// One event, or one value beside the events. More is an error that names this limit.
 pub const MAX_EVENT_BYTES: usize = 64 << 20;
-/// Slices that may be open at one time (`B` without `E`, and slices that may still hold others).
+/// Slices that may be open at the same time (`B` without `E`, and slices that may still hold others).
 const MAX_OPEN: usize = 1_000_000;
 /// What is kept of the values beside the events, as attributes of the resource.
 const MAX_HEADER_VALUE: usize = 16 << 10;
@@ -202,7 +202,7 @@ impl<'a> Stream<'a> {
         Ok(n > 0)
     }
 
-    /// The first byte that is no white space.
+    /// The first byte that is not white space.
     fn peek(&mut self) -> Result<Option<u8>, ImportError> {
         loop {
             let rest = &self.buffer[self.at..];
@@ -356,7 +356,7 @@ impl Event {
     }
 }
 
-/// Text, or the text of whatever stands there.
+/// Text, or the text form of any other value.
 fn text(r: &mut Reader) -> Result<String, Error> {
     match r.peek()? {
         b'"' => Ok(r.string()?.into_owned()),

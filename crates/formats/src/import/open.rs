@@ -1,5 +1,5 @@
-//! From a path to the importer that reads it: undoes gzip and zstd (told by their first bytes, not by the name), looks
-//! at the head, asks each importer, and counts what was read so that a progress bar can be drawn.
+//! From a path to the importer that reads it: decompresses gzip and zstd (recognised by their first bytes, not by the name), reads
+//! the head, tries each importer, and counts what was read so that a progress bar can be drawn.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read};
@@ -73,7 +73,7 @@ impl Source {
         self.importer.name()
     }
 
-    /// Size of the file as it lies on disk; 0 where that is not known (a pipe).
+    /// Size of the file on disk. 0 if it is unknown (a pipe).
     pub fn size(&self) -> u64 {
         self.size
     }

@@ -1,7 +1,7 @@
 //! The text that `/metrics` pages answer with: Prometheus's text format (0.0.4) and OpenMetrics (1.0).
 //!
 //! [`lines`] finds the samples and leaves the text of their series alone, because the same few thousand texts come again
-//! with every scrape: whoever scrapes remembers what a text meant. [`parse_series`] takes such a text apart.
+//! with every scrape: the scraper remembers what a text meant. [`parse_series`] parses such a text.
 //! A bad line is reported with its number and skipped; the rest of the page counts.
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,10 +25,10 @@ impl Default for Limits {
     }
 }
 
-/// One sample as it stands on the page.
+/// One sample as written on the page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line<'a> {
-    /// Name and labels, not taken apart.
+    /// Name and labels, not parsed.
     pub series: &'a str,
     pub value: f64,
     /// Where the page gives one.
@@ -286,7 +286,7 @@ pub fn parse_series(text: &str, limits: &Limits) -> Result<Series, String> {
             None => return Err("missing comma between labels".into()),
         };
     }
-    // An empty label is no label.
+    // An empty label is the same as none.
     series.labels.retain(|_, value| !value.is_empty());
     let quoted_name = name.is_empty();
     if series.name.is_empty() || series.name.len() > limits.name_bytes || !(quoted_name || is_name(&series.name, true))

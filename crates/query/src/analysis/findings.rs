@@ -39,11 +39,11 @@ pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
 const MIN_SHARE_OF_ONE: f64 = 0.25;
 /// Of what samples cost, so much must be felt in the step's wall time.
 const MIN_FELT: f64 = 0.3;
-/// Outputs of one source that tell how long its longest are.
+/// How many outputs of one source show how long its longest are.
 const MANY: usize = 200;
-/// A unit's excess below this is not looked at.
+/// Excesses of a unit below this are ignored.
 const MIN_EXCESS_S: f64 = 0.25;
-/// Phases: beyond this many spreads, and this share, above the median of at least so many other steps.
+/// Phases: beyond this many spreads, and this share, above the median of at least this many other steps.
 const PHASE_SPREADS: f64 = 6.0;
 const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;

@@ -17,7 +17,7 @@ use super::stragglers::{Stragglers, stragglers};
 use super::summary::StepSummary;
 use super::words::{self, Clause};
 
-/// Everything that can be said of a step without looking at others.
+/// Everything about a step that needs no other steps.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepAnswers {
     pub phases: Vec<Phase>,

@@ -9,7 +9,7 @@
 //! | `idle('run', step)` | why a worker was idle, and for how long |
 //! | `difference('run', step, 'run', step)` | a part of the change in wall time |
 //!
-//! The arguments are literals. The rows are worked out when the query is planned, by the engine that plans it.
+//! The arguments are literals. The rows are computed when the query is planned, by the engine that plans it.
 
 use std::sync::Arc;
 

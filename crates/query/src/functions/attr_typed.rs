@@ -1,4 +1,4 @@
-//! `attr_str`, `attr_int`, `attr_num`, `attr_bool`, `attr_json`: an attribute as one type, null where it is missing or of
+//! `attr_str`, `attr_int`, `attr_num`, `attr_bool`, `attr_json`: an attribute as one type, null if it is missing or of
 //! another type. They take several columns before the key: the first column that has the key answers.
 
 use std::borrow::Cow;
@@ -170,7 +170,7 @@ impl ScalarUDFImpl for AttrAs {
         invoke(self.kind, args)
     }
 
-    /// Of merged attributes the parts are asked one after the other, so that nothing has to be merged.
+    /// The parts of merged attributes are searched one after the other, so that nothing has to be merged.
     fn simplify(&self, args: Vec<Expr>, _: &SimplifyContext) -> Result<ExprSimplifyResult> {
         let is_merge = |e: &Expr| matches!(e, Expr::ScalarFunction(f) if f.func.name() == maps::MERGE);
         if !args.iter().any(is_merge) {

@@ -1,5 +1,5 @@
 //! Ids as people write them. `trace_id('…')` and `span_id('…')` make an id from text, mapped as importers map it, and are
-//! folded while planning, so that bloom filters see a literal. `hex(id)` goes the other way. [`IdText`] makes
+//! folded while planning, so that bloom filters see a literal. `hex(id)` is the reverse. [`IdText`] makes
 //! `trace_id = '…'` and `span_id in ('…', '…')` work without either.
 
 use std::sync::Arc;
@@ -135,7 +135,7 @@ impl ScalarUDFImpl for Hex {
     }
 }
 
-/// Comparing an id with text means comparing it with the id that the text stands for.
+/// Comparing an id with text means comparing it with the id in the text.
 #[derive(Debug)]
 pub struct IdText;
 

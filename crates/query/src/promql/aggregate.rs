@@ -77,7 +77,7 @@ fn parameter(e: &AggregateExpr, cx: &Context) -> Result<Vec<f64>, Failed> {
     scalar(e.param.as_deref().ok_or_else(|| format!("{} expects a number as its first argument", e.op))?, cx)
 }
 
-/// At every step the `k` largest or smallest; the others are absent there. NaN comes last either way.
+/// At every step the `k` largest or smallest; the others are absent there. NaN comes last in both cases.
 fn pick(mut rows: Vec<Row>, k: &[f64], top: bool) -> Vec<Row> {
     let mut kept = vec![false; rows.len()];
     for (step, k) in k.iter().enumerate() {

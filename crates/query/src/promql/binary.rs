@@ -147,7 +147,7 @@ fn set_operation(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) 
         _ => {
             let there = presence(&a);
             let mut out = a;
-            // A series that stands on both sides is one series.
+            // A series that is on both sides is one series.
             for extra in masked(b, &there, false) {
                 match out.iter_mut().find(|r| r.labels == extra.labels) {
                     Some(row) => {

@@ -458,7 +458,7 @@ fn by_buckets(rows: Vec<Row>, steps: usize, value: impl Fn(usize, &mut Vec<Bucke
     let dropped = ["le".to_string(), NAME.to_string()];
     let mut groups: HashMap<Labels, Vec<(f64, Vec<f64>)>> = HashMap::new();
     for row in rows {
-        // A series without a bound, or with one that is no number, is no bucket.
+        // A series without a bound, or with one that is not a number, is not a bucket.
         let Ok(bound) = row.labels.get("le").parse::<f64>() else { continue };
         groups.entry(row.labels.drop(&dropped)).or_default().push((bound, row.values));
     }
@@ -498,7 +498,7 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let (source, pattern) = (text(source, cx)?, text(pattern, cx)?);
     label_name(&target)?;
     let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
-    // `$1x` means group 1 in Go's way only up to the end of the word; Rust reads the same.
+    // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
     let rows = rows.into_iter().map(|row| {
         let labels = match regex.captures(row.labels.get(&source)) {
             None => row.labels,

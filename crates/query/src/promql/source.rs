@@ -24,7 +24,7 @@ use crate::tables::{self, SnapshotTable};
 
 const NS_PER_MS: i64 = 1_000_000;
 
-/// What is asked for: matchers, and samples after `from` up to and with `to`, in milliseconds.
+/// What to read: matchers, and samples after `from` up to and with `to`, in milliseconds.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub matchers: Vec<Matcher>,
@@ -188,7 +188,7 @@ fn too_much() -> DataFusionError {
     )
 }
 
-/// Samples of a series that came together, in the order they stood.
+/// Samples of a series that came together, in their order.
 struct Chunk {
     times: Vec<i64>,
     values: Vec<f64>,
@@ -287,7 +287,7 @@ pub fn full_labels(run: &str, target: &str, name: &str, labels: &str) -> Labels 
         pairs.push(("run".into(), run.into()));
     }
     pairs.push(("instance".into(), target.into()));
-    // What the sender says itself comes later, and so counts.
+    // The sender's own labels come later, so they count.
     pairs.extend(stored.into_iter().map(|(name, value)| match value {
         serde_json::Value::String(text) => (name, text),
         other => (name, other.to_string()),

@@ -1,5 +1,5 @@
-//! `spans` as users see it: the stored columns and two that are worked out from them when asked for. A view, so that
-//! filters and projections go through it, and whatever is not asked for costs nothing.
+//! `spans` as users see it: the stored columns and two that are computed from them on demand. A view, so that
+//! filters and projections go through it, and unused columns cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -11,7 +11,7 @@ use crate::params::Params;
 use crate::problem::Problem;
 use crate::run::Run;
 
-/// Why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
+/// Explains why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
 /// stragglers, idle time and health. `docs/answers.md` explains each number. If the rows of a run name no step, write `-` in
 /// place of the step to get the run as a whole.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps/{step}/report", tag = "answers",
@@ -37,7 +37,7 @@ pub async fn report(
     to_json(&app.engine.step_report(&run, step).await?)
 }
 
-/// What stands out in a run, by cost, and how long each step took.
+/// Returns what stands out in a run, by cost, and how long each step took.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/findings", tag = "answers", params(("run" = String, Path)), responses(
     (status = 200, description = "The findings as JSON"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
@@ -47,7 +47,7 @@ pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> 
     to_json(&app.engine.run_findings(&run).await?)
 }
 
-/// What changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
+/// Returns what changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/diff", tag = "answers",
     params(
         ("run" = String, Path, description = "Run before"),

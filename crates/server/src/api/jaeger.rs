@@ -1,5 +1,5 @@
 //! Jaeger's HTTP query API, under `/jaeger`, so that Grafana's Jaeger data source and Jaeger's own page can be pointed here:
-//! the unversioned one that they use, and version 3 (OTLP JSON). Its ways are kept: an envelope around every answer, times in
+//! the unversioned one that they use, and version 3 (OTLP JSON). Its conventions are kept: an envelope around every response, times in
 //! microseconds, a filter that must hold for one span, a missing trace as 404 with an error in the envelope. Parameters that we do
 //! not know are ignored, as Jaeger does.
 

@@ -1,4 +1,4 @@
-//! `GET /api/v1/live`: server-sent events that say "there is something new". What is new, the page asks for itself.
+//! `GET /api/v1/live`: server-sent events that report changes. The page then requests what is new.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;

@@ -1,5 +1,5 @@
 //! Metrics of a run, for charts: names with their last and extreme values, and points thinned to what a screen can show. A point
-//! stands for a stretch of the axis and carries the smallest, the largest and the last value in it, so that no spike is hidden.
+//! represents an interval of the axis and has the smallest, the largest and the last value in it, so that no spike is hidden.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

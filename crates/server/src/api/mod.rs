@@ -1,4 +1,4 @@
-//! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
+//! `/api/v1`: the API of the page, the command line and other programs. Bulk data is Arrow IPC, small responses are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
 mod answers;

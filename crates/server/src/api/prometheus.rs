@@ -1,5 +1,5 @@
-//! `/prometheus/api/v1`: Prometheus's HTTP query API over the table `series`, so that Grafana, promtool and whoever else
-//! speaks it can be pointed at us. Parameters, answers and errors are Prometheus's; questions may come by GET or as a POSTed form.
+//! `/prometheus/api/v1`: Prometheus's HTTP query API over the table `series`, so that Grafana, promtool and other
+//! clients can use it. Parameters, responses and errors are Prometheus's. Queries may come by GET or as a POSTed form.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -133,7 +133,7 @@ impl Form {
         }
     }
 
-    /// How long the sender is ready to wait.
+    /// How long the client is ready to wait.
     fn timeout(&self) -> Result<Option<Duration>, Failed> {
         let Some(text) = self.get("timeout").filter(|t| !t.is_empty()) else { return Ok(None) };
         match step(text) {
@@ -461,7 +461,7 @@ async fn metadata(State(app): State<App>, request: Request) -> Result<Response, 
     Ok(success(&serde_json::Value::Object(data).to_string()))
 }
 
-/// Grafana asks this to know what it is talking to. The language is that of Prometheus 3 (windows are open on the left).
+/// Grafana requests this to detect the kind of server. The language is that of Prometheus 3 (windows are open on the left).
 async fn buildinfo() -> Response {
     let data = serde_json::json!({
         "version": "3.0.0", "revision": concat!("rollscope ", env!("CARGO_PKG_VERSION")), "branch": "", "buildUser": "",

@@ -131,7 +131,7 @@ impl Extent {
     }
 }
 
-/// What the rows of a batch take without the room that was set aside around them.
+/// The size of the rows of a batch without unused capacity.
 fn batch_bytes(batch: &RecordBatch) -> u64 {
     let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
     sizes.sum::<usize>() as u64
@@ -152,7 +152,7 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
             let Some(run) = batch.column_by_name("run_id") else { continue };
             let run = run.as_dictionary::<Int32Type>();
             let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
-            // The log has a batch as it came, not compressed: what it takes here, by rows.
+            // The log has a batch as it arrived, not compressed: what it takes here, by rows.
             let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
             let names = run.values().as_string::<i32>();
             if let (1, 0) = (names.len(), run.null_count()) {

@@ -1,4 +1,4 @@
-//! Steps of a run. Adding up a whole run takes a while, and pages ask often while it grows, so what was read is kept, and
+//! Steps of a run. Summing a whole run takes a while, and pages request it often while it grows, so the result is cached, and
 //! only the steps from the lowest one on that got rows since are read again.
 
 use std::collections::{BTreeMap, HashMap};
@@ -67,7 +67,7 @@ fn segments_of(snapshot: &Snapshot, run: &str) -> u64 {
     hash.finish()
 }
 
-/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, nothing where it cannot be told.
+/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, `None` if it is unknown.
 fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
@@ -180,7 +180,7 @@ async fn read(app: &App, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>
         let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
         for i in 0..batch.num_rows() {
             let info = steps.entry(step[i].unwrap_or_default()).or_default();
-            // Spans know the times better, where there are any.
+            // The times of spans are more precise, if there are any.
             if info.spans == 0 {
                 (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
             }
@@ -266,8 +266,8 @@ fn length(list: &Intervals) -> i64 {
     list.iter().map(|(start, end)| end - start).sum()
 }
 
-/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
-/// keeps its own name either way.
+/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
+/// keeps its own name.
 const WIDEST_FIRST: [&str; 9] =
     ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
 

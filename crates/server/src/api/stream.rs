@@ -1,5 +1,5 @@
 //! A running query as the body of an answer. The first part is made before the status is sent, so that a query that fails
-//! early is answered with a problem, and a short answer says in its headers whether it is complete. A long answer says so in
+//! early is answered with a problem, and a short response has a header that states whether it is complete. A long response has
 //! a trailer. An error after the first part breaks the body off: no reader can take it for a whole one.
 
 use std::io;

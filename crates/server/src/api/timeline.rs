@@ -142,10 +142,10 @@ fn too_many_spans() -> String {
     format!("more than {MAX_SPANS} spans; request a time window with `from_ns` and `to_ns`")
 }
 
-/// The spans of the window, and those of the same traces that only their trace tells of.
+/// The spans of the window, and those of the same traces that belong to it only by their trace.
 async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
-    // Attributes are read only where some span has prefill and decode times among them.
+    // Attributes are read only if some span has prefill and decode times in them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with("pd_")));
     let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
     let (from, to) = match window {
@@ -203,11 +203,11 @@ fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
 
 type Traces = HashSet<TraceId>;
 
-/// Traces of the steps that pages watch, so that what is new in them can be told without reading the step again.
+/// Traces of the steps that pages watch, so that new spans are found without reading the step again.
 #[derive(Default)]
 pub struct Watched(Mutex<Vec<((String, i64), Traces)>>);
 
-/// Steps that are remembered; the one asked for longest ago goes first.
+/// Steps that are remembered. The one that was requested longest ago is dropped first.
 const MAX_WATCHED: usize = 16;
 
 fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<(), Problem> {
@@ -221,7 +221,7 @@ fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<()
     Ok(())
 }
 
-/// Rows of a step that came after a version, from the tail alone. None where the tail cannot tell, or nobody watches.
+/// Rows of a step that came after a version, from the tail alone. `None` if the tail does not have them all, or no page watches.
 fn delta(
     app: &App,
     snapshot: &Snapshot,
@@ -239,7 +239,7 @@ fn delta(
             .and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
         name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
     };
-    // Own rows first: their traces tell which others belong.
+    // Own rows first: their traces show which others belong.
     let mut own = Vec::with_capacity(batches.len());
     for batch in &batches {
         let mine: Vec<bool> = (0..batch.num_rows()).map(|row| is_own(batch, row)).collect();

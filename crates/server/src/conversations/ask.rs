@@ -8,13 +8,13 @@ use crate::problem::Problem;
 /// How many conversations are returned by default.
 pub const DEFAULT_LIMIT: usize = 50;
 
-/// A question for [`super::Conversations::list`].
+/// A search for [`super::Conversations::list`].
 pub struct Ask {
     pub project: Option<String>,
     pub run: Option<String>,
     /// Everything but the runs.
     pub request: Request,
-    /// As asked: a cursor belongs to it.
+    /// As requested, because a cursor belongs to it.
     pub sort: String,
     pub messages: bool,
     pub snippets: bool,

@@ -1,4 +1,4 @@
-//! Images of conversations. What a file is, its own first bytes say, never its name or what a message claims. Images that
+//! Images of conversations. The type of a file follows from its first bytes, never from its name or from a message. Images that
 //! browsers draw without running anything are shown; everything else (SVG and HTML above all) can only be downloaded.
 
 use std::io::Cursor;

@@ -1,5 +1,5 @@
 //! Substrings and regular expressions: no index helps, so the texts themselves are read, those of what the rest of the
-//! question leaves. Bounded by the time a query may take.
+//! search leaves. Bounded by the time that a query may take.
 
 use std::collections::HashSet;
 

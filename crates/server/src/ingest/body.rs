@@ -23,7 +23,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// What `accept-encoding` says.
+    /// The value of `accept-encoding`.
     pub const ACCEPTED: &'static str = "gzip, zstd, deflate, identity";
 
     pub fn from_name(name: &str) -> Option<Encoding> {
@@ -94,8 +94,8 @@ fn over(limit: usize) -> Refusal {
     }
 }
 
-/// Takes what a refused sender still has to say, within bounds: one that is cut off while it sends sees a broken
-/// connection instead of the answer that tells it why.
+/// Reads what a refused sender is still sending, within bounds. A sender that is cut off sees a broken connection instead of
+/// the response with the reason.
 pub async fn discard(mut body: Body) {
     const MOST: usize = 256 << 20;
     let all = async {
@@ -165,7 +165,7 @@ pub fn decompress(bytes: Bytes, encoding: Encoding, limit: usize, charge: &mut C
         Encoding::Deflate => drain(flate2::read::ZlibDecoder::new(&bytes[..]), limit, charge, |e| bad(e, "zlib")),
         Encoding::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(&bytes[..]).map_err(|e| bad(e, "zstd"))?;
-            // A frame may ask for a window of gigabytes; no sender of batches needs more than this.
+            // A frame may request a window of gigabytes; no sender of batches needs more than this.
             decoder.window_log_max(26).map_err(|e| bad(e, "zstd"))?;
             drain(decoder, limit, charge, |e| bad(e, "zstd"))
         }

@@ -1,4 +1,4 @@
-//! Model calls that log events told, on their way into `conversations`: an instrumentation sends the messages of a call as
+//! Model calls in log events, which become rows of `conversations`: an instrumentation sends the messages of a call as
 //! records of their own, in as many requests as it likes, so each is joined with what is stored of its call.
 
 use std::time::Duration;

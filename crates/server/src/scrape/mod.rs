@@ -1,4 +1,4 @@
-//! Scraping: a loop a target asks for its page every so often, [`page`] turns it into rows, the store takes them. [`files`]
+//! Scraping: one loop per target reads its page at intervals, [`page`] turns it into rows, the store appends them. [`files`]
 //! reads Prometheus's configuration. A target that is down is visible (`GET /api/v1/scrape`, `up`) and counted.
 //!
 //! The time of a sample is the planned time of its scrape if it began within half a percent of the interval of it: regular
@@ -28,7 +28,7 @@ use config::{ScrapeConfig, ScrapeLimits, ScrapeTarget};
 use files::Discovery;
 use page::Pages;
 
-/// How often lists of targets in files are looked at again.
+/// How often files with lists of targets are read again.
 const REFRESH: Duration = Duration::from_secs(5);
 /// What we can read, best first: word for word what Prometheus 3 asks for. Without `escaping=allow-utf-8` newer clients
 /// write `_` for every colon and dot of a name.

@@ -186,7 +186,7 @@ pub(crate) fn folder_name(run: &str) -> String {
     }
 }
 
-/// Event files open at one time.
+/// How many event files are open at the same time.
 const MAX_OPEN: usize = 64;
 
 struct TensorBoard {

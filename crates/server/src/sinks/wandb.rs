@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Sink, StepRow, folder_name};
 
 const HELPER: &str = include_str!("wandb_sink.py");
-/// Runs that are written to at one time.
+/// How many runs are written at the same time.
 const MAX_RUNS: usize = 8;
 
 /// `[server.sinks.wandb]` of the configuration file. Credentials are W&B's own business (`wandb login`, `WANDB_API_KEY`).
@@ -61,7 +61,7 @@ impl Helper {
                 Err(e) => return Err(e.to_string()),
                 Ok(_) => {}
             }
-            // Whatever else is printed is W&B talking.
+            // Any other output is W&B's own.
             let line = line.trim();
             if line == "ok" || line == "ready" {
                 return Ok(line.into());

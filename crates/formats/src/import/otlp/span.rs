@@ -1,4 +1,4 @@
-//! One span on its way from the wire into columns: what both readers (protobuf, JSON) fill and the one writer takes.
+//! One span between the wire and the columns: both readers (protobuf, JSON) fill it, and the one writer reads it.
 //! It lives on the reader's stack and is filled again for every span; nothing is kept.
 
 use std::fmt;
@@ -32,7 +32,7 @@ impl From<Reason> for Fault {
 }
 
 impl Fault {
-    /// A fault outside of any span: the request as a whole is no good.
+    /// A fault outside of any span: the request as a whole is invalid.
     pub fn into_error(self) -> DecodeError {
         match self {
             Fault::Malformed { what, at } => DecodeError(format!("malformed request: {what} at byte {at}")),
@@ -306,7 +306,7 @@ impl<S: AsRef<str> + Default> Span<S> {
     }
 }
 
-/// What a `Resource` message says.
+/// The content of a `Resource` message.
 pub(super) struct Resource<S> {
     pub attrs: Attrs<S>,
     pub dropped: u32,
@@ -322,7 +322,7 @@ pub(super) struct Entity<S> {
     pub description_keys: Vec<S>,
 }
 
-/// What an `InstrumentationScope` message says.
+/// The content of an `InstrumentationScope` message.
 pub(super) struct Scope<S> {
     pub name: S,
     pub version: S,

@@ -130,7 +130,7 @@ fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
     ImportError::Malformed(format!("cannot build the rows: {e}"))
 }
 
-/// Fills the builders. One for each thread.
+/// Fills the builders. One per thread.
 struct Maker<'a> {
     dump: &'a Dump,
     run: &'a str,
@@ -520,7 +520,7 @@ fn id_text(id: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// The id of something that has none of its own, or one that was used before: made from its place in the trace.
+/// The id of something that has no id, or one that was used before: made from its place in the trace.
 fn derived_id(trace_id: TraceId, event: u32) -> SpanId {
     let mut bytes = [0; 24];
     bytes[..16].copy_from_slice(&trace_id);

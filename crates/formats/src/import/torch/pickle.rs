@@ -60,9 +60,9 @@ impl Memo {
     }
 }
 
-/// Room is made beforehand for pickles up to this size.
+/// Memory is reserved in advance for pickles up to this size.
 const MAX_RESERVED_FOR: usize = 2 << 30;
-/// Every so many bytes the part of the file that was read is given back.
+/// After this many bytes, the part of the file that was read is released.
 const FORGET_EVERY: usize = 32 << 20;
 
 impl Machine {
@@ -89,7 +89,7 @@ impl Machine {
         self.marks.clear();
         self.memo = Memo::default();
         // Address space, not memory: pages that are never written to are never there. To grow a step at a time would
-        // copy, and hold the old and the new place at once. Where it cannot be had, growing is what is left.
+        // copy, and hold the old and the new place at once. If that fails, the list has to grow.
         let bytes = self.end.saturating_sub(start).min(MAX_RESERVED_FOR);
         let _ = self.memo.dense.try_reserve(bytes / 12);
         self.heap.reserve(bytes);
@@ -300,7 +300,7 @@ impl Machine {
             0x95 => {
                 self.u64(src)?;
             }
-            // Numbers and text in the old ways.
+            // Numbers and text in the old protocols.
             b'I' | b'L' => {
                 let line = self.line(src)?;
                 let value = match line {
@@ -583,7 +583,7 @@ fn decimal_text(line: &[u8]) -> Option<&str> {
     (!digits.is_empty() && digits.len() <= 4300 && digits.bytes().all(|b| b.is_ascii_digit())).then_some(text)
 }
 
-/// One scalar opcode: its value and where the next begins. No value: an opcode that may stand between the numbers of a
+/// One scalar opcode: its value and where the next begins. No value: an opcode that may occur between the numbers of a
 /// list (frame, mark, append).
 #[inline]
 pub(super) fn scalar_at(src: &[u8], at: usize) -> Option<(Option<Value>, usize)> {
@@ -648,7 +648,7 @@ impl Long<'_> {
         }
     }
 
-    /// `None` where it is too long to be worth it.
+    /// `None` if it is too long to be worth it.
     pub fn digits(&self) -> Option<String> {
         let bytes = match self {
             Long::Decimal(text) => return Some((*text).to_string()),
@@ -695,7 +695,7 @@ fn unquote(line: &[u8]) -> &[u8] {
     }
 }
 
-/// Text of protocol 0: `\uXXXX` and, in byte strings, Python's other escapes. What is no escape stays as it is.
+/// Text of protocol 0: `\uXXXX` and, in byte strings, Python's other escapes. Anything else stays as it is.
 fn unescape(line: &[u8], all: bool) -> Vec<u8> {
     let mut out = String::with_capacity(line.len());
     let mut i = 0;
