@@ -89,7 +89,7 @@ def test_what_is_not_there_is_said(demo, serve):
     assert "there is no run `nope`" in rollscope("report", "nope", "--data", demo, code=2).stderr
     missing = rollscope("report", "demo", "--step", 99, "--data", demo, code=2).stderr
     assert "no step 99" in missing and "0 to 25" in missing
-    assert "is no step" in rollscope("diff", "x", "1", "--run", "demo", "--data", demo, code=2).stderr
+    assert "is not a step number" in rollscope("diff", "x", "1", "--run", "demo", "--data", demo, code=2).stderr
     server = serve(demo)
     assert server.get("/api/v1/runs/demo/steps/99/report").status_code == 404
     assert server.get("/api/v1/runs/demo/steps/x/report").status_code == 400
@@ -262,7 +262,7 @@ def test_several_runs_that_fit_are_listed_and_none_is_guessed(tmp_path, serve):
     # What is near is listed; everywhere in the same words.
     for wrong, near in (("tyo-grpo-1111", "toy-grpo-1111"), ("GRPO-X", "grpo-x")):
         told = rollscope("report", wrong, "--data", data, code=2).stderr
-        assert f"there is no run `{wrong}`; near:" in told and f"`{near}`" in told, told
+        assert f"there is no run `{wrong}`; did you mean:" in told and f"`{near}`" in told, told
         for path in ("findings", "steps", "timeline?step=1", "metrics", "samples", "steps/1/report", "diff?step=1&with=1", "tags"):
             method = server.put if path == "tags" else server.get
             answer = method(f"/api/v1/runs/{wrong}/{path}", **({"json": {"tags": []}} if path == "tags" else {}))

@@ -124,7 +124,7 @@ def test_usage_errors_exit_with_2_and_failures_with_1(server, tmp_path):
     assert run("serve", "--no-such-flag", check=False).returncode == 2
     assert run("sql", "--data", server.data, "select nope from spans", check=False).returncode == 2
     missing = run("sql", "--data", tmp_path / "nothing", "select 1", check=False)
-    assert missing.returncode == 1 and "holds no rollscope store" in missing.stderr
+    assert missing.returncode == 1 and "is not a rollscope store" in missing.stderr
     open_door = run("serve", "--data", tmp_path / "d", "--listen", "0.0.0.0:0", check=False)
     assert open_door.returncode == 2 and "--token" in open_door.stderr
     no_file = run("import", tmp_path / "no.jsonl", "--data", tmp_path / "d", check=False)

@@ -195,9 +195,9 @@ def check(server, talks):
 def test_bad_parameters_are_refused_with_the_good_ones(server):
     for params, says in [
         ({"limit": "-1"}, "from 0 to 1000"), ({"limit": "many"}, "from 0 to 1000"), ({"offset": "x"}, "from 0 to"),
-        ({"sort": "colour"}, "step, reward, time"), ({"search": "stpe:3"}, "fields are role, step, reward"),
-        ({"search": "("}, "not closed"), ({"search": "/(/"}, "parameter `search`"), ({"facets": "colour"}, "step, reward"),
-        ({"cursor": "x"}, "the `next` of an answer"), ({"serach": "x"}, "one of: project, run"), ({"step": "x"}, "range"),
+        ({"sort": "colour"}, "step, reward, time"), ({"search": "stpe:3"}, "expected one of: role, step, reward"),
+        ({"search": "("}, "`(` without `)`"), ({"search": "/(/"}, "parameter `search`"), ({"facets": "colour"}, "step, reward"),
+        ({"cursor": "x"}, "the unchanged `next` of a response"), ({"serach": "x"}, "one of: project, run"), ({"step": "x"}, "range"),
         ({"search": "a" * 3000}, "at most"),
     ]:
         answer = server.get("/api/v1/conversations", params=params)

@@ -210,10 +210,10 @@ def test_what_cannot_be_added_up_is_refused_with_words(server):
     assert send(5, now - 700 * second, now - 600 * second) == {}
     assert send(5, now - 10 * second, now) == {}
     for value, start, end, words in [
-        ("NaN", now, now + second, "no finite number"),
-        (-1, now, now + second, "below zero"),
+        ("NaN", now, now + second, "not a finite number"),
+        (-1, now, now + second, "is negative"),
         (1, now + second, now, "before the start"),
-        (1, now - 900 * second, now - 800 * second, "came late"),
+        (1, now - 900 * second, now - 800 * second, "came too late"),
     ]:
         partial = send(value, start, end)
         assert int(partial["rejectedDataPoints"]) == 1 and words in partial["errorMessage"], (words, partial)

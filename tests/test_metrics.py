@@ -242,7 +242,7 @@ def test_what_rollscope_works_out_of_the_demo_is_what_the_demo_did(tmp_path):
         assert found["rollout/pass@1"] <= found["rollout/pass@2"] if "rollout/pass@1" in found else True
     assert metrics_of(data, "demo", "--prefix", "train/").keys() == {n for n in metrics_of(data, "demo") if n.startswith("train/")}
     nobody = run("metrics", "nobody", "--data", data, check=False)
-    assert nobody.returncode == 2 and "there is no run `nobody`; the newest are: `demo`" in nobody.stderr
+    assert nobody.returncode == 2 and "there is no run `nobody`; the newest runs are: `demo`" in nobody.stderr
 
 
 def test_wandb_offline(serve, tmp_path):

@@ -188,7 +188,7 @@ def test_open_spans_instants_and_bad_times(tmp_path):
     out, said = export(tmp_path, path)
     trace = Trace(out.read_bytes())
     found = {i["name"]: i for i in trace.slices}
-    assert len(found) == 3 and "1 spans that came again" in said
+    assert len(found) == 3 and "1 duplicate spans left out" in said
     # Refused as everywhere, and said.
     assert "the end is before the start (1)" in said
     assert found["open"]["end"] is None

@@ -355,7 +355,7 @@ def test_bad_questions_and_bad_pages(serve):
         exporter.page = "".join(f'a{{id="{i}"}} 1\n' for i in range(200_001))
         wait_until(lambda: target()["up"] is False and "max_samples" in target()["problem"], 60)
         exporter.page = "<html>not for you</html>"
-        wait_until(lambda: "no Prometheus text" in (target()["problem"] or ""))
+        wait_until(lambda: "not Prometheus text" in (target()["problem"] or ""))
     finally:
         exporter.close()
     wait_until(lambda: "refused" in (target()["problem"] or "").lower())

@@ -251,7 +251,7 @@ def test_a_dead_writer_is_seen_at_once(serve, tmp_path):
     assert server.get("/healthz").ok
     health = server.get("/api/v1/health").json()
     assert health["status"] == "failed" and not health["store"]["writable"]
-    assert "asked to fail" in health["problems"][0]
+    assert "ROLLSCOPE_TEST_PANIC" in health["problems"][0]
     message = request([span(1)]).SerializeToString()
     answer = requests.post(server.http + "/v1/traces", data=message, headers=PROTOBUF, timeout=30)
     assert answer.status_code == 503 and b"store-writer has failed" in answer.content

@@ -311,7 +311,7 @@ def test_a_run_of_a_store_becomes_a_file(tmp_path):
         [said] = [list(words(found[block])) for block in window["words"]]
         assert len(said) == 8 and all(json.loads(text)[0]["content"] for text in said)
     refused = run("export", "html", "--data", data, "--run", "absent", "-o", out, check=False)
-    assert refused.returncode == 2 and "there is no run `absent`; the newest are: `demo`" in refused.stderr
+    assert refused.returncode == 2 and "there is no run `absent`; the newest runs are: `demo`" in refused.stderr
     refused = run("export", "html", "--data", data, "--step", "77", "-o", out, check=False)
     assert refused.returncode == 1 and "no step 77" in refused.stderr
 

@@ -59,7 +59,7 @@ async fn one_step(report: &mut Report) -> anyhow::Result<()> {
     let mut data = engine.step_data("demo", Some(0)).await?;
     let reading = started.elapsed().as_secs_f64();
     let per_million = |s: f64| s * 1e6 / spans as f64;
-    println!("one step of {} spans; read from the store in {reading:.2} s", thousands(spans as f64));
+    println!("one step with {} spans, read from the store in {reading:.2} s", thousands(spans as f64));
     let mut row = |name: &str, seconds: f64| {
         report.row(
             &format!("{name}, seconds per million spans"),

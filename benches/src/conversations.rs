@@ -141,7 +141,7 @@ fn one_size(report: &mut Report, size: usize) -> anyhow::Result<()> {
         let answer: serde_json::Value = serde_json::from_slice(&server.get("/api/v1/conversations?limit=0")?)?;
         Ok(answer["total"].as_u64().unwrap_or(0))
     };
-    // Made beforehand: what is measured shares the machine with the senders only.
+    // Prepared in advance, so that only the senders share the machine with what is measured.
     let bodies: Vec<Vec<u8>> = (0..size.div_ceil(BATCH)).map(|_| load.next()).collect();
     let size = bodies.len() * BATCH;
     let started = Instant::now();

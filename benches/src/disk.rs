@@ -43,15 +43,22 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let floor = floor.bytes() / spans as f64;
     let say = |n: f64| format!("{n:.1}");
     report.row(
-        "disk, bytes a span (demo)",
+        "disk, bytes per span (demo)",
         say(ours),
         "OTLP JSON lines",
         say(each(json)),
         each(json) / ours,
         ">= 15 smaller",
     );
-    report.row("disk, bytes a span (demo)", say(ours), "OTLP protobuf", say(each(wire)), each(wire) / ours, "");
-    report.row("disk, bytes a span (demo)", say(ours), "what cannot be compressed", say(floor), ours / floor, "<= 1.5");
+    report.row("disk, bytes per span (demo)", say(ours), "OTLP protobuf", say(each(wire)), each(wire) / ours, "");
+    report.row(
+        "disk, bytes per span (demo)",
+        say(ours),
+        "what cannot be compressed",
+        say(floor),
+        ours / floor,
+        "<= 1.5",
+    );
     Ok(())
 }
 

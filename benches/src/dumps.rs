@@ -14,7 +14,7 @@ use crate::server::{binary, timed};
 const DUMPS: [(&str, Shape, f64, f64, f64); 2] =
     [("M", Shape::M, 0.7, 300.0, 12.0), ("L", Shape::L, 4.0, 1000.0, 80.0)];
 
-/// Writes a dump: M or L, or of so many samples, with many spans and little text.
+/// Writes a dump: M or L, or one with the given number of samples, with many spans and little text.
 pub fn write(shape: &str, out: &Path) -> anyhow::Result<()> {
     let shape = match DUMPS.into_iter().find(|(name, ..)| *name == shape) {
         Some((_, shape, ..)) => shape,

@@ -12,14 +12,14 @@ const CLIENTS: usize = 8;
 pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let template = Arc::new(Template::new()?);
     let bytes = template.len() as f64 / SPANS as f64;
-    println!("request: {SPANS} spans of 8 attributes, {bytes:.0} bytes a span on the wire");
+    println!("request: {SPANS} spans of 8 attributes, {bytes:.0} bytes per span on the wire");
     let requests = if crate::full() { 20_000 } else { 6_000 };
     let spans = (requests * SPANS as u64) as f64;
 
     let prost = peer::prost_decode_s(&template)?;
     let ours = peer::our_decode_s(&template)?;
     report.row(
-        "decode only, ns a span",
+        "decode only, ns per span",
         format!("{:.0}", ours * 1e9),
         "prost",
         format!("{:.0}", prost * 1e9),
@@ -54,7 +54,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         ">= 300k spans/s",
     );
     report.row(
-        "ingest CPU a span, us (flushes included)",
+        "ingest CPU per span, us (including flushes)",
         format!("{:.2}", cpu * 1e6),
         "prost decode only",
         format!("{:.2}", prost * 1e6),
@@ -62,7 +62,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         "<= 3",
     );
     report.row(
-        "ingest CPU a span, us (flushes included)",
+        "ingest CPU per span, us (including flushes)",
         format!("{:.2}", cpu * 1e6),
         "do-nothing gRPC server",
         format!("{:.2}", nothing_cpu * 1e6),

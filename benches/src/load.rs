@@ -1,4 +1,4 @@
-//! Load: requests of 512 spans with 8 attributes, each with ids and times of its own, made by patching one encoded
+//! Load: requests of 512 spans with 8 attributes, each with its own ids and times, made by patching one encoded
 //! request, so that making them costs next to nothing beside receiving them.
 
 use std::sync::Arc;
@@ -60,7 +60,7 @@ impl Template {
         self.bytes.len()
     }
 
-    /// Request number `n`, unlike any other. Time goes on with the number.
+    /// Request number `n`, different from all others. Its time increases with the number.
     pub fn request(&self, n: u64, base_ns: u64) -> Vec<u8> {
         let mut bytes = self.bytes.clone();
         let mut dice = n.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x1234_5678_9abc_def1;

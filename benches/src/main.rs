@@ -1,6 +1,6 @@
-//! `make bench`: every figure beside what it is held against, measured in the same run, as a ratio.
+//! `make bench`: every figure next to its reference, measured in the same run, and their ratio.
 //!
-//! Drives the release binary over its ports, as a user does; only the references run in this process. One file a topic;
+//! Drives the release binary over its ports, as a user does; only the references run in this process. One file per topic;
 //! names given on the command line choose topics. `FULL=1` for the long ones at full size.
 
 mod answers;

@@ -46,7 +46,7 @@ fn page(series: usize, tick: usize) -> String {
     out
 }
 
-/// A page as large as a big cluster's, as often as it can be had, against taking the same page apart and nothing else.
+/// Scrapes a page as large as a big cluster's as often as possible, compared with only parsing the same page.
 fn scrape(report: &mut Report) -> anyhow::Result<()> {
     const SAMPLES: usize = 100_000;
     let pages: Vec<String> = (0..4).map(|tick| page(SAMPLES, tick)).collect();
@@ -95,7 +95,7 @@ fn scrape(report: &mut Report) -> anyhow::Result<()> {
     report.row(
         "scraped, stored samples/s",
         format!("{} ({:.1} cores)", thousands(samples / took), cpu / took),
-        "taking pages apart alone, one core",
+        "parsing pages alone, one core",
         thousands(alone),
         samples / took / alone,
         "> 0.2",
@@ -145,15 +145,17 @@ fn series(report: &mut Report) -> anyhow::Result<()> {
     let ours = size(&data.join("series"))? as f64;
 
     let Some(blocks) = prometheus_blocks(folder.path(), engines, names, start, ticks)? else {
-        println!("metrics: promtool or prometheus is not installed; no comparison (apt-get install prometheus)");
+        println!(
+            "metrics: promtool or prometheus is not installed, so there is no comparison (apt-get install prometheus)"
+        );
         return Ok(());
     };
     let theirs = size(&blocks)? as f64;
     let bytes = |n: f64| format!("{:.2}", n / samples);
     report.row(
-        "bytes a sample on disk",
+        "bytes per sample on disk",
         bytes(ours),
-        "Prometheus's blocks, index included",
+        "Prometheus's blocks, including the index",
         bytes(theirs),
         ours / theirs,
         "< 1.5",
@@ -333,7 +335,7 @@ impl Drop for Prometheus {
     }
 }
 
-/// The figures of a step with a million spans, as the server works them out.
+/// The figures of a step with a million spans, as the server computes them.
 fn step(report: &mut Report) -> anyhow::Result<()> {
     let spans: usize = if crate::full() { 1_000_000 } else { 200_000 };
     let folder = tempfile::tempdir()?;
@@ -345,7 +347,7 @@ fn step(report: &mut Report) -> anyhow::Result<()> {
     anyhow::ensure!(made.status.success(), "demo: {}", String::from_utf8_lossy(&made.stderr));
     let server = Server::start(folder.path())?;
     let found = server.sql("select count(*) from spans where step = 0")?["rows"][0][0].as_u64().unwrap_or(0);
-    // A late span makes it work the step out again; a later step says that it is complete.
+    // A late span makes the server compute the step again, and a later step marks it as complete.
     let late = |step: i64, n: u64| -> anyhow::Result<()> {
         let body = serde_json::json!({"resourceSpans": [{"resource": {"attributes": [
             {"key": "rl.run.id", "value": {"stringValue": "demo"}}]}, "scopeSpans": [{"spans": [{

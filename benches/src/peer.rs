@@ -1,4 +1,4 @@
-//! What we are held against: only decoding, and a gRPC server that does nothing.
+//! The references: only decoding, and a gRPC server that does nothing.
 
 use std::process::Command;
 use std::time::Instant;

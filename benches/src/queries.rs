@@ -1,4 +1,4 @@
-//! The store as it grows, and what can be asked of it then.
+//! The store as it grows, and queries on the full store.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -3,7 +3,7 @@
 use comfy_table::presets::ASCII_MARKDOWN;
 use comfy_table::{ContentArrangement, Table};
 
-/// Rows of: what, ours, held against, its figure, the ratio, the aim.
+/// Rows of: what, ours, reference, reference value, the ratio, the aim.
 #[derive(Default)]
 pub struct Report(Vec<[String; 6]>);
 
@@ -19,7 +19,7 @@ impl std::fmt::Display for Report {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut table = Table::new();
         table.load_preset(ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled);
-        table.set_header(["what", "ours", "held against", "its figure", "ratio", "aim"]);
+        table.set_header(["what", "ours", "reference", "reference value", "ratio", "aim"]);
         self.0.iter().for_each(|row| {
             table.add_row(row);
         });

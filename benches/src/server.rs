@@ -1,4 +1,4 @@
-//! The release binary as a child process, and what the kernel says of it.
+//! The release binary as a child process, with the kernel's statistics about it.
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -158,7 +158,7 @@ fn parse(path: &Path) -> anyhow::Result<f64> {
     Ok(started.elapsed().as_secs_f64())
 }
 
-/// The trace page: one trace of so many spans, as a browser opens and scrolls it.
+/// The trace page: one trace with this many spans, as a browser opens and scrolls it.
 fn page(report: &mut Report, spans: u64, aim_ms: f64) -> anyhow::Result<()> {
     let dir = tempfile::tempdir()?;
     let (input, data) = (dir.path().join("trace.jsonl"), dir.path().join("data"));

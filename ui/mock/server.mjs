@@ -183,9 +183,9 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
 
 const column = (name, type, doc) => ({ name, type, doc });
 const TABLES = [
-  { name: 'runs', columns: [column('run_id', 'dict', 'the run'), column('project', 'dict', 'what the run belongs to'), column('started_ns', 'int64', 'first sign of life')] },
-  { name: 'spans', columns: [column('run_id', 'dict', 'the run'), column('step', 'int64', 'training step'), column('trace_id', 'binary(16)', 'W3C trace id'), column('span_id', 'binary(8)', 'W3C span id'), column('name', 'dict', 'what was done'), column('start_ns', 'int64', 'start'), column('end_ns', 'int64', 'end; null while open'), column('end_attrs', 'map', 'attributes')] },
-  { name: 'samples', columns: [column('sample_id', 'dict', 'unique within the step'), column('reward', 'float64', 'where it is a number')] },
+  { name: 'runs', columns: [column('run_id', 'dict', 'the run'), column('project', 'dict', 'project that the run belongs to'), column('started_ns', 'int64', 'time of the first data')] },
+  { name: 'spans', columns: [column('run_id', 'dict', 'the run'), column('step', 'int64', 'training step'), column('trace_id', 'binary(16)', 'W3C trace id'), column('span_id', 'binary(8)', 'W3C span id'), column('name', 'dict', 'name of the work'), column('start_ns', 'int64', 'start'), column('end_ns', 'int64', 'end; null while the span is open'), column('end_attrs', 'map', 'attributes')] },
+  { name: 'samples', columns: [column('sample_id', 'dict', 'unique within the step'), column('reward', 'float64', 'the reward, if it is a number')] },
 ];
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {

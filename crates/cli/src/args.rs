@@ -13,33 +13,34 @@ pub struct Cli {
 
 #[derive(Subcommand)]
 pub enum Command {
-    /// Receive, keep and show: OTLP on 4317 (gRPC) and 4318 (HTTP), page and API on 7200.
+    /// Receive, store and show data: OTLP on ports 4317 (gRPC) and 4318 (HTTP), the page and the API on 7200.
     Serve(ServeArgs),
-    /// The same with a generated run that keeps going, so that every view has something to show.
+    /// Serve a generated run that keeps growing, so that every view has data.
     Demo(DemoArgs),
-    /// Open rollout dumps and OTLP files: prints what is in them, writes a page that opens from disk, and serves it.
+    /// Open rollout dumps and OTLP files: print what is in them, write a page that opens from disk, and serve it.
     View(ViewArgs),
-    /// Ask the store in SQL, read-only.
+    /// Query a store with read-only SQL.
     Sql(SqlArgs),
-    /// Why a step took as long as it did, and what stands out in a run.
+    /// Explain why a step took as long as it did, or what stands out in a run.
     Report(ReportArgs),
-    /// What changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
+    /// Show what changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
     Diff(DiffArgs),
-    /// Find conversations, read one, or take a selection along.
+    /// Search conversations, read one, or export a selection.
     Conversations(ConversationsArgs),
-    /// Build the search index of conversations anew. The store must not be in use.
+    /// Rebuild the search index of conversations. The store must not be in use.
     Reindex(FolderArgs),
-    /// Put files of any known format into a store.
+    /// Import files of any supported format into a store.
     Import(ImportArgs),
-    /// Write what a store holds for other tools.
+    /// Export a store's data for other tools.
     Export(ExportArgs),
-    /// A small OTLP collector: traces over gRPC and HTTP into files of JSON lines, on disk before it acknowledges.
+    /// Run a small OTLP collector. It writes traces from gRPC and HTTP to JSON lines files, and acknowledges them once they
+    /// are on disk.
     Collect(CollectArgs),
     /// Set SGLang's trace level on many servers.
     TraceLevel(TraceLevelArgs),
-    /// Print the metrics of a run's step: what it logged, and what rollscope worked out of its spans and samples.
+    /// Print the metrics of a step: those that the run logged, and those that rollscope computed from its spans and samples.
     Metrics(MetricsArgs),
-    /// Merge small files and compress what was written in a hurry. The store must not be in use.
+    /// Merge small files and compress them better. The store must not be in use.
     Compact(FolderArgs),
 }
 
@@ -52,7 +53,7 @@ pub struct FolderArgs {
 
 #[derive(Args, Clone, Default)]
 pub struct ServeArgs {
-    /// Folder of the store; made if it is not there [default: rollscope-data].
+    /// Folder of the store. It is created if it does not exist [default: rollscope-data].
     #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA")]
     pub data: Option<PathBuf>,
     /// Address of the page and the API [default: 127.0.0.1:7200].
@@ -64,13 +65,13 @@ pub struct ServeArgs {
     /// Address for OTLP over HTTP [default: 127.0.0.1:4318].
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_HTTP")]
     pub otlp_http: Option<String>,
-    /// Token that clients must show; needed for any address but loopback.
+    /// Token that clients must send. Required on any address other than loopback.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
     /// File that holds the token.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TOKEN_FILE", conflicts_with = "token")]
     pub token_file: Option<PathBuf>,
-    /// Listen beyond loopback without a token.
+    /// Allow addresses other than loopback without a token.
     #[arg(long, env = "ROLLSCOPE_INSECURE_NO_AUTH")]
     pub insecure_no_auth: bool,
     /// Certificate (PEM), with --tls-key.
@@ -82,34 +83,34 @@ pub struct ServeArgs {
     /// Largest OTLP message, in bytes, after decompression [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
     pub max_message_bytes: Option<usize>,
-    /// Delete what is older than this, such as 30d, 12h or 90m [default: keep everything].
+    /// Delete data older than this, such as 30d, 12h or 90m [default: keep everything].
     #[arg(long, value_name = "AGE", env = "ROLLSCOPE_RETENTION_AGE", value_parser = duration)]
     pub retention_age: Option<u64>,
-    /// Delete the oldest while the store is larger than this many bytes [default: keep everything].
+    /// Delete the oldest data while the store is larger than this [default: keep everything].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_RETENTION_BYTES")]
     pub retention_bytes: Option<u64>,
-    /// Scrape this page of Prometheus text or OpenMetrics, such as http://ROUTER:30000/engine_metrics@10s; repeatable.
+    /// Scrape this page of Prometheus text or OpenMetrics, such as http://ROUTER:30000/engine_metrics@10s. Can be repeated.
     #[arg(long, value_name = "URL[@INTERVAL]", env = "ROLLSCOPE_SCRAPE", value_delimiter = ',')]
     pub scrape: Vec<String>,
-    /// Scrape what this Prometheus configuration lists (static targets and files of targets); repeatable.
+    /// Scrape the targets in this Prometheus configuration (static_configs and file_sd_configs). Can be repeated.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
     pub scrape_config: Vec<PathBuf>,
-    /// Keep scraped series in full this long, such as 7d; older ones are thinned [default: 7d].
+    /// Keep every value of scraped series for this long, such as 7d. Older series are thinned [default: 7d].
     #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = duration)]
     pub series_full_age: Option<u64>,
-    /// Write the metrics of every step as TensorBoard event files below this folder.
+    /// Write the metrics of every step as TensorBoard event files into this folder.
     #[arg(long, value_name = "DIR", env = "ROLLSCOPE_TENSORBOARD")]
     pub tensorboard: Option<PathBuf>,
-    /// Append the metrics of every step to this file, a JSON object a line.
+    /// Append the metrics of every step to this file, one JSON object per line.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_METRICS_JSONL")]
     pub metrics_jsonl: Option<PathBuf>,
-    /// Configuration file (TOML); flags and environment win over it.
+    /// Configuration file (TOML). Flags and environment variables take precedence over it.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_CONFIG")]
     pub config: Option<PathBuf>,
-    /// Print the configuration in force and stop.
+    /// Print the effective configuration and exit.
     #[arg(long)]
     pub print_config: bool,
-    /// Logs as JSON lines.
+    /// Write logs as JSON lines.
     #[arg(long, env = "ROLLSCOPE_LOG_JSON")]
     pub log_json: bool,
 }
@@ -118,30 +119,30 @@ pub struct ServeArgs {
 pub struct DemoArgs {
     #[command(flatten)]
     pub serve: ServeArgs,
-    /// The same seed gives the same run.
+    /// Seed of the generator. The same seed gives the same run.
     #[arg(long, default_value_t = 7)]
     pub seed: u64,
-    /// Finished steps; one more is in progress.
+    /// Number of finished steps. One more is in progress.
     #[arg(long, default_value_t = 40)]
     pub steps: u64,
-    /// Samples in a step.
+    /// Samples per step.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub samples: u64,
-    /// Most turns of an agentic sample.
+    /// Maximum number of turns of an agentic sample.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub turns: u64,
-    /// Only generate the finished steps into the store, then stop.
+    /// Write the finished steps to the store and exit.
     #[arg(long)]
     pub no_serve: bool,
 }
 
-/// Where to read: a folder (also while a server writes it) or a server.
+/// Where to read: a folder (also while a server writes to it) or a server.
 #[derive(Args)]
 pub struct SourceArgs {
-    /// Folder of the store [default: rollscope-data; if that is not there, the server on this machine].
+    /// Folder of the store [default: rollscope-data or, if there is none, the server on this machine].
     #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA", conflicts_with = "server")]
     pub data: Option<PathBuf>,
-    /// Ask a running server instead, such as http://127.0.0.1:7200.
+    /// Query a running server instead, such as http://127.0.0.1:7200.
     #[arg(long, value_name = "URL", env = "ROLLSCOPE_SERVER")]
     pub server: Option<String>,
     /// Token of that server.
@@ -161,16 +162,16 @@ pub enum Format {
 pub struct SqlArgs {
     #[command(flatten)]
     pub source: SourceArgs,
-    /// How to print: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
+    /// Output format: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
-    /// Most rows of the answer.
+    /// Maximum number of rows.
     #[arg(long, default_value_t = 1_000_000)]
     pub max_rows: usize,
-    /// Longest time, in seconds.
+    /// Maximum time, in seconds.
     #[arg(long, default_value_t = 300)]
     pub timeout: u64,
-    /// The query; `-` reads it from standard input. Tables: runs, spans, samples, conversations, metrics, series.
+    /// The query, or `-` to read it from standard input. Tables: runs, spans, samples, conversations, metrics, series.
     pub query: String,
 }
 
@@ -179,17 +180,17 @@ pub struct SqlArgs {
 pub struct AnswerArgs {
     #[command(flatten)]
     pub source: SourceArgs,
-    /// For programs: the whole answer as JSON.
+    /// Print the whole answer as JSON, for programs.
     #[arg(long, conflicts_with = "markdown")]
     pub json: bool,
-    /// For a chat or a pull request.
+    /// Print Markdown, for a chat or a pull request.
     #[arg(long)]
     pub markdown: bool,
 }
 
 #[derive(Args)]
 pub struct ReportArgs {
-    /// The run: its id, its name, project/name, or a beginning that fits only one.
+    /// The run: its id, its name, project/name, or the beginning of one of these if it fits only one run.
     pub run: String,
     /// The step [default: the run as a whole].
     #[arg(long, value_name = "N")]
@@ -213,13 +214,13 @@ pub struct DiffArgs {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub enum ConversationsFormat {
-    /// A list for people; with --id the conversation as text.
+    /// A table to read, or the conversation as text with --id.
     Table,
-    /// One JSON document, as the API answers.
+    /// One JSON document, as the API returns it.
     Json,
-    /// One conversation a line, with `messages` as OpenAI writes them.
+    /// One conversation per line, with `messages` in OpenAI's format.
     Jsonl,
-    /// The columns of the table; needs --out.
+    /// The columns of the table. Requires --out.
     Parquet,
 }
 
@@ -227,12 +228,12 @@ pub enum ConversationsFormat {
 pub struct ConversationsArgs {
     #[command(flatten)]
     pub source: SourceArgs,
-    /// What to look for, as in the search box: words, "phrases", role:tool, reward:<0.5, step:100..120, status:truncated ...
+    /// Search text, as in the search box: words, "phrases", role:tool, reward:<0.5, step:100..120, status:truncated ...
     pub search: Vec<String>,
     /// Show this conversation.
     #[arg(long, value_name = "ID", conflicts_with_all = ["search", "run", "project"])]
     pub id: Option<String>,
-    /// Only this run: its id, its name, project/name, or a beginning that fits only one.
+    /// Only this run: its id, its name, project/name, or the beginning of one of these.
     #[arg(long, value_name = "RUN")]
     pub run: Option<String>,
     /// Only runs of this project.
@@ -241,35 +242,36 @@ pub struct ConversationsArgs {
     /// Only this step, or a range such as 100..120.
     #[arg(long, value_name = "N")]
     pub step: Option<String>,
-    /// What to sort by, with - before it for descending order: -reward, step, -metadata.score ...
+    /// Sort key, with a leading - for descending order: -reward, step, -metadata.score ...
     #[arg(long, value_name = "KEY", allow_hyphen_values = true)]
     pub sort: Option<String>,
-    /// Most conversations [default: 20 as a table, 50 as JSON, all as a file].
+    /// Maximum number of conversations [default: 20 for a table, 50 for JSON, all for a file].
     #[arg(long, value_name = "N")]
     pub limit: Option<usize>,
-    /// Leave out so many.
+    /// Skip the first N.
     #[arg(long, value_name = "N")]
     pub offset: Option<usize>,
+    /// Output format.
     #[arg(long, value_enum, default_value_t = ConversationsFormat::Table)]
     pub format: ConversationsFormat,
-    /// Where to write [default: standard output].
+    /// File to write [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
 
 #[derive(Args)]
 pub struct MetricsArgs {
-    /// The run: its id, its name, project/name, or a beginning that fits only one.
+    /// The run: its id, its name, project/name, or the beginning of one of these if it fits only one run.
     pub run: String,
     #[command(flatten)]
     pub source: SourceArgs,
     /// The step [default: the last one that has metrics].
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     pub step: Option<i64>,
-    /// Only names that begin with this, such as perf/.
+    /// Only metrics whose names begin with this, such as perf/.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub prefix: String,
-    /// How to print: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
+    /// Output format: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
 }
@@ -279,13 +281,13 @@ pub struct ViewArgs {
     /// Dumps (rollout_0.pt), OTLP files, folders of them, or patterns such as 'dumps/rollout_*.pt'.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// Only write the files.
+    /// Write the files and exit.
     #[arg(long)]
     pub no_serve: bool,
-    /// Make the files anew even if they are up to date.
+    /// Write the files again, even if they are up to date.
     #[arg(long)]
     pub rebuild: bool,
-    /// Write into this folder instead of beside the dump.
+    /// Write to this folder instead of next to the dump.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Port of the page [default: 7200, or a free one].
@@ -294,7 +296,7 @@ pub struct ViewArgs {
     /// Open the page in the browser.
     #[arg(long, conflicts_with = "no_serve")]
     pub open: bool,
-    /// The cache beside a dump: as slime's own viewer writes and reads it, or none.
+    /// Format of the cache next to a dump: the one that slime's own viewer reads and writes, or none.
     #[arg(long, value_enum, default_value_t = CacheFormat::Slime)]
     pub cache_format: CacheFormat,
     /// Name of the run [default: the folder of the dumps].
@@ -315,7 +317,7 @@ pub struct ImportArgs {
     pub files: Vec<PathBuf>,
     #[command(flatten)]
     pub folder: FolderArgs,
-    /// Everything goes into this run, whatever the files say.
+    /// Put everything into this run and ignore the run that the files name.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
 }
@@ -332,7 +334,7 @@ pub enum ExportCommand {
     Otlp(ExportOtlpArgs),
     /// Metrics as TensorBoard event files.
     Tensorboard(ExportTensorboardArgs),
-    /// A run as one HTML file that opens from disk, without a server.
+    /// A run as one HTML file that opens from disk without a server.
     Html(ExportHtmlArgs),
     /// A run, a step or files for Perfetto (ui.perfetto.dev) or chrome://tracing.
     Perfetto(ExportPerfettoArgs),
@@ -340,7 +342,8 @@ pub enum ExportCommand {
 
 #[derive(Args)]
 pub struct ExportPerfettoArgs {
-    /// Files of any known format instead of a store: OTLP JSON lines, dumps, profiles; folders, patterns.
+    /// Files to read instead of a store, in any supported format: OTLP JSON lines, dumps, profiles. Folders and patterns
+    /// work too.
     #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
     #[command(flatten)]
@@ -351,13 +354,13 @@ pub struct ExportPerfettoArgs {
     /// The step [default: all].
     #[arg(long, value_name = "N", requires = "run")]
     pub step: Option<i64>,
-    /// Where to write; `-` is standard output [default: a name made from the input].
+    /// File to write, or `-` for standard output [default: a name derived from the input].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
-    /// Perfetto's own protobuf, or Chrome's JSON.
+    /// Output format: Perfetto's protobuf or Chrome's JSON.
     #[arg(long, value_enum, default_value_t = TraceFormat::Proto)]
     pub format: TraceFormat,
-    /// A torch profile (JSON, plain or gzip) to merge: kernels and requests on one axis.
+    /// Torch profile (JSON, plain or gzip) to merge, so that kernels and requests share one axis.
     #[arg(long, value_name = "FILE")]
     pub torch_file: Option<PathBuf>,
 }
@@ -370,47 +373,47 @@ pub enum TraceFormat {
 
 #[derive(Args, Clone)]
 pub struct CollectArgs {
-    /// Folder to write into: DIR/traces/traces.jsonl, then traces.1.jsonl, ...
+    /// Folder to write to: DIR/traces/traces.jsonl, then traces.1.jsonl, ...
     #[arg(long, value_name = "DIR")]
     pub out: PathBuf,
-    /// Address for OTLP over gRPC; empty for none.
+    /// Address for OTLP over gRPC. Empty turns it off.
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_GRPC", default_value = "127.0.0.1:4317")]
     pub otlp_grpc: String,
-    /// Address for OTLP over HTTP; empty for none.
+    /// Address for OTLP over HTTP. Empty turns it off.
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_HTTP", default_value = "127.0.0.1:4318")]
     pub otlp_http: String,
-    /// A file of this many bytes is followed by the next.
+    /// Start the next file when a file reaches this size.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20)]
     pub max_file_bytes: u64,
     /// Largest OTLP message, in bytes, after decompression [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
     pub max_message_bytes: Option<usize>,
-    /// Token that senders must show; needed for any address but loopback.
+    /// Token that senders must send. Required on any address other than loopback.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// Listen beyond loopback without a token.
+    /// Allow addresses other than loopback without a token.
     #[arg(long, env = "ROLLSCOPE_INSECURE_NO_AUTH")]
     pub insecure_no_auth: bool,
-    /// Send everything on to this server (its page, or its OTLP port for HTTP); the files are the buffer while it is away,
-    /// and go when it has them.
+    /// Forward everything to this server (the address of its page, or of OTLP over HTTP). The files buffer what it has not
+    /// received yet. They are deleted once it has.
     #[arg(long, value_name = "URL")]
     pub forward: Option<String>,
     /// Token of that server.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_FORWARD_TOKEN", hide_env_values = true, requires = "forward")]
     pub forward_token: Option<String>,
-    /// Keep the files after they were sent on.
+    /// Keep the files after they were forwarded.
     #[arg(long, requires = "forward")]
     pub keep: bool,
-    /// Logs as JSON lines.
+    /// Write logs as JSON lines.
     #[arg(long, env = "ROLLSCOPE_LOG_JSON")]
     pub log_json: bool,
 }
 
-/// What `otelcol` takes, as far as we stand in for it.
+/// The flags of `otelcol` that rollscope supports when it stands in for it.
 #[derive(Parser)]
 #[command(name = "otelcol", version, about = "rollscope collect, started under the name of OpenTelemetry's collector")]
 pub struct OtelcolArgs {
-    /// The configuration: an `otlp` receiver over gRPC and a `file` exporter, in a pipeline of traces.
+    /// Configuration file, with an `otlp` receiver over gRPC and a `file` exporter in a traces pipeline.
     #[arg(long, value_name = "FILE")]
     pub config: PathBuf,
 }
@@ -419,13 +422,14 @@ pub struct OtelcolArgs {
 pub struct TraceLevelArgs {
     /// 0 (off), 1 (important slices), 2 (all but nested) or 3 (all).
     pub level: String,
-    /// SGLang servers, such as http://10.0.0.5:30000; or rollscope servers, which tell the SDKs that send to them.
+    /// SGLang servers, such as http://10.0.0.5:30000, or rollscope servers, which pass the level on to the SDKs that send
+    /// to them.
     #[arg(required = true, value_name = "URL")]
     pub urls: Vec<String>,
-    /// SGLang's API key, or rollscope's token, where there is one.
+    /// SGLang's API key or rollscope's token, if the server requires one.
     #[arg(long, value_name = "KEY", env = "SGLANG_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
-    /// Longest time for one server, in seconds.
+    /// Maximum time per server, in seconds.
     #[arg(long, default_value_t = 10)]
     pub timeout: u64,
 }
@@ -437,7 +441,7 @@ pub struct ExportTensorboardArgs {
     /// The run [default: all].
     #[arg(long, value_name = "RUN")]
     pub run: Option<String>,
-    /// Folder to write to; every run gets a folder below it.
+    /// Folder to write to. Each run gets a subfolder.
     #[arg(short, long, value_name = "DIR")]
     pub out: PathBuf,
 }
@@ -453,7 +457,7 @@ pub struct ExportOtlpArgs {
     /// The step [default: all].
     #[arg(long, value_name = "N", requires = "run")]
     pub step: Option<i64>,
-    /// Where to write [default: standard output].
+    /// File to write [default: standard output].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -465,10 +469,10 @@ pub struct ExportHtmlArgs {
     /// The run [default: the only one].
     #[arg(long, value_name = "RUN")]
     pub run: Option<String>,
-    /// The step; may be given several times [default: all, the newest first, as many as make a file of reasonable size].
+    /// The step. Can be repeated [default: the newest steps, as many as fit into a file of reasonable size].
     #[arg(long, value_name = "N")]
     pub step: Vec<i64>,
-    /// Where to write [default: RUN.html].
+    /// File to write [default: RUN.html].
     #[arg(short, long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
@@ -481,10 +485,10 @@ fn duration(text: &str) -> Result<u64, String> {
         "m" => 60,
         "h" => 3_600,
         "d" => 86_400,
-        _ => return Err(format!("{unit:?} is no unit: use s, m, h or d")),
+        _ => return Err(format!("unknown unit {unit:?}; expected s, m, h or d")),
     };
-    let number: u64 = number.parse().map_err(|_| "write a number and a unit, such as 30d".to_string())?;
-    number.checked_mul(scale).ok_or_else(|| "that is too long".to_string())
+    let number: u64 = number.parse().map_err(|_| "expected a number and a unit, such as 30d".to_string())?;
+    number.checked_mul(scale).ok_or_else(|| "the duration is too long".to_string())
 }
 
 #[cfg(test)]

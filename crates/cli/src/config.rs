@@ -1,4 +1,4 @@
-//! Configuration in force: defaults, then the file, then environment and flags.
+//! The effective configuration: defaults, then the file, then environment variables and flags.
 
 use std::path::PathBuf;
 
@@ -18,13 +18,13 @@ pub const DEFAULT_DATA: &str = "rollscope-data";
 #[error("{0}")]
 pub struct Usage(pub String);
 
-/// What the file may hold, and what `--print-config` prints.
+/// What the file may contain, and what `--print-config` prints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
     /// Folder of the store.
     pub data: PathBuf,
-    /// Logs as JSON lines.
+    /// Write logs as JSON lines.
     pub log_json: bool,
     pub server: ServerConfig,
     pub query: QueryLimits,

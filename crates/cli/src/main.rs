@@ -1,9 +1,9 @@
-//! The binary: arguments, configuration, commands. Wiring only; the work is in the other crates.
+//! The binary: arguments, configuration, commands. It only connects the other crates.
 //!
 //! Arguments pass two stages: as typed ([`args`]), then resolved with environment and file ([`config`]). Each command is
-//! one file in [`commands`]. Exit code 2 for usage, 1 for failure.
+//! one file in [`commands`]. The exit code is 2 for a usage error and 1 for a failure.
 
-// First: its `println!` and `eprintln!` are those of all the others.
+// This comes first, because all other modules use its `println!` and `eprintln!`.
 #[macro_use]
 mod output;
 mod args;
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     match result.and_then(|()| output::said()) {
         Ok(()) => ExitCode::SUCCESS,
-        // `rollscope sql ... | head` is no failure.
+        // `rollscope sql ... | head` is not a failure.
         Err(_) if output::reader_left() => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("rollscope: {e:#}");

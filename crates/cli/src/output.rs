@@ -1,8 +1,8 @@
-//! Answers for people: numbers with separators, tables that fit the terminal; and the one way to standard output and error.
+//! Output in the terminal: numbers with separators, tables that fit, and the only writers to standard output and error.
 //!
-//! A pipe that its reader closed (`| head -1`) is no failure. What a command says about its work goes through `println!`: the
+//! A pipe that its reader closed (`| head -1`) is not a failure. What a command reports goes through `println!`: the
 //! rest of the work is done all the same, and a server keeps running. What a command is for (rows, a report, a file) goes
-//! through [`stdout`]: when nobody reads on, it ends.
+//! through [`stdout`], which ends the command if its reader is gone.
 
 pub mod answers;
 
@@ -23,7 +23,7 @@ macro_rules! eprintln {
     ($($arg:tt)*) => { $crate::output::complain(format_args!($($arg)*)) };
 }
 
-/// The first thing that could not be said, other than for want of a reader.
+/// The first error of writing, other than a closed pipe.
 static UNSAID: OnceLock<std::io::Error> = OnceLock::new();
 static READER_LEFT: AtomicBool = AtomicBool::new(false);
 
@@ -34,7 +34,7 @@ pub fn say(text: std::fmt::Arguments) {
     }
 }
 
-/// Whether all that was said was written: a full disk is a failure.
+/// Whether all output was written. A full disk is a failure.
 pub fn said() -> anyhow::Result<()> {
     let unsaid = |e: &std::io::Error| anyhow::anyhow!("cannot write to standard output: {e}");
     match std::io::stdout().flush() {
@@ -43,12 +43,12 @@ pub fn said() -> anyhow::Result<()> {
     }
 }
 
-/// Where standard error is closed, there is nobody left to tell.
+/// If standard error is closed, there is no place to report that.
 pub fn complain(text: std::fmt::Arguments) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// The log, on standard error; `ROLLSCOPE_LOG` says how much of it.
+/// Starts the log on standard error. `ROLLSCOPE_LOG` sets its level.
 pub fn start_logs(level: &str, json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
@@ -67,7 +67,7 @@ pub fn stdout() -> impl Write {
     Out(std::io::stdout())
 }
 
-/// Whether a command ended because nobody reads on.
+/// Whether a command ended because its reader is gone.
 pub fn reader_left() -> bool {
     READER_LEFT.load(Ordering::Relaxed)
 }

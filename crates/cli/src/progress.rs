@@ -21,7 +21,7 @@ pub struct Bar {
 
 impl Bar {
     fn start(what: &str, total: u64, style: ProgressStyle, done: impl Fn() -> u64 + Send + 'static) -> Bar {
-        // indicatif draws on standard error, and nothing at all when that is no terminal.
+        // indicatif draws on standard error, and nothing at all if that is not a terminal.
         let bar = ProgressBar::new(total.max(1)).with_style(style).with_message(what.to_string());
         let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let (drawn, ended) = (bar.clone(), stop.clone());

@@ -1,5 +1,5 @@
 //! Chance and ids. Everything random in a run comes from here, from one seed, so that the same options give the same
-//! bytes. Each step has a stream of its own: step 23 is the same whether or not steps 0 to 22 were generated.
+//! bytes. Each step has its own stream: step 23 is the same whether or not steps 0 to 22 were generated.
 
 use rand::{Rng as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
@@ -41,7 +41,7 @@ impl Dice {
         (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
     }
 
-    /// Long-tailed: half of the draws are below `median`; `sigma` says how long the tail is.
+    /// Long-tailed: half of the draws are below `median`, and `sigma` sets the length of the tail.
     pub fn lognormal(&mut self, median: f64, sigma: f64) -> f64 {
         median * (sigma * self.normal()).exp()
     }

@@ -1,6 +1,6 @@
 //! The serving engines' own spans, in SGLang's shape: request, thread, slice, every first-level slice linked to the one
 //! before it, also from prefill to decode. They hang under the sample's `sglang_generate` span, as they do when the
-//! caller sends its context along; disaggregated requests pass the gateway, whose span stands between.
+//! caller sends its context along; disaggregated requests pass the gateway, whose span is in between.
 
 use std::fmt::Write as _;
 

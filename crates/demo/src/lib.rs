@@ -2,7 +2,7 @@
 //! and decode on different engines. It feeds `rollscope demo`, tests and benchmarks. The same options give the same
 //! bytes.
 //!
-//! How a step comes about: [`task`] draws what its samples are asked to do; [`plant`]s change that, or the machines;
+//! How a step comes about: [`task`] draws the tasks of its samples; [`plant`]s change that, or the machines;
 //! [`sim`] runs it through simulated engines, which gives every request its times; [`trainer`] lays the phases behind
 //! it. Then it is written: [`sample`] and [`engine`] and [`trainer`] write spans through [`emit`], [`text`] what was
 //! said, [`metrics`] and [`series`] what was measured, all from the same plan, so that tables agree with each other.

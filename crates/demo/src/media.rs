@@ -131,7 +131,7 @@ mod tests {
         for p in &pictures {
             assert_eq!(&p.bytes[..8], b"\x89PNG\r\n\x1a\n");
             assert_eq!(p.bytes[16..24], [0, 0, 0, 96, 0, 0, 0, 64]);
-            // The picture as stored: filter byte and three bytes a pixel, in one block or several.
+            // The picture as stored: a filter byte and three bytes per pixel, in one block or several.
             assert!(p.bytes.len() > HEIGHT * (1 + WIDTH * 3));
         }
         let mut hashes: Vec<_> = pictures.iter().map(|p| &p.hash).collect();

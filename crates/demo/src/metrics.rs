@@ -17,7 +17,7 @@ fn gpus(plan: &Plan) -> f64 {
     (0..plan.fleet.engines()).map(|e| f64::from(crate::sim::tensor_parallel(e))).sum()
 }
 
-/// What rollscope works out by itself and a trainer need not log.
+/// What rollscope computes itself and a trainer need not log.
 fn is_computed(name: &str) -> bool {
     let computed = ["perf/request/", "perf/prefill/", "perf/decode/", "perf/rollout_time", "perf/non_generation_time/"];
     let tokens = ["perf/tokens_per_gpu_per_sec", "perf/longest_sample_tokens_per_sec"];
@@ -26,7 +26,7 @@ fn is_computed(name: &str) -> bool {
         || (name.starts_with("rollout/") && !name.starts_with("rollout/staleness"))
 }
 
-/// Writes what the trainer logs; returns what is to be worked out.
+/// Writes what the trainer logs, and returns what rollscope should compute.
 pub fn write(out: &mut MetricsBuilder, run_id: &str, plan: &Plan, base: i64, dice: &mut Dice) -> BTreeMap<String, f64> {
     let time_ns = base + plan.end;
     let mut expected = BTreeMap::new();

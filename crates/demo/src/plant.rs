@@ -1,5 +1,5 @@
-//! Causes of slowness that can be planted into a step, so that a report can be asked to find them. A plant changes what
-//! the samples of a step are asked to do, or what the machines can do, before the step is simulated: everything that
+//! Causes of slowness that can be planted into a step, so that tests can check whether a report finds them. A plant changes
+//! the tasks of the samples of a step, or what the machines can do, before the step is simulated: everything that
 //! follows from it (queues, barriers, waiting ranks) follows by itself.
 //!
 //! `ClockSkew` and `DroppedData` are different: they leave the step as it was and damage what is reported about it.

@@ -23,7 +23,7 @@ use crate::task::{DRAFT, Domain, Shape, Status, Task, draw, give_tool, known_too
 use crate::trainer::{self, Phase, Root, StepFigures};
 use crate::{metrics, text};
 
-/// 2026-01-01T00:00:00Z: where a run starts when nobody says otherwise.
+/// 2026-01-01T00:00:00Z, the default start of a run.
 pub const DEFAULT_START_NS: i64 = 1_767_225_600 * SECOND;
 /// Between the end of a step and the start of the next.
 const GAP: i64 = 30 * MS;
@@ -108,7 +108,7 @@ pub struct StepData {
     pub start_ns: i64,
     pub end_ns: i64,
     pub batches: Vec<(Table, RecordBatch)>,
-    /// Metrics that rollscope should work out from the batches: for tests.
+    /// Metrics that rollscope should compute from the batches, for tests.
     pub expected: std::collections::BTreeMap<String, f64>,
 }
 
@@ -138,7 +138,7 @@ pub struct Generator {
     gateway_lane: Lane,
     ranks: Vec<Lane>,
     media: Vec<Media>,
-    /// By step; grows as steps are asked for.
+    /// By step. It grows as steps are requested.
     starts: Vec<Start>,
 }
 
@@ -189,7 +189,7 @@ impl Generator {
         self.options.start_ns + self.start(step).offset
     }
 
-    /// The row of `runs`. The run goes on: steps after the finished ones are played live.
+    /// The row of `runs`. The run keeps running: steps after the finished ones are generated live.
     pub fn header(&self, updated_ns: i64) -> Result<RecordBatch, ArrowError> {
         let o = &self.options;
         let gpus: u32 = (0..self.engines.len()).map(|e| crate::sim::tensor_parallel(e) as u32).sum();

@@ -1,5 +1,5 @@
-//! The rollout's spans, in slime's shape: one trace a sample; the group's span, the sample's, its generations, tool
-//! calls and reward. A span of a group stands in the trace of each member and ends when the slowest is done.
+//! The rollout's spans, in slime's shape: one trace per sample; the group's span, the sample's, its generations, tool
+//! calls and reward. A span of a group is in the trace of each member and ends when the slowest member is done.
 
 use std::fmt::Write as _;
 

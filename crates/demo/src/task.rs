@@ -1,4 +1,4 @@
-//! What the samples of a step are asked to do, before anything has a time: prompts, lengths, tools, how it ends. Drawn
+//! The tasks of the samples of a step, before anything has a time: prompts, lengths, tools, how it ends. Drawn
 //! from the dice of the step; plants change it afterwards.
 
 use crate::dice::{Dice, scatter};
@@ -247,7 +247,7 @@ fn agent_turns(dice: &mut Dice, turns: &mut Vec<Turn>, attempt: i32, count: usiz
         };
         let failure = dice.chance(0.07).then(|| *dice.pick(&FAILURES));
         let seconds = if matches!(failure, Some(("TimeoutError", _))) { 12.0 } else { seconds.min(10.0) };
-        // What was said and answered so far is in the prefix cache of the engine, but for the last partial page.
+        // The conversation so far is in the prefix cache of the engine, except for the last partial page.
         cached = (prompt + turn.completion_tokens) / 16 * 16;
         prompt += turn.completion_tokens + dice.lognormal(160.0, 0.8).min(2_000.0) as i64;
         turn.tool = Some(ToolCall { tool, seconds, failure });

@@ -1,5 +1,5 @@
-//! What the model was asked and what it said. Templates, filled from the seed of the sample: plausible enough to read,
-//! search and compare; siblings share their prompt and part ways in the answer.
+//! The prompts and the answers of the model. Templates, filled from the seed of the sample: plausible enough to read,
+//! search and compare; siblings share their prompt and differ in the answer.
 
 use serde_json::{Value, json};
 
@@ -17,7 +17,7 @@ pub struct Conversation {
     pub char_count: i64,
 }
 
-/// Seed of the texts that belong to a prompt, whatever the sample.
+/// Seed of the texts that belong to a prompt, the same for every sample.
 const PROMPT_STREAM: u64 = 0x70_726f_6d70;
 
 fn prompt(task: &Task, media: &[Media]) -> (Value, String) {

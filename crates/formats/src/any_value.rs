@@ -7,7 +7,7 @@ use rollscope_model::attrs;
 
 use crate::json::{Error, Reader};
 
-/// The value that a text of ours stands for. A text that is no JSON of ours is taken as plain text: nothing is lost.
+/// The value that a stored text represents. A text that is not our JSON is taken as plain text, so that nothing is lost.
 pub fn from_text(text: &str) -> AnyValue {
     let mut r = Reader::new(text.as_bytes());
     match read(&mut r, 0).and_then(|value| r.end().map(|()| value)) {
@@ -16,7 +16,7 @@ pub fn from_text(text: &str) -> AnyValue {
     }
 }
 
-/// The members of an object of ours, in order, repeated keys and all. What is no object has none.
+/// The members of a stored object in order, including repeated keys. Anything but an object has none.
 pub fn entries(json: &str) -> Vec<KeyValue> {
     match from_text(json).value {
         Some(Value::KvlistValue(list)) => list.values,

@@ -1,4 +1,4 @@
-//! What can be counted in a conversation's messages. One place, whoever logged them.
+//! Counts over the messages of a conversation, in one place for all sources.
 
 use serde_json::Value;
 
@@ -28,7 +28,7 @@ pub fn count(messages: &[Value]) -> Counts {
                 counts.chars += arguments.chars().count() as i64;
             }
         }
-        // A picture may stand anywhere else in a message too.
+        // A picture may be anywhere else in a message too.
         for (key, value) in message.as_object().into_iter().flatten() {
             if key != "content" {
                 counts.media += media(value);

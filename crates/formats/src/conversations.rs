@@ -1,4 +1,4 @@
-//! Conversations that spans tell. Agent frameworks put the messages of a model call on its span; the dialects differ:
+//! Conversations in the attributes and events of spans. Agent frameworks put the messages of a model call on its span; the dialects differ:
 //!
 //! | dialect | where |
 //! |---|---|
@@ -10,7 +10,7 @@
 //! | Pydantic AI, Logfire | `pydantic_ai.all_messages`, `all_messages_events`, `request_data` and `response_data` |
 //!
 //! All become one kind of row: messages as OpenAI writes them (`role`, `content`, `reasoning_content`, `tool_calls`,
-//! `tool_call_id`), parts that nobody knows kept as they are.
+//! `tool_call_id`), with unknown parts kept as they are.
 
 pub mod events;
 
@@ -27,10 +27,10 @@ use crate::conversation::count;
 const MAX_INDEX: usize = 100_000;
 const MAX_NAME_DEPTH: usize = 12;
 
-/// The conversations in a batch of spans. `None` if there are none, which is found out quickly.
+/// The conversations in a batch of spans. `None` if there are none, which is a quick check.
 pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
     let columns = Columns::new(spans)?;
-    // Earlier conventions have the telling word in the names of events.
+    // Earlier conventions show in the names of events.
     if !columns.maps().any(mentions_messages) && !tells(columns.event_names.value_data()) {
         return None;
     }
@@ -277,7 +277,7 @@ fn read(attrs: &Attrs, events: &[(&str, Attrs)]) -> Vec<Value> {
             let mut messages = of(input, "user");
             messages.extend(of(output, "assistant"));
             if !messages.is_empty() {
-                // Prompt and answer may stand on two events.
+                // Prompt and answer may be on two events.
                 for (_, other) in events.iter().filter(|(_, e)| !std::ptr::eq(e, source)) {
                     messages.extend(other.get(output).map(|v| plain(v, "assistant")).unwrap_or_default());
                 }
@@ -345,7 +345,7 @@ fn plain(value: &Value, role: &str) -> Vec<Value> {
     }
 }
 
-/// Whose message an event tells: `gen_ai.user.message`, `gen_ai.choice`.
+/// The role of the message in an event such as `gen_ai.user.message` or `gen_ai.choice`.
 fn event_role(name: &str) -> Option<&str> {
     match name {
         "gen_ai.choice" => Some("assistant"),
@@ -546,7 +546,7 @@ fn take_parts(out: &mut Map<String, Value>, parts: Vec<Value>) {
     }
 }
 
-/// OpenTelemetry puts the answers of several tools into one message; here each is a message of its own.
+/// OpenTelemetry puts the answers of several tools into one message; here each is its own message.
 trait FlattenTools: Iterator<Item = Value> + Sized {
     fn flatten_tools(self) -> impl Iterator<Item = Value> {
         self.flat_map(|message| {

@@ -1,5 +1,5 @@
-//! A pull reader for JSON. It borrows what it can, allocates only for text with escapes, says at which byte something is
-//! wrong, keeps repeated keys, and skips what nobody asked for without recursion, so that depth is the caller's to bound.
+//! A pull reader for JSON. It borrows what it can, allocates only for text with escapes, reports the byte of an
+//! error, keeps repeated keys, and skips what is not needed without recursion, so that depth is the caller's to bound.
 //!
 //! Why not serde: the shapes we read (keys in two spellings and any order, numbers as text, a bad element that must not
 //! take its neighbours with it) need look-ahead and stepping back, which a visitor cannot do.
@@ -11,7 +11,7 @@ pub enum Error {
     /// No JSON: nothing after this can be trusted.
     #[error("{what} at byte {at}")]
     Syntax { what: &'static str, at: usize },
-    /// JSON, but of another type than wanted. The reader may stand inside the value.
+    /// JSON, but of another type than expected. The reader may be inside the value.
     #[error("unexpected type at byte {at}")]
     Type { at: usize },
     /// Text that is not Unicode: bytes that are not UTF-8, or half a surrogate pair.
@@ -83,7 +83,7 @@ impl<'a> Reader<'a> {
             self.pos += word.len();
             Ok(())
         } else {
-            self.syntax("an unknown word")
+            self.syntax("unknown word")
         }
     }
 
@@ -100,7 +100,7 @@ impl<'a> Reader<'a> {
     fn wrong_type<T>(&self) -> Result<T> {
         match self.bytes.get(self.pos) {
             Some(b'{' | b'[' | b'"' | b't' | b'f' | b'n' | b'-' | b'0'..=b'9') => Err(Error::Type { at: self.pos }),
-            _ => self.syntax("no value begins like this"),
+            _ => self.syntax("expected a value"),
         }
     }
 
@@ -120,7 +120,7 @@ impl<'a> Reader<'a> {
             return Ok(true);
         }
         if b != b',' {
-            return self.syntax("a comma or a closing bracket is missing");
+            return self.syntax("expected a comma or a closing bracket");
         }
         self.pos += 1;
         Ok(true)
@@ -133,11 +133,11 @@ impl<'a> Reader<'a> {
             return Ok(None);
         }
         if self.peek()? != b'"' {
-            return self.syntax("a key is missing");
+            return self.syntax("expected a key");
         }
         let key = self.string()?;
         if self.peek()? != b':' {
-            return self.syntax("a colon is missing");
+            return self.syntax("expected a colon");
         }
         self.pos += 1;
         Ok(Some(key))
@@ -158,7 +158,7 @@ impl<'a> Reader<'a> {
                 }
             }
             Some(_) => self.escaped(start),
-            None => self.syntax("a text is not closed"),
+            None => self.syntax("unterminated string"),
         }
     }
 
@@ -167,7 +167,7 @@ impl<'a> Reader<'a> {
         let mut at = start;
         loop {
             let Some(n) = memchr::memchr2(b'"', b'\\', &self.bytes[at..]) else {
-                return self.syntax("a text is not closed");
+                return self.syntax("unterminated string");
             };
             out.extend_from_slice(&self.bytes[at..at + n]);
             at += n + 1;
@@ -175,7 +175,7 @@ impl<'a> Reader<'a> {
                 break;
             }
             self.pos = at;
-            let Some(&escape) = self.bytes.get(at) else { return self.syntax("a text is not closed") };
+            let Some(&escape) = self.bytes.get(at) else { return self.syntax("unterminated string") };
             at += 1;
             out.push(match escape {
                 b'"' | b'\\' | b'/' => escape,
@@ -195,12 +195,12 @@ impl<'a> Reader<'a> {
                             code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
                         }
                     }
-                    // A surrogate on its own is no character.
+                    // A surrogate on its own is not a character.
                     let Some(c) = char::from_u32(code) else { return Err(Error::Text { at: self.pos }) };
                     out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                     continue;
                 }
-                _ => return self.syntax("an unknown escape"),
+                _ => return self.syntax("unknown escape"),
             });
         }
         self.pos = at;
@@ -212,7 +212,7 @@ impl<'a> Reader<'a> {
         for i in at..at + 4 {
             match self.bytes.get(i).and_then(|b| (*b as char).to_digit(16)) {
                 Some(digit) => code = code << 4 | digit,
-                None => return self.syntax("an escape needs four hex digits"),
+                None => return self.syntax("expected four hex digits in an escape"),
             }
         }
         Ok(code)
@@ -254,7 +254,7 @@ impl<'a> Reader<'a> {
                 }
                 b'}' | b']' => {
                     if depth == 0 {
-                        return self.syntax("a value is missing");
+                        return self.syntax("expected a value");
                     }
                     depth -= 1;
                     self.pos += 1;
@@ -266,7 +266,7 @@ impl<'a> Reader<'a> {
                 b'-' | b'0'..=b'9' => {
                     self.number()?;
                 }
-                _ => return self.syntax("no value begins like this"),
+                _ => return self.syntax("expected a value"),
             }
             if depth == 0 {
                 return Ok(());
@@ -283,7 +283,7 @@ impl<'a> Reader<'a> {
                     return Ok(());
                 }
                 Some(n) => at += n + 2,
-                None => return self.syntax("a text is not closed"),
+                None => return self.syntax("unterminated string"),
             }
         }
     }

@@ -15,7 +15,7 @@
 
 use std::io::Write as _;
 
-/// A value on its way into or out of a column.
+/// A value to write to a column or read from it.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Null,
@@ -213,7 +213,7 @@ pub fn display(text: &str) -> std::borrow::Cow<'_, str> {
     }
 }
 
-/// The number a text stands for: an integer or double, not a boolean and not a string.
+/// The number in a text: an integer or double, not a boolean and not a string.
 pub fn number(text: &str) -> Option<f64> {
     match text.as_bytes().first()? {
         b'0'..=b'9' | b'-' => text.parse().ok(),
@@ -225,7 +225,7 @@ pub fn number(text: &str) -> Option<f64> {
     }
 }
 
-/// What a text holds, told by its first bytes.
+/// What a text contains, decided by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Type {

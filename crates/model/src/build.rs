@@ -1,4 +1,4 @@
-//! Column and row builders. Importers fill these; nobody else builds a batch of a table by hand.
+//! Column and row builders. Importers fill these. No other code builds a batch of a table by hand.
 //!
 //! Hot paths (OTLP) write the columns directly with interned keys; everyone else fills a row struct ([`NewSpan`],
 //! [`NewSample`], ...) and calls `push`. A row struct is an argument list with names: it borrows, and is never stored.
@@ -406,7 +406,7 @@ fn finish_list(offsets: &mut Vec<i32>, items: StructArray) -> ArrayRef {
     Arc::new(ListArray::new(field, OffsetBuffer::new(offsets.into()), Arc::new(items), None))
 }
 
-/// An event on its way into [`SpansBuilder::push`].
+/// An event for [`SpansBuilder::push`].
 #[derive(Clone, Debug)]
 pub struct NewEvent<'a> {
     pub time_ns: i64,
@@ -414,7 +414,7 @@ pub struct NewEvent<'a> {
     pub attrs: &'a [(&'a str, Value)],
 }
 
-/// A link on its way into [`SpansBuilder::push`].
+/// A link for [`SpansBuilder::push`].
 #[derive(Clone, Debug)]
 pub struct NewLink<'a> {
     pub trace_id: TraceId,

@@ -32,7 +32,7 @@ pub const PP_RANK: &str = "pp_rank";
 /// import, never stored as attributes.
 pub mod reserved {
     pub const PREFIX: &str = "rollscope.";
-    /// `instant` or `orphan_end`; a span without an end time is open without saying so.
+    /// `instant` or `orphan_end`; a span without an end time is open without this attribute.
     pub const STATE: &str = "rollscope.state";
     /// The first N attributes were set at the start.
     pub const START_ATTRS: &str = "rollscope.start_attrs";
@@ -61,7 +61,7 @@ pub mod event {
     pub const METADATA: &str = "rollscope.metadata";
     pub const STAT_PREFIX: &str = "rollscope.stat.";
 
-    /// Response header in which the server tells SDKs the trace level.
+    /// Response header in which the server sends the trace level to SDKs.
     pub const LEVEL_HEADER: &str = "rollscope-trace-level";
 }
 

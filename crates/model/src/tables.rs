@@ -21,7 +21,7 @@ pub enum Table {
 /// Which of two rows with the same identity stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keep {
-    /// The first stays: a repeated row says nothing new.
+    /// The first row is kept: a repeated row has nothing new.
     First,
     /// The first stays, except that a closed span replaces an open one, and a newer report of an open span an older.
     FirstClosed,
@@ -78,7 +78,7 @@ impl Table {
         }
     }
 
-    /// The column that says when a row happened: for retention, pruning and sorting.
+    /// The column with the time of a row: for retention, pruning and sorting.
     pub fn time_column(self) -> &'static str {
         match self {
             Table::Runs => "started_ns",
@@ -98,7 +98,7 @@ impl Table {
         }
     }
 
-    /// Rows of a segment are sorted by these, then by time, instead of by cluster: samples of a series stand together.
+    /// Rows of a segment are sorted by these, then by time, instead of by cluster: samples of a series are next to each other.
     pub fn sort_columns(self) -> &'static [&'static str] {
         match self {
             Table::Series => &["name", "labels", "target"],
@@ -169,16 +169,16 @@ fn columns(table: Table) -> Vec<Column> {
     use DataType::{Boolean, FixedSizeBinary, Float64, Int32, Int64, UInt32, Utf8};
     match table {
         Table::Runs => vec![
-            ("run_id", dict(), false, "the run; what every other table refers to"),
-            ("project", dict(), true, "what the run belongs to"),
-            ("name", Utf8, true, "for people"),
+            ("run_id", dict(), false, "id of the run; every other table refers to it"),
+            ("project", dict(), true, "project that the run belongs to"),
+            ("name", Utf8, true, "readable name"),
             ("framework", dict(), true, "slime, verl, roll, trl, sglang, opentelemetry, ..."),
-            ("config", Utf8, true, "JSON object, as given to init"),
-            ("tags", Utf8, true, "JSON array of text"),
-            ("started_ns", Int64, false, "first sign of life"),
-            ("ended_ns", Int64, true, "null while it runs"),
+            ("config", Utf8, true, "JSON object, as passed to init"),
+            ("tags", Utf8, true, "JSON array of strings"),
+            ("started_ns", Int64, false, "time of the first data"),
+            ("ended_ns", Int64, true, "null while the run is running"),
             ("status", dict(), true, "running, finished, failed"),
-            ("updated_ns", Int64, false, "when this row was written; the newest counts"),
+            ("updated_ns", Int64, false, "when this row was written; the newest row counts"),
         ],
         Table::Spans => vec![
             ("run_id", dict(), false, "the run"),
@@ -186,10 +186,10 @@ fn columns(table: Table) -> Vec<Column> {
             ("trace_id", FixedSizeBinary(16), false, "W3C trace id"),
             ("span_id", FixedSizeBinary(8), false, "W3C span id"),
             ("parent_span_id", FixedSizeBinary(8), true, "null at the root"),
-            ("name", dict(), false, "what was done"),
+            ("name", dict(), false, "name of the work"),
             ("kind", dict(), false, "unspecified, internal, server, client, producer, consumer"),
             ("service", dict(), false, "service.name of the sender"),
-            ("phase", dict(), true, "rollout, reward, train, weight_sync, tool, ... where the sender says"),
+            ("phase", dict(), true, "rollout, reward, train, weight_sync, tool, ... if the sender sets it"),
             ("thread", dict(), true, "label of the thread or worker"),
             ("host", dict(), true, "host of the thread"),
             ("pid", Int64, true, "process id of the thread"),
@@ -200,11 +200,11 @@ fn columns(table: Table) -> Vec<Column> {
             ("end_ns", Int64, true, "end; null while the span is open"),
             ("state", dict(), false, "closed, open, instant, orphan_end"),
             ("status", dict(), false, "unset, ok, error"),
-            ("status_message", dict(), true, "why, where the sender says"),
+            ("status_message", dict(), true, "reason for the status, if the sender sets it"),
             ("sample_id", dict(), true, "rollout sample"),
             ("group_id", dict(), true, "group of samples that share a prompt"),
-            ("attempt", Int32, true, "0 for the first try"),
-            ("request_id", dict(), true, "the serving engine's request (SGLang's rid)"),
+            ("attempt", Int32, true, "0 for the first attempt"),
+            ("request_id", dict(), true, "request id of the serving engine (SGLang's rid)"),
             (
                 "start_attrs",
                 attrs_type(),
@@ -218,12 +218,12 @@ fn columns(table: Table) -> Vec<Column> {
             ("scope", dict(), false, "JSON object: name, version, attributes and schema of the instrumentation scope"),
             ("trace_state", dict(), true, "W3C tracestate"),
             ("flags", UInt32, false, "OTLP span flags"),
-            ("dropped_attrs", UInt32, false, "attributes the sender dropped"),
-            ("dropped_events", UInt32, false, "events the sender dropped"),
-            ("dropped_links", UInt32, false, "links the sender dropped"),
-            ("original_trace_id", Utf8, true, "the id as it came, where it was no W3C id"),
-            ("original_span_id", Utf8, true, "the id as it came, where it was no W3C id"),
-            ("original_parent_span_id", Utf8, true, "the id as it came, where it was no W3C id"),
+            ("dropped_attrs", UInt32, false, "attributes that the sender dropped"),
+            ("dropped_events", UInt32, false, "events that the sender dropped"),
+            ("dropped_links", UInt32, false, "links that the sender dropped"),
+            ("original_trace_id", Utf8, true, "the id as sent, if it was not a W3C id"),
+            ("original_span_id", Utf8, true, "the id as sent, if it was not a W3C id"),
+            ("original_parent_span_id", Utf8, true, "the id as sent, if it was not a W3C id"),
         ],
         Table::Samples => vec![
             ("run_id", dict(), false, "the run"),
@@ -231,18 +231,18 @@ fn columns(table: Table) -> Vec<Column> {
             ("sample_id", dict(), false, "unique within the step"),
             ("split", dict(), false, "train or eval"),
             ("group_id", dict(), true, "group of samples that share a prompt"),
-            ("trace_id", FixedSizeBinary(16), true, "its spans"),
+            ("trace_id", FixedSizeBinary(16), true, "trace of its spans"),
             ("attempt", Int32, true, "the last attempt"),
             ("status", dict(), true, "pending, completed, truncated, aborted, failed"),
-            ("reward", Float64, true, "where it is a number"),
-            ("reward_json", Utf8, true, "the reward as it came, where it is not a plain number"),
+            ("reward", Float64, true, "the reward, if it is a number"),
+            ("reward_json", Utf8, true, "the reward as sent, if it is not a plain number"),
             ("label", Utf8, true, "the expected answer, as JSON text"),
-            ("source", dict(), true, "data set or task the prompt came from"),
+            ("source", dict(), true, "data set or task that the prompt came from"),
             ("start_ns", Int64, true, "start of its first span"),
             ("end_ns", Int64, true, "end of its last span"),
             ("prompt_tokens", Int64, true, "tokens in the prompt"),
-            ("response_tokens", Int64, true, "tokens the model produced"),
-            ("total_tokens", Int64, true, "tokens in all"),
+            ("response_tokens", Int64, true, "tokens that the model produced"),
+            ("total_tokens", Int64, true, "all tokens"),
             ("response_length", Int64, true, "slime's response_length"),
             ("turns", Int32, true, "generations in this sample"),
             ("tool_calls", Int32, true, "tool calls in this sample"),
@@ -252,25 +252,25 @@ fn columns(table: Table) -> Vec<Column> {
             ("spec_accepted", Int64, true, "speculated tokens accepted"),
             ("spec_drafted", Int64, true, "speculated tokens drafted"),
             ("spec_verifies", Int64, true, "verification rounds"),
-            ("non_generation_s", Float64, true, "seconds spent outside generation"),
-            ("removed", Boolean, true, "left out of training"),
+            ("non_generation_s", Float64, true, "seconds outside generation"),
+            ("removed", Boolean, true, "true if the sample was left out of training"),
             ("metadata", Utf8, true, "JSON object; attr(metadata, 'key')"),
-            ("file", dict(), true, "the dump it was read from"),
+            ("file", dict(), true, "dump that it was read from"),
         ],
         Table::Conversations => vec![
             ("id", Utf8, false, "unique over runs, steps, keys and indices"),
             ("run_id", dict(), false, "the run"),
             ("step", Int64, true, "training step"),
-            ("key", dict(), true, "the name it was logged under"),
-            ("index", Int64, true, "position where several were logged together"),
+            ("key", dict(), true, "name under which it was logged"),
+            ("index", Int64, true, "position among conversations that were logged together"),
             ("sample_id", dict(), true, "rollout sample"),
             ("group_id", dict(), true, "group of samples that share a prompt"),
-            ("trace_id", FixedSizeBinary(16), true, "trace it belongs to"),
-            ("span_id", FixedSizeBinary(8), true, "span it was logged in"),
+            ("trace_id", FixedSizeBinary(16), true, "trace that it belongs to"),
+            ("span_id", FixedSizeBinary(8), true, "span in which it was logged"),
             ("messages", Utf8, false, "JSON array of messages"),
             ("metadata", Utf8, true, "JSON object"),
-            ("reward", Float64, true, "where known"),
-            ("status", dict(), true, "where known"),
+            ("reward", Float64, true, "if known"),
+            ("status", dict(), true, "if known"),
             ("message_count", Int64, false, "messages"),
             ("turn_count", Int64, false, "assistant messages"),
             ("tool_call_count", Int64, false, "tool calls"),
@@ -284,12 +284,7 @@ fn columns(table: Table) -> Vec<Column> {
             ("time_ns", Int64, false, "wall time"),
             ("name", dict(), false, "metric name"),
             ("value", Float64, false, "NaN and infinities are kept"),
-            (
-                "source",
-                dict(),
-                true,
-                "null: logged by the run; rollscope: worked out from the step's spans and samples",
-            ),
+            ("source", dict(), true, "null: logged by the run; rollscope: computed from the step's spans and samples"),
         ],
         Table::Series => vec![
             ("run_id", dict(), false, "the run"),

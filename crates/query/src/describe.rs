@@ -34,7 +34,7 @@ pub struct TableStats {
     pub tail_rows: u64,
     /// Bytes of the segments.
     pub bytes: u64,
-    /// First and last time, where there are rows.
+    /// First and last time, if there are rows.
     pub first_ns: Option<i64>,
     pub last_ns: Option<i64>,
 }
@@ -61,7 +61,7 @@ pub fn columns() -> Vec<ColumnInfo> {
     out
 }
 
-/// A type in the words of somebody who writes SQL.
+/// A type in SQL terms.
 fn type_name(ty: &DataType) -> String {
     match ty {
         DataType::Utf8 => "text".to_string(),

@@ -209,7 +209,7 @@ impl Engine {
             // Neither a schema nor an error: the task was aborted or it panicked.
             None => match (&mut task).await {
                 Err(e) => return Err(task_failed(e)),
-                Ok(()) => return Err(QueryError::new(ErrorKind::Internal, "query ended without an answer")),
+                Ok(()) => return Err(QueryError::new(ErrorKind::Internal, "the query ended without a result")),
             },
         };
         let truncated = Arc::new(AtomicBool::new(false));
@@ -365,10 +365,10 @@ impl Engine {
     }
 }
 
-/// Ends with the reason when a query is told to stop.
+/// Ends with the reason when a query is stopped.
 async fn stopped(progress: &Progress) -> QueryError {
     progress.stopping().cancelled().await;
-    progress.why_stopped().expect("it was told to stop")
+    progress.why_stopped().expect("the query was stopped")
 }
 
 /// A trace that was imported under two names is in two runs. Seen by its id it is one trace: each span counts once.
@@ -410,7 +410,7 @@ impl Inner {
             () = sleep_until(deadline) => Err(QueryError::new(
                 ErrorKind::Limit,
                 format!(
-                    "{} queries are running, which is the limit max_concurrent, and none ended within {} s; try again \
+                    "{} queries are running (the limit max_concurrent), and none ended within {} s; try again \
                      later or raise the limit",
                     self.limits.max_concurrent,
                     self.limits.timeout.as_secs_f64()

@@ -6,13 +6,13 @@ use datafusion::common::DataFusionError;
 /// Whose fault it is; decides the HTTP status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorKind {
-    /// The text is no SQL.
+    /// The text is not valid SQL.
     Parse,
-    /// The SQL asks for something that is not there, not allowed or not possible.
+    /// The SQL needs something that does not exist, is not allowed or is not possible.
     Plan,
     /// A limit was reached; the message names it.
     Limit,
-    /// The run or step that was asked for is not there.
+    /// There is no such run or step.
     NotFound,
     /// Somebody cancelled the query.
     Cancelled,
@@ -75,8 +75,8 @@ impl QueryError {
                 return QueryError::new(
                     ErrorKind::Limit,
                     format!(
-                        "query needs more memory than the limit memory_bytes = {} allows for all queries together; \
-                         narrow it (a run, a step, fewer columns or groups) or raise the limit",
+                        "the query needs more memory than memory_bytes = {} allows for all queries together; \
+                         narrow it (one run, one step, fewer columns or groups) or raise the limit",
                         limits.memory_bytes
                     ),
                 );

@@ -1,8 +1,8 @@
 //! Makes a plan that can be stopped. A query ends when its task is dropped, and a task is dropped only between two polls. Most of
 //! DataFusion's operators come back often enough; joins do not: they go through the product of their sides within one
-//! poll, minutes long, as long as no row comes out. Two such queries would hold all query threads, and nobody could cancel
-//! them: that, too, takes a thread. So the filter of a join looks whether its query is still wanted, and whatever multiplies
-//! rows gives way to others as sources do.
+//! poll, minutes long, as long as no row comes out. Two such queries would hold all query threads, and they could not be
+//! cancelled, because that takes a thread too. So the filter of a join checks whether its query is still wanted, and operators
+//! that multiply rows yield to others as sources do.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -24,7 +24,7 @@ use datafusion::physical_plan::unnest::UnnestExec;
 
 use crate::progress::Progress;
 
-/// The same plan, which ends soon after `progress` was told to stop.
+/// The same plan, which ends soon after `progress` is stopped.
 pub fn interruptible(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
     let made = plan.transform_up(|plan| {
         let watched: Arc<dyn ExecutionPlan> = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
@@ -56,7 +56,7 @@ fn watch(filter: &JoinFilter, progress: &Arc<Progress>) -> JoinFilter {
     JoinFilter::new(watched, filter.column_indices().to_vec(), filter.schema().clone())
 }
 
-/// An expression that fails once its query was told to stop.
+/// An expression that fails once its query is stopped.
 #[derive(Debug)]
 struct WhileWanted {
     inner: Arc<dyn PhysicalExpr>,

@@ -3,13 +3,13 @@
 //! A query takes one [`Snapshot`](rollscope_store::Snapshot) of all tables and keeps it to its end. Each table is a
 //! plain union of Parquet segments (pruned by the manifest, then by footers, bloom filters and pages) and the live tail;
 //! see [`tables`]. What users call in SQL beyond DataFusion's own is in [`functions`]. [`Engine`] plans and runs
-//! queries on threads of its own, within [`QueryLimits`], and can be asked what is running and told to stop it.
+//! queries on its own threads, within [`QueryLimits`], and can list and stop what is running.
 //!
 //! [`promql`] answers Prometheus's query language over the table `series`; [`analysis`] holds questions that are not
 //! one query, one file each.
 //!
 //! Everything is read-only: statements that would change anything are refused before they are planned.
-//! Plans consist of DataFusion's own operators, and whatever they need at run time is in their literals, so that another
+//! Plans consist of DataFusion's own operators, and everything that they need at run time is in their literals, so that another
 //! process with [`functions::register`] can execute them. Only the process that executes a plan adds to it: the filters of
 //! its joins look whether the query is still wanted ([`interrupt`]).
 

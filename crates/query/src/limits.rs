@@ -4,19 +4,19 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Limits on queries. Every one has a default; over a limit the user gets an error (or a flag) that names it.
+/// Limits on queries. Each has a default. If one is exceeded, the user gets an error (or a flag) that names it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct QueryLimits {
-    /// Longest time from the request to the last row, waiting and a slow reader included. Default: 30 s. In
-    /// configuration: seconds, as a number.
+    /// Longest time from the request to the last row, including waiting and a slow reader. Default: 30 s. In the
+    /// configuration file it is a number of seconds.
     #[serde(with = "seconds")]
     pub timeout: Duration,
-    /// Memory that all running queries may hold together in sorts, joins and groups. Default: 1 GiB.
+    /// Memory that all running queries together may use for sorts, joins and groups. Default: 1 GiB.
     pub memory_bytes: usize,
-    /// Rows one answer may have; the rest is cut off and the answer is marked as truncated. Default: 1,000,000.
+    /// Maximum number of rows of a result. The rest is cut off, and the result is marked as truncated. Default: 1,000,000.
     pub max_rows: usize,
-    /// Queries that run at the same time; others wait their turn within their own timeout. Default: 8.
+    /// Maximum number of concurrent queries. Others wait within their own timeout. Default: 8.
     pub max_concurrent: usize,
 }
 

@@ -32,7 +32,7 @@ pub struct ProgressSnapshot {
     pub sql: String,
     pub started_ns: i64,
     pub elapsed_ms: u64,
-    /// Rows in the segments and tails that could not be ruled out beforehand.
+    /// Rows in the segments and tails that could not be ruled out in advance.
     pub rows_total: u64,
     /// Of those, rows that have been gone through or skipped, counted by file.
     pub rows_scanned: u64,
@@ -81,26 +81,26 @@ impl Progress {
         }
     }
 
-    /// Stops the query: whoever waits for it is told at once, its threads end with the batch that they work on.
+    /// Stops the query. Its caller gets an error at once, and its threads end with their current batch.
     pub fn cancel(&self) {
         self.cancelled.store(true, Relaxed);
         self.stop();
     }
 
-    /// Stops the query because nobody waits for it any more.
+    /// Stops the query because its client disconnected.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Ends when the query was told to stop.
+    /// Ends when the query is stopped.
     pub(crate) fn stopping(&self) -> CancellationToken {
         self.stop.clone()
     }
 
     pub(crate) fn why_stopped(&self) -> Option<QueryError> {
         self.stop.is_cancelled().then(|| match self.cancelled.load(Relaxed) {
-            true => QueryError::new(ErrorKind::Cancelled, "query was cancelled"),
-            false => QueryError::new(ErrorKind::Cancelled, "query was stopped: nobody waits for its answer"),
+            true => QueryError::new(ErrorKind::Cancelled, "the query was cancelled"),
+            false => QueryError::new(ErrorKind::Cancelled, "the query was stopped because its client disconnected"),
         })
     }
 

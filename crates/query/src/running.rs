@@ -1,4 +1,4 @@
-//! A query on its way: the answer's schema at once, its rows as a stream. Time, rows and cancellation are watched here,
+//! A running query: the schema of the result at once, its rows as a stream. Time, rows and cancellation are watched here,
 //! on the reader's side, so that they hold even while the query's own threads are busy.
 
 use std::future::Future;
@@ -118,7 +118,7 @@ pub(crate) fn timed_out(limits: &QueryLimits) -> QueryError {
     QueryError::new(
         ErrorKind::Limit,
         format!(
-            "query took longer than the limit timeout = {} s; narrow it (a run, a step, a time range) or raise the limit",
+            "the query took longer than timeout = {} s; narrow it (one run, one step, a time range) or raise the limit",
             limits.timeout.as_secs_f64()
         ),
     )
@@ -126,12 +126,9 @@ pub(crate) fn timed_out(limits: &QueryLimits) -> QueryError {
 
 pub(crate) fn task_failed(error: JoinError) -> QueryError {
     if error.is_cancelled() {
-        return QueryError::new(ErrorKind::Cancelled, "query was cancelled");
+        return QueryError::new(ErrorKind::Cancelled, "the query was cancelled");
     }
     let panic = error.into_panic();
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    QueryError::new(
-        ErrorKind::Internal,
-        format!("query failed in an unexpected way: {}", text.unwrap_or("no reason given")),
-    )
+    QueryError::new(ErrorKind::Internal, format!("the query failed unexpectedly: {}", text.unwrap_or("unknown reason")))
 }

@@ -28,12 +28,12 @@ impl Listed {
         Some(format!("{}/{}", self.project.as_deref()?, self.name.as_deref()?))
     }
 
-    /// Everything it may be called.
+    /// All its names.
     fn names(&self) -> impl Iterator<Item = String> {
         [Some(self.id.clone()), self.name.clone(), self.full_name()].into_iter().flatten()
     }
 
-    /// For people who have to choose.
+    /// A description to choose by.
     fn line(&self) -> String {
         let name = self.full_name().or_else(|| self.name.clone()).filter(|name| *name != self.id);
         let name = name.map_or(String::new(), |name| format!("{name}, "));
@@ -44,7 +44,7 @@ impl Listed {
 }
 
 impl Engine {
-    /// The id of the run that is meant by `text`; an error that lists what is near where there is none, or several.
+    /// The id of the run that `text` names. If none or several fit, the error lists the candidates.
     pub fn find_run<'a>(&'a self, text: &'a str) -> BoxFuture<'a, Result<String, QueryError>> {
         Box::pin(async move {
             if self.has_rows_of(text) {
@@ -139,17 +139,18 @@ fn choose(runs: &[Listed], text: &str) -> Result<Vec<String>, QueryError> {
     }
     let near: Vec<&Listed> = nearest(runs, text);
     let message = match (near.is_empty(), runs.is_empty()) {
-        (false, _) => format!("there is no run `{text}`; near: {}", list(&near)),
+        (false, _) => format!("there is no run `{text}`; did you mean: {}", list(&near)),
         (true, false) => {
-            format!("there is no run `{text}`; the newest are: {}", list(&runs.iter().collect::<Vec<_>>()))
+            format!("there is no run `{text}`; the newest runs are: {}", list(&runs.iter().collect::<Vec<_>>()))
         }
-        (true, true) => format!("there is no run `{text}`; there are no runs yet"),
+        (true, true) => format!("there is no run `{text}`; the store has no runs yet"),
     };
     Err(QueryError::new(ErrorKind::NotFound, message))
 }
 
 fn ambiguous(text: &str, how: &str, runs: &[&Listed]) -> QueryError {
-    let message = format!("`{text}` is ambiguous: {} runs {how} that; give an id: {}", runs.len(), list(runs));
+    let message =
+        format!("`{text}` is ambiguous: {} runs {how} this; use one of these ids: {}", runs.len(), list(runs));
     QueryError::new(ErrorKind::Plan, message)
 }
 
@@ -161,7 +162,7 @@ fn list(runs: &[&Listed]) -> String {
     lines.join(", ")
 }
 
-/// Those that contain it, whatever the case, and those that differ by a few letters; the nearest first.
+/// Runs that contain the text, in upper or lower case, or that differ by a few letters. The nearest come first.
 fn nearest<'a>(runs: &'a [Listed], text: &str) -> Vec<&'a Listed> {
     let wanted = text.to_lowercase();
     let mut near: Vec<(usize, &Listed)> = Vec::new();
@@ -241,9 +242,9 @@ mod tests {
         }
         let near = choose(&runs(), "gpro").unwrap_err();
         assert_eq!(near.kind, ErrorKind::NotFound);
-        assert!(near.message.contains("there is no run `gpro`; near: `gpu-grpo-13dd042b`"), "{}", near.message);
+        assert!(near.message.contains("there is no run `gpro`; did you mean: `gpu-grpo-13dd042b`"), "{}", near.message);
         assert!(choose(&runs(), "GRPO-13").unwrap_err().message.contains("near: `gpu-grpo"));
-        assert!(choose(&runs(), "zzz").unwrap_err().message.contains("the newest are: `gpu-grpo"));
+        assert!(choose(&runs(), "zzz").unwrap_err().message.contains("the newest runs are: `gpu-grpo"));
         assert!(choose(&[], "").unwrap_err().message.contains("no runs yet"));
     }
 

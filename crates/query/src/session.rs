@@ -93,7 +93,7 @@ impl Sessions {
             .with_catalog_list(Arc::new(catalogs))
             .build();
         functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
-        // The time that `now()` and `current_date` stand for, everywhere in the query.
+        // The time of `now()` and `current_date`, the same everywhere in the query.
         state.mark_start_execution();
         Ok(state)
     }
@@ -117,7 +117,7 @@ fn config(threads: usize) -> SessionConfig {
         // Statistics come from the manifest, not from listing and opening files.
         .with_collect_statistics(false);
     let options = config.options_mut();
-    // Decode the columns of a filter first, and the wide ones (attributes) only where it holds.
+    // Decode the columns of a filter first, and the wide ones (attributes) only for rows that pass it.
     options.execution.parquet.pushdown_filters = true;
     options.execution.parquet.reorder_filters = true;
     options.execution.parquet.bloom_filter_on_read = true;
@@ -135,7 +135,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
     let dialect = state.config_options().sql_parser.dialect;
     let statement = state.sql_to_statement(sql, &dialect).map_err(|e| match e.find_root() {
         DataFusionError::NotImplemented(text) if text.contains("single SQL statement") => {
-            QueryError::new(ErrorKind::Plan, "one statement at a time, please")
+            QueryError::new(ErrorKind::Plan, "expected one statement; send each statement on its own")
         }
         _ => datafusion(e),
     })?;
@@ -148,7 +148,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
         .map_err(|e| {
             let what = QueryError::from_datafusion(&e, limits).message;
             let what = what.rsplit(": ").next().unwrap_or_default();
-            QueryError::new(ErrorKind::Plan, format!("only reading is possible here: {what} is not allowed"))
+            QueryError::new(ErrorKind::Plan, format!("only read-only SQL is allowed, not {what}"))
         })?;
     Ok(plan)
 }
@@ -156,7 +156,7 @@ pub async fn plan(state: &SessionState, sql: &str, limits: &QueryLimits) -> Resu
 /// Refuses text that could only be an accident or an attack, before it is parsed.
 fn check_size(sql: &str) -> Result<(), QueryError> {
     if sql.len() > MAX_SQL_BYTES {
-        let text = format!("query text is {} bytes long; the limit is {MAX_SQL_BYTES}", sql.len());
+        let text = format!("the query is {} bytes long; the limit is {MAX_SQL_BYTES}", sql.len());
         return Err(QueryError::new(ErrorKind::Limit, text));
     }
     let tokens = Tokenizer::new(&GenericDialect {}, sql)
@@ -177,7 +177,7 @@ fn check_size(sql: &str) -> Result<(), QueryError> {
         })
         .count();
     if words > MAX_SQL_WORDS {
-        let text = format!("query has {words} words and operators; the limit is {MAX_SQL_WORDS}");
+        let text = format!("the query has {words} words and operators; the limit is {MAX_SQL_WORDS}");
         return Err(QueryError::new(ErrorKind::Limit, text));
     }
     Ok(())

@@ -32,7 +32,7 @@ pub struct Sort {
     pub descending: bool,
 }
 
-/// The value by which a conversation is sorted. Without one it comes last, whatever the direction.
+/// The value by which a conversation is sorted. Without one it comes last in either direction.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     Int(i64),
@@ -41,7 +41,7 @@ pub enum Value {
     None,
 }
 
-/// Where a conversation stands in the order: its value, then its time, then its id. What a cursor holds.
+/// The place of a conversation in the order: its value, then its time, then its id. What a cursor holds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Place<V = Value> {
     pub value: V,
@@ -446,7 +446,7 @@ impl FacetColumn {
 
 /// The bucket of a number; its lower end is the bucket's number times the width.
 pub fn bucket(n: f64, width: f64) -> i64 {
-    // What stands on an edge to within rounding belongs above it.
+    // A value on an edge, within rounding, belongs above it.
     let at = n / width;
     let near = at.round();
     if (at - near).abs() < 1e-9 { near as i64 } else { at.floor() as i64 }

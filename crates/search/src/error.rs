@@ -1,17 +1,17 @@
-//! Why a search failed, in words for whoever asked.
+//! Why a search failed, in words for the user.
 
 #[derive(Debug, thiserror::Error)]
 pub enum SearchError {
-    /// What the user wrote cannot be read.
+    /// The search text is invalid.
     #[error("{0}")]
     Query(String),
     /// A parameter other than the search text.
     #[error("{text}")]
     Parameter { name: &'static str, text: String },
-    #[error("the search index: {0}")]
+    #[error("search index: {0}")]
     Index(#[from] tantivy::TantivyError),
-    #[error("the search index: {0}")]
+    #[error("search index: {0}")]
     Io(#[from] std::io::Error),
-    #[error("the search index could not read the store: {0}")]
+    #[error("the search index cannot read the store: {0}")]
     Store(#[from] rollscope_store::StoreError),
 }

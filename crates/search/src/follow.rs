@@ -1,7 +1,7 @@
 //! The index follows the store. It is made from snapshots alone: rows of the live tail that it has not seen, segments that
 //! it has not covered, and runs that lost rows. Every pass is idempotent (a row is known by its id and version), so it does
-//! not matter where a crash cut it off: each commit carries the list of segments that it covers, and whatever came after
-//! is looked at again.
+//! not matter where a crash cut it off: each commit carries the list of segments that it covers, and everything after it
+//! is read again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::schema::{Rows, id_hash, light_columns};
 const WRITER_BYTES: usize = 128 << 20;
 /// The index is never further behind than this, as long as it keeps up.
 const COMMIT_EVERY: Duration = Duration::from_millis(300);
-/// In a long catching-up, a commit after so many conversations: a crash does not start from the beginning.
+/// In a long catching-up, a commit after this many conversations: a crash does not start from the beginning.
 const COMMIT_ROWS: u64 = 50_000;
 /// After a failure.
 const REST: Duration = Duration::from_secs(2);
@@ -51,7 +51,7 @@ pub struct Status {
     pub failure: Option<String>,
 }
 
-/// Keeps an index up to date on a thread of its own. Dropping it ends the thread after a last commit.
+/// Keeps an index up to date on its own thread. Dropping it ends the thread after a last commit.
 pub struct Follower {
     stop: watch::Sender<bool>,
     status: Arc<Mutex<Status>>,
@@ -136,7 +136,7 @@ fn follow(
         match followed {
             Ok(()) => return,
             Err(error) => {
-                tracing::warn!(%error, "the search index is behind; it will try again");
+                tracing::warn!(%error, "the search index cannot read new conversations; trying again");
                 status.lock().failure = Some(error.to_string());
                 changes.mark_changed();
                 std::thread::sleep(REST);
@@ -159,7 +159,7 @@ struct Indexer<'s> {
     writer: Option<IndexWriter>,
     searcher: Searcher,
     covered: Covered,
-    /// The tail as the last pass saw it. Batches are told by where their text lies in memory, which holding them keeps true.
+    /// The tail as the last pass saw it. Batches are identified by the address of their text in memory, which holding them keeps true.
     seen: Vec<RecordBatch>,
     /// Ids and versions added since the last commit, which no searcher sees yet.
     pending: HashMap<u64, u64>,

@@ -17,7 +17,7 @@ use crate::query::{self, Node};
 use crate::schema::{self, Fields, NUMBERS, TEXTS, VERSION};
 use crate::words::{self, Words};
 
-/// Facets that can be asked for.
+/// The facets.
 pub const FACETS: &[&str] = &["step", "reward", "status", "tool", "source", "key", "role", "run"];
 /// Most conversations of one answer, and deepest offset: further on, a cursor leads.
 pub const MAX_LIMIT: usize = 1000;
@@ -36,7 +36,7 @@ pub(crate) struct Inner {
     pub fields: Fields,
 }
 
-/// What is asked. Everything is a condition that must hold.
+/// A search. All conditions must hold.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub search: Node,
@@ -133,7 +133,7 @@ pub fn parse_sort(text: &str) -> Result<Sort, SearchError> {
                     return Err(SearchError::Parameter {
                         name: "sort",
                         text: format!(
-                            "one of: relevance, {}, or metadata.NAME, with - before it for descending order",
+                            "one of: relevance, {}, metadata.NAME, with a leading - for descending order",
                             good.join(", ")
                         ),
                     });
@@ -141,44 +141,44 @@ pub fn parse_sort(text: &str) -> Result<Sort, SearchError> {
             }
         }
     };
-    // The best match first, whatever the sign.
+    // The best match comes first, with either sign.
     let descending = descending || by == By::Relevance;
     Ok(Sort { by, descending })
 }
 
 impl Search {
     /// Opens the index in a folder, or makes an empty one: also in place of one that is damaged or of another version, for
-    /// everything in it can be had again from the store.
+    /// everything in it can be built again from the store.
     pub fn open(dir: &Path) -> Result<Search, SearchError> {
         match Self::open_existing(dir) {
             Ok(search) => Ok(search),
             Err(error) => {
                 if dir.join("meta.json").exists() {
-                    tracing::info!(%error, "the search index is built anew");
+                    tracing::info!(%error, "rebuilding the search index");
                 }
                 Self::create(dir)
             }
         }
     }
 
-    /// Opens an index that is there, for asking only: somebody else may be writing it.
+    /// Opens an existing index for reading only. Another process may be writing it.
     pub fn open_existing(dir: &Path) -> Result<Search, SearchError> {
         let stale = |why: &str| SearchError::Io(std::io::Error::other(why.to_string()));
         if !dir.join("meta.json").is_file() {
-            return Err(stale("there is none yet"));
+            return Err(stale("there is no index yet"));
         }
         match std::fs::read_to_string(dir.join(VERSION_FILE)) {
             Ok(text) if text.trim() == VERSION.to_string() => {}
-            _ => return Err(stale("it is of another version")),
+            _ => return Err(stale("it has another version")),
         }
         let index = Index::open_in_dir(dir)?;
         if index.schema() != schema::schema().0 {
-            return Err(stale("its fields are others"));
+            return Err(stale("it has other fields"));
         }
         Self::with(dir, index)
     }
 
-    /// An empty index, whatever was there before.
+    /// Creates an empty index and removes what was there before.
     pub fn create(dir: &Path) -> Result<Search, SearchError> {
         if dir.exists() {
             std::fs::remove_dir_all(dir)?;
@@ -277,7 +277,7 @@ impl Search {
 
     fn row(&self, searcher: &Searcher, address: tantivy::DocAddress) -> Result<Row, SearchError> {
         let doc: TantivyDocument = searcher.doc(address)?;
-        let damaged = || SearchError::Io(std::io::Error::other("a row is damaged: run `rollscope reindex`"));
+        let damaged = || SearchError::Io(std::io::Error::other("a row is damaged; run `rollscope reindex`"));
         let bytes = doc.get_first(self.inner.fields.row).and_then(|v| v.as_bytes()).ok_or_else(damaged)?;
         #[derive(serde::Deserialize)]
         struct Id {
@@ -291,7 +291,7 @@ impl Search {
 
 const VERSION_FILE: &str = "rollscope-index-version";
 
-/// Reads a search text, as it stands in a search box.
+/// Parses the text of a search box.
 pub fn parse_search(text: &str) -> Result<Node, SearchError> {
     query::parse(text)
 }

@@ -1,8 +1,8 @@
 //! Full-text search over conversations: the only crate that knows tantivy.
 //!
 //! A [`Follower`] keeps an index beside the store up to date: from snapshots of the store it takes rows that it has not
-//! seen ([`follow`]), [`text`] finds who said what in their messages, [`words`] cuts that into words, [`schema`] makes a
-//! document of it. A question goes the other way: [`query`] reads the language of the search box, [`plan`] turns it into
+//! seen ([`follow`]), [`text`] extracts the text of each role from their messages, [`words`] cuts that into words, [`schema`] makes a
+//! document of it. A search goes in the other direction: [`query`] reads the language of the search box, [`plan`] turns it into
 //! what the index does, [`collect`] walks over what matches once and brings back a page of it, in order, with the count and
 //! the facets. The index can always be thrown away: everything in it comes from the store.
 

@@ -1,4 +1,4 @@
-//! From what was asked to what the index does.
+//! Turns a parsed search into a query of the index.
 
 use std::ops::Bound;
 
@@ -17,7 +17,7 @@ use crate::words::{is_unspaced, words};
 
 type Boxed = Box<dyn Query>;
 
-/// Where words are looked for.
+/// Which fields are searched for words.
 struct Scope {
     fields: Vec<Field>,
 }
@@ -38,7 +38,7 @@ pub fn plan(fields: &Fields, node: &Node) -> Result<Boxed, SearchError> {
     build(fields, node, &Scope::everywhere(fields))
 }
 
-/// Every one of a set of runs: how a project is asked for.
+/// A set of runs: this is how a search is limited to a project.
 pub fn one_of_runs(fields: &Fields, runs: &[String]) -> Boxed {
     Box::new(TermSetQuery::new(runs.iter().map(|run| Term::from_field_text(fields.run, run))))
 }
@@ -70,7 +70,7 @@ fn term(term: Term, scored: bool) -> Boxed {
 fn build(fields: &Fields, node: &Node, scope: &Scope) -> Result<Boxed, SearchError> {
     Ok(match node {
         Node::And(all) => {
-            // A role says where the words beside it are looked for.
+            // A role sets the field in which the words next to it are searched.
             let roles: Vec<&Vec<Role>> =
                 all.iter().filter_map(|n| if let Node::Role(r) = n { Some(r) } else { None }).collect();
             let inner = roles.first().map(|roles| Scope::roles(fields, roles));

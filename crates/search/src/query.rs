@@ -5,7 +5,7 @@
 //! "out of memory"           the words next to each other
 //! alloc*                    words that begin so;  word~ and word~2: with one or two typing errors
 //! -warning                  not;  a OR b;  ( ... )
-//! role:tool error           the words in what a tool said (system, user, assistant, reasoning, tool, other)
+//! role:tool error           the words in what a tool returned (system, user, assistant, reasoning, tool, other)
 //! reward:<0.5 step:100..120 numbers: = < <= > >= and ranges, ends included;  -3 and * are numbers and open ends
 //! status:truncated,aborted  one of;  key, source, tool, sample, group, run, trace, id likewise, with * at the end
 //! metadata.difficulty:hard  any field of the metadata, metadata.score:>3
@@ -26,7 +26,7 @@ pub enum Node {
     And(Vec<Node>),
     Or(Vec<Node>),
     Not(Box<Node>),
-    /// Words that stand next to each other; one word is a phrase of one.
+    /// Words that are next to each other. A single word is a phrase of one.
     Phrase(String),
     Prefix(String),
     Fuzzy(String, u8),
@@ -36,7 +36,7 @@ pub enum Node {
         field: String,
         values: Vec<String>,
     },
-    /// A number between two ends; the flag says whether the end counts.
+    /// A number between two ends; the flag is true if the end is included.
     Range {
         field: String,
         low: Option<(f64, bool)>,
@@ -49,18 +49,18 @@ pub enum Node {
 /// Reads a search text. Empty text finds everything.
 pub fn parse(text: &str) -> Result<Node, SearchError> {
     if text.len() > MAX_BYTES {
-        return Err(SearchError::Query(format!("a search text has at most {MAX_BYTES} bytes")));
+        return Err(SearchError::Query(format!("the search text is longer than {MAX_BYTES} bytes; shorten it")));
     }
     let mut parser = Parser { rest: text, nodes: 0 };
     let node = parser.any(0)?;
     match parser.rest.trim_start().chars().next() {
         None => Ok(node),
-        Some(_) => Err(SearchError::Query("there is a `)` without its `(`".into())),
+        Some(_) => Err(SearchError::Query("`)` without `(`; add the `(`, or put the text in double quotes".into())),
     }
 }
 
 impl Node {
-    /// What has to be looked for in the texts themselves.
+    /// The conditions that must be checked in the texts themselves.
     pub fn slow(&self) -> Vec<&Node> {
         match self {
             Node::And(all) => all.iter().flat_map(Node::slow).collect(),
@@ -69,7 +69,7 @@ impl Node {
         }
     }
 
-    /// What is looked for in texts, for snippets and marks.
+    /// The words that are searched for, for snippets and highlighting.
     pub fn wanted(&self) -> Vec<&Node> {
         match self {
             Node::And(all) | Node::Or(all) => all.iter().flat_map(Node::wanted).collect(),
@@ -87,7 +87,7 @@ struct Parser<'a> {
 impl<'a> Parser<'a> {
     fn any(&mut self, depth: usize) -> Result<Node, SearchError> {
         if depth > MAX_DEPTH {
-            return Err(SearchError::Query(format!("brackets nest at most {MAX_DEPTH} deep")));
+            return Err(SearchError::Query(format!("parentheses are nested more than {MAX_DEPTH} deep")));
         }
         let mut choices = vec![self.all(depth)?];
         while self.keyword("OR") {
@@ -112,7 +112,9 @@ impl<'a> Parser<'a> {
             all.push(self.one(depth)?);
             self.nodes += 1;
             if self.nodes > MAX_NODES {
-                return Err(SearchError::Query(format!("a search has at most {MAX_NODES} words and conditions")));
+                return Err(SearchError::Query(format!(
+                    "the search has more than {MAX_NODES} words and conditions; use fewer"
+                )));
             }
         }
         Ok(if all.len() == 1 { all.swap_remove(0) } else { Node::And(all) })
@@ -134,7 +136,11 @@ impl<'a> Parser<'a> {
                 self.rest = self.rest.trim_start();
                 match self.rest.strip_prefix(')') {
                     Some(rest) => self.rest = rest,
-                    None => return Err(SearchError::Query("a `(` is not closed".into())),
+                    None => {
+                        return Err(SearchError::Query(
+                            "`(` without `)`; add the `)`, or put the text in double quotes".into(),
+                        ));
+                    }
                 }
                 Ok(inner)
             }
@@ -162,7 +168,7 @@ impl<'a> Parser<'a> {
     fn negated(&mut self, depth: usize) -> Result<Node, SearchError> {
         self.rest = self.rest.trim_start();
         if self.rest.is_empty() || depth >= MAX_DEPTH {
-            return Err(SearchError::Query("nothing stands after the `-` or NOT".into()));
+            return Err(SearchError::Query("expected a word or condition after `-` or NOT".into()));
         }
         let inner = self.one(depth + 1)?;
         match inner.slow().is_empty() {
@@ -181,15 +187,15 @@ impl<'a> Parser<'a> {
         let is_metadata = name.strip_prefix("metadata.").is_some_and(|key| !key.is_empty());
         let special = matches!(name, "role" | "contains");
         if !(known(NUMBERS) || known(TEXTS) || is_metadata || special) {
-            // `std::vector`, `http://...` and `12:30` are words; `stpe:3` is a mistake that must be told.
+            // `std::vector`, `http://...` and `12:30` are words; `stpe:3` is a mistake that must be reported.
             let looks_like_a_field = name.chars().all(|c| c.is_ascii_alphabetic() || c == '_')
                 && !after.starts_with([':', '/'])
                 && after.chars().next().is_some_and(|c| !c.is_whitespace());
             if looks_like_a_field {
                 let good: Vec<&str> = NUMBERS.iter().chain(TEXTS).map(|(n, _)| *n).collect();
                 return Err(SearchError::Query(format!(
-                    "there is no field `{name}`; fields are role, {}, metadata.NAME and contains (put the text into \
-                     double quotes if it is meant as text)",
+                    "unknown field `{name}`; expected one of: role, {}, metadata.NAME, contains (to search for this text, put it in \
+                     double quotes)",
                     good.join(", ")
                 )));
             }
@@ -199,7 +205,7 @@ impl<'a> Parser<'a> {
         let quoted = self.rest.starts_with('"');
         let value = if quoted { self.quoted()? } else { self.plain().to_string() };
         if value.is_empty() {
-            return Err(SearchError::Query(format!("nothing stands after `{name}:`")));
+            return Err(SearchError::Query(format!("expected a value after `{name}:`")));
         }
         match name {
             "role" => {
@@ -212,7 +218,7 @@ impl<'a> Parser<'a> {
                     .collect();
                 all.map(Node::Role).ok_or_else(|| {
                     let good: Vec<&str> = Role::ALL.iter().map(|r| r.name()).collect();
-                    SearchError::Query(format!("`role:{value}`: roles are {}", good.join(", ")))
+                    SearchError::Query(format!("unknown role `{value}`; expected one of: {}", good.join(", ")))
                 })
             }
             "contains" => Ok(Node::Contains(value)),
@@ -264,7 +270,7 @@ impl<'a> Parser<'a> {
                 c => out.push(c),
             }
         }
-        Err(SearchError::Query("a `\"` is not closed".into()))
+        Err(SearchError::Query("missing closing `\"`".into()))
     }
 
     fn at_keyword(&self, word: &str) -> bool {
@@ -284,13 +290,14 @@ impl<'a> Parser<'a> {
 
 fn slow_inside() -> SearchError {
     SearchError::Query(
-        "`contains:` and `/…/` cannot stand inside OR, NOT or `-`: they are applied to what the rest finds".into(),
+        "`contains:` and `/…/` cannot be used inside OR, NOT or `-`; they filter what the rest of the search finds"
+            .into(),
     )
 }
 
 fn bad_number(field: &str, value: &str) -> SearchError {
     SearchError::Query(format!(
-        "`{field}:{value}`: {field} is a number: write {field}:3, {field}:<3, {field}:>=3 or {field}:1..3"
+        "`{field}:{value}`: {field} is a number; write {field}:3, {field}:<3, {field}:>=3 or {field}:1..3"
     ))
 }
 
@@ -303,7 +310,7 @@ fn names(field: &str, value: &str, quoted: bool) -> Node {
     Node::Name { field: field.to_string(), values }
 }
 
-/// `3`, `<3`, `>=3`, `1..3`, `*..3`. `None` if it is no number; an error if it is half of one.
+/// `3`, `<3`, `>=3`, `1..3`, `*..3`. `None` if it is not a number; an error if it is half of one.
 fn range(field: &str, value: &str) -> Result<Option<Node>, SearchError> {
     let node = |low, high| Ok(Some(Node::Range { field: field.to_string(), low, high }));
     let number = |text: &str| text.parse::<f64>().ok().filter(|n| !n.is_nan());
@@ -384,17 +391,17 @@ mod tests {
     #[test]
     fn mistakes_are_told() {
         for (text, says) in [
-            ("stpe:3", "there is no field `stpe`; fields are role, step"),
+            ("stpe:3", "unknown field `stpe`; expected one of: role, step"),
             ("step:x", "step is a number"),
             ("reward:<", "reward is a number"),
-            ("role:wizard", "roles are system"),
-            ("(a", "not closed"),
-            ("a)", "without its"),
-            ("\"a", "not closed"),
-            ("a OR /b/", "cannot stand inside"),
-            ("-contains:x", "cannot stand inside"),
-            ("status:", "nothing stands after"),
-            ("NOT", "nothing stands after"),
+            ("role:wizard", "unknown role `wizard`; expected one of: system"),
+            ("(a", "`(` without `)`"),
+            ("a)", "`)` without `(`"),
+            ("\"a", "missing closing"),
+            ("a OR /b/", "cannot be used inside"),
+            ("-contains:x", "cannot be used inside"),
+            ("status:", "expected a"),
+            ("NOT", "expected a"),
         ] {
             assert!(show(text).contains(says), "{text}: {}", show(text));
         }

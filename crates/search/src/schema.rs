@@ -1,5 +1,5 @@
 //! The fields of the index, and how a row of `conversations` becomes a document. Numbers and short texts are columns
-//! ("fast fields"): sorting, facets and ranges read them, whatever the page. What a list shows of a conversation is kept
+//! ("fast fields"): sorting, facets and ranges read them on every page. What a list shows of a conversation is kept
 //! beside them as one small JSON text, so that a list needs nothing but the index.
 
 use arrow::array::{Array, AsArray, RecordBatch};
@@ -15,13 +15,13 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 use crate::text::{Role, Said};
 use crate::words;
 
-/// Rises when the fields or what goes into them change: an index of another version is built anew.
+/// Rises when the fields or what goes into them change: an index of another version is rebuilt.
 pub const VERSION: u32 = 1;
 
 /// Text of one conversation that goes into the index, in bytes. What is beyond is kept and shown, but not found by words.
 pub const MAX_INDEXED_BYTES: usize = 64 << 20;
 
-/// Metadata that can be searched and sorted by: so many values, of so many bytes, so deep.
+/// Limits on the metadata that can be searched and sorted by: number of values, bytes per value, depth.
 const MAX_METADATA_VALUES: usize = 64;
 const MAX_METADATA_BYTES: usize = 256;
 const MAX_METADATA_DEPTH: usize = 4;
@@ -31,7 +31,7 @@ const MAX_LISTED_METADATA_BYTES: usize = 4096;
 const PREVIEW_CHARS: usize = 240;
 const MAX_THUMBNAILS: usize = 4;
 
-/// Columns that can be sorted by and asked for, with what they hold.
+/// Columns that can be sorted by and searched, with their meaning.
 pub const NUMBERS: &[(&str, &str)] = &[
     ("step", "training step"),
     ("reward", "reward"),
@@ -39,16 +39,16 @@ pub const NUMBERS: &[(&str, &str)] = &[
     ("turns", "assistant messages"),
     ("messages", "messages"),
     ("length", "characters of text"),
-    ("tokens", "tokens, where the metadata say"),
-    ("duration", "seconds, where the metadata say"),
+    ("tokens", "tokens, if the metadata has them"),
+    ("duration", "seconds, if the metadata has them"),
     ("tool_calls", "tool calls"),
     ("media", "images and other media"),
-    ("index", "position where several were logged together"),
+    ("index", "position among conversations that were logged together"),
 ];
 pub const TEXTS: &[(&str, &str)] = &[
     ("status", "completed, truncated, aborted, failed, ..."),
     ("source", "data set or task"),
-    ("key", "the name it was logged under"),
+    ("key", "name under which it was logged"),
     ("run", "run id"),
     ("sample", "sample id"),
     ("group", "group id"),
@@ -127,7 +127,7 @@ pub fn schema() -> (Schema, Fields) {
             .iter()
             .map(|(n, _)| match is_float(n) {
                 true => (*n, b.add_f64_field(n, FAST), true),
-                // Steps are asked for by equality all the time.
+                // Searches by step are frequent.
                 false if *n == "step" => (*n, b.add_i64_field(n, FAST | INDEXED), false),
                 false => (*n, b.add_i64_field(n, FAST), false),
             })
@@ -168,7 +168,7 @@ impl Fields {
     }
 }
 
-/// What stands for an id in sets and orders.
+/// Represents an id in sets and orders.
 pub fn id_hash(id: &str) -> u64 {
     xxh3_64(id.as_bytes())
 }

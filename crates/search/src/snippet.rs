@@ -1,4 +1,4 @@
-//! The place in a conversation where what was looked for stands, cut out for a list.
+//! The part of a conversation that matches a search, cut out for a list.
 
 use serde::Serialize;
 
@@ -19,7 +19,7 @@ pub struct Snippet {
     pub pieces: Vec<String>,
 }
 
-/// What is looked for, ready to be found in texts.
+/// The words of a search, ready to be found in texts.
 pub struct Needles {
     words: Vec<Needle>,
     exact: Vec<String>,
@@ -33,7 +33,7 @@ struct Needle {
 }
 
 impl Needles {
-    /// `None` if nothing is looked for by its text.
+    /// `None` if the search has no words.
     pub fn new(search: &Node) -> Option<Needles> {
         let mut needles = Needles { words: Vec::new(), exact: Vec::new(), roles: None };
         if let Node::And(all) = search {
@@ -88,7 +88,7 @@ impl Needles {
         merged
     }
 
-    /// The best place: the piece with the most different hits, in the roles that were asked for.
+    /// The best place: the piece with the most different hits, in the roles of the search.
     pub fn find(&self, said: &Said) -> Option<Snippet> {
         let wanted = |role: &Role| self.roles.as_ref().is_none_or(|roles| roles.contains(role));
         let mut best: Option<Candidate> = None;

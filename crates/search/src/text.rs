@@ -1,9 +1,9 @@
-//! What is said in a conversation: its messages, from whatever dialect they came in, as texts by who said them. The one
+//! The text of a conversation: its messages, in any dialect, as texts by role. The one
 //! place that knows how messages are written, for the index, for snippets and for looking by substring.
 
 use serde_json::Value;
 
-/// Who said something. `Reasoning` is what the assistant thought before it spoke.
+/// The role of a text. `Reasoning` is what the assistant thought before its answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     System,
@@ -50,7 +50,7 @@ pub struct Piece {
     pub text: String,
 }
 
-/// Everything an index wants to know of the messages.
+/// Everything that the index needs from the messages.
 #[derive(Clone, Debug, Default)]
 pub struct Said {
     pub pieces: Vec<Piece>,
@@ -65,7 +65,7 @@ const MAX_DEPTH: usize = 16;
 /// Most tools and media that are listed.
 const MAX_LISTED: usize = 64;
 
-/// Keys whose values are names, ids or bytes, not something said.
+/// Keys whose values are names, ids or bytes, not text.
 const NOT_SAID: &[&str] = &[
     "type",
     "id",
@@ -82,7 +82,7 @@ const NOT_SAID: &[&str] = &[
 ];
 
 impl Said {
-    /// Reads the `messages` of a row. What is no list of messages is one piece of raw text: nothing is lost to the search.
+    /// Reads the `messages` of a row. Anything but a list of messages is one piece of raw text, so that it can still be found.
     pub fn read(messages: &str) -> Said {
         let mut said = Said::default();
         match serde_json::from_str::<Value>(messages) {
@@ -96,7 +96,7 @@ impl Said {
         said
     }
 
-    /// The first words of the user, or of anybody: what a list shows.
+    /// The first words of the user, or of any role, for a list.
     pub fn opening(&self) -> &str {
         let first = |role| self.pieces.iter().find(|p| p.role == role);
         first(Role::User).or_else(|| self.pieces.first()).map_or("", |p| &p.text)
@@ -157,7 +157,7 @@ impl Said {
         }
     }
 
-    /// Every text inside a value, whatever the shape of the parts.
+    /// Every text inside a value, in any shape.
     fn collect(&mut self, number: usize, role: Role, value: &Value, depth: usize) {
         match value {
             Value::String(text) if text.starts_with("data:") => {}

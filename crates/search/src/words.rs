@@ -1,4 +1,4 @@
-//! How text becomes words. Letters and digits that stand together are a word, in lower case. Chinese, Japanese and Korean
+//! How text becomes words. Adjacent letters and digits are a word, in lower case. Chinese, Japanese and Korean
 //! write no spaces: there every two neighbouring characters are a word, and the last one of a stretch is one by itself, so
 //! that any piece of such text is found, down to a single character.
 
@@ -10,7 +10,7 @@ pub const NAME: &str = "words";
 /// Longer words (keys, base64) are indexed by their beginning.
 const MAX_WORD_BYTES: usize = 64;
 
-/// One word of a text: where it stands, and what it is.
+/// One word of a text and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Word {
     pub from: usize,

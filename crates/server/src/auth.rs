@@ -1,7 +1,7 @@
 //! Who may come in. With tokens: `Authorization: Bearer`, or the cookie that the log-in page sets. Without (loopback only,
 //! unless the operator insists): a request must be meant for this machine, so that a web page whose name was pointed at
 //! 127.0.0.1 (DNS rebinding) gets nothing. With or without: a page of another site may link to our page, and nothing else. It
-//! may not change anything, and it may not ask anything that costs work, even where it could not read the answer: an `<img>`
+//! may not change anything, and it may not request anything that costs work, even if it could not read the response: an `<img>`
 //! is enough to send a query.
 
 use std::collections::HashMap;
@@ -28,7 +28,7 @@ const MAX_SESSIONS: usize = 1024;
 /// A wrong token at the log-in page costs this long.
 const WRONG_TOKEN_DELAY: Duration = Duration::from_millis(500);
 
-/// Open without a token: they say whether the server lives, and nothing else.
+/// Open without a token: they report whether the server is alive, and nothing else.
 const OPEN_PATHS: &[&str] = &["/healthz", "/readyz", "/login"];
 
 pub struct Auth {
@@ -88,7 +88,7 @@ fn session_cookie(headers: &HeaderMap) -> Option<&str> {
     cookies.flat_map(|v| v.split(';')).find_map(|c| c.trim().strip_prefix(COOKIE)?.strip_prefix('='))
 }
 
-/// One listener's door.
+/// The access rules of one listener.
 #[derive(Clone)]
 pub struct Door {
     pub auth: Arc<Auth>,
@@ -134,26 +134,28 @@ impl Door {
             && !is_local(host, self.bound)
         {
             return Some(Problem::forbidden(format!(
-                "this server answers to localhost, not to `{host}`; to reach it by another name, give it a --token"
+                "this server accepts requests for localhost only, not for `{host}`; to use another name, start it with --token"
             )));
         }
         let site = other_site(host, headers)?;
         match *method {
             Method::GET | Method::HEAD | Method::OPTIONS if is_page(path) => None,
             Method::GET | Method::HEAD | Method::OPTIONS => Some(Problem::forbidden(format!(
-                "a page of {site} may not ask for `{path}`; open rollscope's own page, or ask from a program"
+                "a page of {site} may not read `{path}`; use rollscope's own page or a program"
             ))),
-            _ => Some(Problem::forbidden(format!("a page of {site} may not change anything here"))),
+            _ => Some(Problem::forbidden(format!(
+                "a page of {site} may not change anything on this server; use rollscope's own page or a program"
+            ))),
         }
     }
 }
 
-/// The page's own files and whether the server lives: what any site may link to. All else costs work.
+/// The page's own files and health checks: any site may link to these. Everything else costs work.
 fn is_page(path: &str) -> bool {
     !["/api/", "/prometheus/", "/jaeger/", "/metrics", "/v1/"].iter().any(|costly| path.starts_with(costly))
 }
 
-/// The site whose page makes the browser send this, if it is not ours. Programs say nothing of the kind.
+/// The site whose page makes the browser send this, if it is not ours. Programs do not send this.
 fn other_site(host: Option<&str>, headers: &HeaderMap) -> Option<String> {
     // Another port of this machine is the page's own development server.
     let local = host.is_some_and(|host| is_loopback_name(name_of(host)));
@@ -212,8 +214,8 @@ pub async fn login(State(auth): State<Arc<Auth>>, headers: HeaderMap, body: Stri
         add(&auth.counters.unauthorized, 1);
         tokio::time::sleep(WRONG_TOKEN_DELAY).await;
         return match is_json {
-            true => Problem::unauthorized("that is not the server's token").into_response(),
-            false => (StatusCode::UNAUTHORIZED, page("That is not the token.")).into_response(),
+            true => Problem::unauthorized("wrong token").into_response(),
+            false => (StatusCode::UNAUTHORIZED, page("Wrong token.")).into_response(),
         };
     }
     let secure = if auth.secure_cookie { "; Secure" } else { "" };

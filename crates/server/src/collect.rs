@@ -1,5 +1,5 @@
 //! `rollscope collect`: the receiving half of the server without a store. OTLP over gRPC and HTTP, the same limits, the same
-//! doors, into files of JSON lines ([`crate::ingest::lines`]).
+//! ports, into files of JSON lines ([`crate::ingest::lines`]).
 
 use std::convert::Infallible;
 use std::path::PathBuf;
@@ -104,7 +104,7 @@ impl Collector {
         self.lines.written().clone()
     }
 
-    /// Requests under way finish; all that was acknowledged is on disk already.
+    /// Running requests finish. Everything that was acknowledged is already on disk.
     pub async fn shutdown(mut self) {
         self.stop.cancel();
         let patience = Duration::from_secs(self.limits.shutdown_s);
@@ -125,6 +125,6 @@ impl Collector {
 async fn readyz(State(vitals): State<Vitals>) -> (StatusCode, String) {
     match vitals.deaths().first() {
         None => (StatusCode::OK, "ok\n".into()),
-        Some(death) => (StatusCode::SERVICE_UNAVAILABLE, format!("{} has failed; the log says why\n", death.part)),
+        Some(death) => (StatusCode::SERVICE_UNAVAILABLE, format!("{} has failed; see the log\n", death.part)),
     }
 }

@@ -1,5 +1,5 @@
-//! Everything an operator can set about the server, with its default. The command line fills this from flags, environment and
-//! file; nothing here reads any of them. Over a limit, the answer names the field below.
+//! Everything that an operator can set about the server, with its default. The command line fills this from flags, environment
+//! variables and the file. Nothing here reads any of them. If a limit is exceeded, the error names the field below.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,21 +12,21 @@ use serde::{Deserialize, Serialize, Serializer};
 use crate::scrape::config::ScrapeConfig;
 use crate::sinks::SinkConfig;
 
-/// Where the server listens, who may speak to it, and how much it takes.
+/// Where the server listens, who may use it, and how much it accepts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ServerConfig {
-    /// Page and API. Empty: not served.
+    /// Address of the page and the API. Empty turns it off.
     pub listen: String,
-    /// OTLP over gRPC (and over HTTP too: a client that has the ports mixed up is served). Empty: not served.
+    /// Address for OTLP over gRPC (and over HTTP, for clients that mix up the ports). Empty turns it off.
     pub otlp_grpc: String,
-    /// OTLP over HTTP (and over gRPC too). Empty: not served.
+    /// Address for OTLP over HTTP (and over gRPC). Empty turns it off.
     pub otlp_http: String,
-    /// Any of these opens the door, as `Authorization: Bearer TOKEN` or through the log-in page. None: no door.
+    /// Clients send one of these as `Authorization: Bearer TOKEN` or on the log-in page. Empty: no authentication.
     pub tokens: Vec<Secret>,
-    /// Listen beyond loopback without a token.
+    /// Allow addresses other than loopback without a token.
     pub insecure_no_auth: bool,
-    /// Certificate and key. None: plain text.
+    /// Certificate and key. Without them, connections are not encrypted.
     pub tls: Option<TlsConfig>,
     pub limits: Limits,
     /// What is scraped.
@@ -101,33 +101,33 @@ impl Serialize for Secret {
 pub struct Limits {
     /// One OTLP message, after decompression.
     pub max_message_bytes: usize,
-    /// OTLP bytes held in memory at one time, over all clients. More is refused with a retryable error.
+    /// OTLP bytes in memory at the same time, over all clients. More is refused with a retryable error.
     pub max_inflight_bytes: usize,
     /// Different runs named in one OTLP message.
     pub max_runs_per_message: usize,
     /// Open connections, over all ports. More are answered 503 and closed.
     pub max_connections: usize,
-    /// Requests at one time on one HTTP/2 connection.
+    /// Concurrent requests on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
     /// Bytes of one request's headers.
     pub max_header_bytes: u32,
-    /// Seconds a client may take to send a request's headers, or its TLS handshake; also how long an idle HTTP/1
+    /// Seconds that a client may take to send the headers of a request or its TLS handshake. Also how long an idle HTTP/1
     /// connection is kept.
     pub header_timeout_s: u64,
-    /// Seconds without a byte after which a request's body is given up.
+    /// Seconds without data after which the body of a request is given up.
     pub body_timeout_s: u64,
     /// Seconds between HTTP/2 pings that find dead peers.
     pub keep_alive_s: u64,
-    /// Seconds that requests under way get to finish at shutdown.
+    /// Seconds that running requests get to finish at shutdown.
     pub shutdown_s: u64,
-    /// Seconds that the server goes on answering after a part of it has failed, so that `/readyz` and `/api/v1/health` can
-    /// say so. Then it ends with exit code 1.
+    /// Seconds that the server keeps answering after a part of it has failed, so that `/readyz` and `/api/v1/health` can
+    /// report it. Then it ends with exit code 1.
     pub failed_linger_s: u64,
     /// Bytes of a request to `/api/v1` (an SQL text, a log-in).
     pub max_api_request_bytes: usize,
-    /// Clients on `/api/v1/live` at one time.
+    /// Concurrent clients of `/api/v1/live`.
     pub max_live_clients: usize,
-    /// Attributes of one span. Over any of these five, the span is rejected (partial success).
+    /// Attributes per span. If any of these five limits is exceeded, the span is rejected (partial success).
     pub attributes_per_span: usize,
     /// Bytes of one attribute's value.
     pub attribute_bytes: usize,

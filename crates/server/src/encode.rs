@@ -59,7 +59,7 @@ fn float(out: &mut Vec<u8>, value: f64) {
     }
 }
 
-/// A writer for the values of `array`. The type is looked at once, not once a row.
+/// A writer for the values of `array`. The type is checked once, not once per row.
 fn cell(array: &dyn Array) -> Result<Cell<'_>, ArrowError> {
     let write: Cell<'_> = match array.data_type() {
         DataType::Null => return Ok(Box::new(|out, _| out.extend_from_slice(b"null"))),

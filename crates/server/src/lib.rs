@@ -3,9 +3,9 @@
 //! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
+//! or it gets a file of the [`page`]. The server itself reads series from scrape targets ([`scrape`]), computes the
 //! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
+//! every refusal of the API is a [`problem::Problem`]. [`collect`] is ingest alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
@@ -59,14 +59,14 @@ use scrape::Scraping;
 use sinks::Sinks;
 use steps::{StepCounters, StepWatcher};
 
-/// Why the server did not start, and what to do.
+/// Why the server did not start and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    #[error("{flag} {addr}: no such address: {source}; write HOST:PORT, such as 127.0.0.1:7200")]
+    #[error("{flag} {addr}: invalid address: {source}; expected HOST:PORT, such as 127.0.0.1:7200")]
     Address { flag: &'static str, addr: String, source: std::io::Error },
     #[error(
-        "{flag} {addr} can be reached from other machines, and there is no token: give one with --token, listen on 127.0.0.1, \
-         or say --insecure-no-auth"
+        "{flag} {addr} can be reached from other machines, and there is no token; set one with --token, listen on 127.0.0.1, \
+         or pass --insecure-no-auth"
     )]
     NoToken { flag: &'static str, addr: String },
     #[error(
@@ -76,15 +76,15 @@ pub enum StartError {
     InUse { flag: &'static str, addr: String },
     #[error("{flag} {addr}: cannot listen: {source}; choose another address with {flag} HOST:PORT")]
     Bind { flag: &'static str, addr: String, source: std::io::Error },
-    #[error("TLS: {0}; --tls-cert and --tls-key take PEM files")]
+    #[error("TLS: {0}; --tls-cert and --tls-key expect PEM files")]
     Tls(String),
-    #[error("a token is empty: write one after --token, or leave it out")]
+    #[error("a token is empty; set one with --token, or leave it out")]
     EmptyToken,
     #[error("{0}")]
     Files(String),
     #[error("scraping: {0}")]
     Scrape(String),
-    #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty")]
+    #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty; set at least one")]
     Nothing,
 }
 
@@ -98,7 +98,7 @@ pub(crate) struct Shared {
     ingest: Ingest,
     /// None: the search index could not be opened.
     conversations: Option<Conversations>,
-    /// Images decoded at one time.
+    /// Limits how many images are decoded at the same time.
     thumbnails: tokio::sync::Semaphore,
     counters: Arc<Counters>,
     limits: Limits,
@@ -129,18 +129,19 @@ impl App {
                 ingest::discard(body).await;
                 Err(Problem::too_large(
                     "max_api_request_bytes",
-                    format!("the request exceeds max_api_request_bytes ({limit})"),
+                    format!("the request is larger than max_api_request_bytes ({limit}); send less or raise the limit"),
                 ))
             }
-            Ok(Err(error)) => Err(Problem::bad_request(format!("the body broke off: {error}"))),
-            Err(_) => {
-                Err(Problem::new(axum::http::StatusCode::REQUEST_TIMEOUT, "the body took longer than body_timeout_s"))
-            }
+            Ok(Err(error)) => Err(Problem::bad_request(format!("the body ended early: {error}"))),
+            Err(_) => Err(Problem::new(
+                axum::http::StatusCode::REQUEST_TIMEOUT,
+                "the body took longer than body_timeout_s; send it faster or raise the limit",
+            )),
         }
     }
 }
 
-/// Where the server listens. None: not served.
+/// Where the server listens. `None` if the port is turned off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Addresses {
     pub page: Option<SocketAddr>,
@@ -148,7 +149,7 @@ pub struct Addresses {
     pub otlp_http: Option<SocketAddr>,
 }
 
-/// A running server. [`Server::shutdown`] ends it in order; dropping it only stops it from accepting.
+/// A running server. [`Server::shutdown`] ends it cleanly. Dropping it only stops it from accepting connections.
 pub struct Server {
     addresses: Addresses,
     limits: Limits,
@@ -198,7 +199,7 @@ impl Server {
         let conversations = match Conversations::start(&store, engine.clone()) {
             Ok(conversations) => Some(conversations),
             Err(error) => {
-                tracing::error!(%error, "conversations cannot be searched");
+                tracing::error!(%error, "cannot open the search index; conversations cannot be searched");
                 None
             }
         };
@@ -245,12 +246,12 @@ impl Server {
         self.addresses
     }
 
-    /// Stops accepting, lets requests under way finish for `shutdown_s`, then ends the rest.
+    /// Stops accepting connections, gives requests `shutdown_s` to finish, then ends the rest.
     pub async fn shutdown(mut self) {
         self.stop.cancel();
         let patience = Duration::from_secs(self.limits.shutdown_s);
         if tokio::time::timeout(patience, self.ended.recv()).await.is_err() {
-            tracing::warn!("some requests did not end within shutdown_s; they are cut off");
+            tracing::warn!("some requests did not end within shutdown_s; closing them");
             self.abort.cancel();
             self.ended.recv().await;
         }
@@ -293,14 +294,14 @@ async fn not_otlp(request: Request) -> Response {
         return grpc::error(tonic::Status::unimplemented(format!("there is no {path}; this is an OTLP receiver")));
     }
     Problem::not_found(format!(
-        "there is no {path}; this port takes OTLP (POST /v1/traces, /v1/metrics), the page has another"
+        "there is no {path}; this port accepts OTLP (POST /v1/traces, /v1/metrics), and the page is on another port"
     ))
     .into_response()
 }
 
-/// A bug of ours in a handler: said, logged, and the next request is served.
+/// A bug in a handler: it is logged and reported, and the next request is served.
 fn panicked(panic: Box<dyn std::any::Any + Send>) -> Response {
     let text = panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied());
-    tracing::error!(panic = text.unwrap_or("no message"), "a request failed in an unexpected way");
-    Problem::internal("the server failed in an unexpected way; its log says more").into_response()
+    tracing::error!(panic = text.unwrap_or("no message"), "a request failed unexpectedly");
+    Problem::internal("the server failed unexpectedly; see its log").into_response()
 }

@@ -1,4 +1,4 @@
-//! Sockets: binding with errors that say what to do, TLS, one accept loop a listener over HTTP/1 and HTTP/2, a bound on
+//! Sockets: binding with helpful errors, TLS, one accept loop per listener over HTTP/1 and HTTP/2, a bound on
 //! connections, and an orderly end.
 
 use std::convert::Infallible;
@@ -30,13 +30,13 @@ use crate::config::{Limits, ServerConfig, TlsConfig};
 use crate::metrics::{Counters, add};
 use crate::problem::Problem;
 
-/// Bytes a sender may have under way before it must wait: a stream, a connection. Large, so that a sender of big batches
-/// is limited by the store and not by round trips.
+/// Bytes that a sender may send before it must wait, per stream and per connection. They are large, so that the store limits
+/// a sender of big batches, not round trips.
 const STREAM_WINDOW: u32 = 8 << 20;
 const CONNECTION_WINDOW: u32 = 32 << 20;
 const FRAME_BYTES: u32 = 1 << 20;
 
-/// Connections over the limit that are told so at one time; further ones are closed without a word.
+/// How many connections over the limit get a response at the same time. Others are closed without one.
 const TOLD: usize = 64;
 
 /// Binds `addr`. `flag` is how the operator set it.
@@ -61,7 +61,7 @@ pub fn tls(config: &TlsConfig) -> Result<TlsAcceptor, StartError> {
         .and_then(Iterator::collect::<Result<Vec<_>, _>>)
         .map_err(|e| bad(&config.cert, &e))?;
     if certs.is_empty() {
-        return Err(bad(&config.cert, &"holds no certificate in PEM form"));
+        return Err(bad(&config.cert, &"has no certificate in PEM format"));
     }
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|e| bad(&config.key, &e))?;
     let mut tls = RustlsConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -83,7 +83,7 @@ pub struct Shared {
     /// One permit a connection.
     pub connections: Arc<Semaphore>,
     told: Arc<Semaphore>,
-    /// Stop accepting, finish what is under way.
+    /// Stop accepting, finish running requests.
     pub stop: CancellationToken,
     /// Time is up.
     pub abort: CancellationToken,
@@ -133,7 +133,7 @@ impl Shared {
     }
 }
 
-/// Accepts until told to stop.
+/// Accepts connections until it is stopped.
 pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
     loop {
         let stream = tokio::select! {
@@ -165,7 +165,10 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
 /// Answers everything with 503, which HTTP clients and gRPC clients both take as "come again".
 fn full(limit: usize) -> Router {
     Router::new().fallback(move || async move {
-        let problem = Problem::unavailable(format!("max_connections ({limit}) are open"), Duration::from_secs(1));
+        let problem = Problem::unavailable(
+            format!("the limit max_connections ({limit}) is reached; try again later or raise the limit"),
+            Duration::from_secs(1),
+        );
         let mut response = problem.with_limit("max_connections").into_response();
         response.headers_mut().insert("connection", axum::http::HeaderValue::from_static("close"));
         response
@@ -225,7 +228,7 @@ where
                 connection.as_mut().graceful_shutdown();
             }
             () = silence.as_mut(), if waiting => {
-                // A connection on which nobody ever asks for anything gives its place to another.
+                // An idle connection gives its place to another.
                 waiting = false;
                 if !spoke.load(Relaxed) {
                     connection.as_mut().graceful_shutdown();

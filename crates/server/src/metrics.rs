@@ -1,5 +1,5 @@
 //! Figures for operators: counters that the rest of the server bumps, and their Prometheus text at `/metrics`.
-//! The store's and the engine's own figures are read when asked for, not copied here.
+//! The figures of the store and the engine are read on demand, not copied here.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -32,7 +32,7 @@ pub struct IngestCounters {
     pub requests: AtomicU64,
     /// Answered with an error that a retry cannot cure.
     pub refused: AtomicU64,
-    /// Answered with an error that asks for a retry.
+    /// Answered with a retryable error.
     pub deferred: AtomicU64,
     /// Rows stored: spans, and points of metrics.
     pub accepted: AtomicU64,
@@ -90,12 +90,12 @@ impl Counters {
         type Pick = fn(&IngestCounters) -> &AtomicU64;
         let ingest: [(&str, &str, Pick); 7] = [
             ("requests_total", "OTLP requests", |c| &c.requests),
-            ("refused_total", "OTLP requests refused for good", |c| &c.refused),
-            ("deferred_total", "OTLP requests told to come again", |c| &c.deferred),
+            ("refused_total", "OTLP requests refused, not to be sent again", |c| &c.refused),
+            ("deferred_total", "OTLP requests deferred, to be sent again", |c| &c.deferred),
             ("accepted_total", "spans and metric points stored", |c| &c.accepted),
-            ("rejected_total", "spans and metric points rejected by a partial success", |c| &c.rejected),
-            ("duplicates_total", "spans that had been stored before", |c| &c.duplicates),
-            ("bytes_total", "OTLP bytes received, as sent", |c| &c.bytes),
+            ("rejected_total", "spans and metric points rejected in a partial success", |c| &c.rejected),
+            ("duplicates_total", "spans that were already stored", |c| &c.duplicates),
+            ("bytes_total", "OTLP bytes received, before decompression", |c| &c.bytes),
         ];
         for (name, help, pick) in ingest {
             let _ = writeln!(out, "# HELP rollscope_ingest_{name} {help}\n# TYPE rollscope_ingest_{name} counter");
@@ -107,12 +107,17 @@ impl Counters {
         let plain: [(&str, &str, &str, &AtomicU64); 8] = [
             ("connections_open", "gauge", "open connections", &self.connections_open),
             ("connections_total", "counter", "connections accepted", &self.connections_total),
-            ("connections_refused_total", "counter", "connections over max_connections", &self.connections_refused),
-            ("unauthorized_total", "counter", "requests without a good token", &self.unauthorized),
+            (
+                "connections_refused_total",
+                "counter",
+                "connections refused because of max_connections",
+                &self.connections_refused,
+            ),
+            ("unauthorized_total", "counter", "requests without a valid token", &self.unauthorized),
             ("queries_total", "counter", "queries started", &self.queries),
-            ("queries_failed_total", "counter", "queries that ended in an error", &self.queries_failed),
-            ("queries_cancelled_total", "counter", "queries whose client went away", &self.queries_cancelled),
-            ("query_rows_total", "counter", "rows answered", &self.query_rows),
+            ("queries_failed_total", "counter", "queries that failed", &self.queries_failed),
+            ("queries_cancelled_total", "counter", "queries whose client disconnected", &self.queries_cancelled),
+            ("query_rows_total", "counter", "rows returned by queries", &self.query_rows),
         ];
         for (name, kind, help, value) in plain {
             let value = value.load(Relaxed);
@@ -124,10 +129,10 @@ impl Counters {
         let seconds = self.query_microseconds.load(Relaxed) as f64 / 1e6;
         let _ = writeln!(
             out,
-            "# HELP rollscope_query_seconds_total time spent answering queries\n\
+            "# HELP rollscope_query_seconds_total time spent on queries\n\
              # TYPE rollscope_query_seconds_total counter\nrollscope_query_seconds_total {seconds}"
         );
-        let live = ("live_clients", "pages that follow what comes in", self.live_clients.load(Relaxed));
+        let live = ("live_clients", "clients connected to /api/v1/live", self.live_clients.load(Relaxed));
         for (name, help, value) in gauges.iter().chain([&live]) {
             let _ = writeln!(
                 out,
@@ -138,7 +143,7 @@ impl Counters {
         if let Some(bytes) = resident_bytes() {
             let _ = writeln!(
                 out,
-                "# HELP process_resident_memory_bytes memory in use\n\
+                "# HELP process_resident_memory_bytes resident memory\n\
                  # TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {bytes}"
             );
         }
@@ -146,30 +151,35 @@ impl Counters {
     }
 }
 
-/// The store's figures: as they are called there, as they are called here, kind and help.
+/// Figures of the store: their name in the store, their metric name, kind and help text.
 const STORE: [(&str, &str, &str, &str); 18] = [
     ("rows_appended", "rows_appended_total", "counter", "rows stored"),
-    ("duplicates", "duplicates_total", "counter", "rows that had been stored before"),
-    ("append_errors", "append_errors_total", "counter", "appends that failed"),
+    ("duplicates", "duplicates_total", "counter", "rows that were already stored"),
+    ("append_errors", "append_errors_total", "counter", "failed appends"),
     ("log_bytes_written", "log_written_bytes_total", "counter", "bytes written to the log"),
     ("log_syncs", "log_syncs_total", "counter", "times the log was synced to disk"),
-    ("log_bytes", "log_bytes", "gauge", "bytes of the log, not in segments yet"),
-    ("tail_rows", "tail_rows", "gauge", "rows in memory, not in segments yet"),
+    ("log_bytes", "log_bytes", "gauge", "bytes in the log that are not in segments yet"),
+    ("tail_rows", "tail_rows", "gauge", "rows in memory that are not in segments yet"),
     ("tail_bytes", "tail_bytes", "gauge", "bytes of rows in memory"),
     ("segments", "segments", "gauge", "segments on disk"),
     ("segment_rows", "segment_rows", "gauge", "rows in segments"),
     ("segment_bytes", "segment_bytes", "gauge", "bytes of segments"),
-    ("flushes", "flushes_total", "counter", "times rows in memory were written to segments"),
-    ("flush_errors", "flush_errors_total", "counter", "flushes that failed"),
+    ("flushes", "flushes_total", "counter", "flushes of rows in memory to segments"),
+    ("flush_errors", "flush_errors_total", "counter", "failed flushes"),
     ("flush_ms", "flush_seconds_total", "counter", "time spent in flushes"),
     ("compactions", "compactions_total", "counter", "merges of small segments"),
     ("expired_segments", "expired_segments_total", "counter", "segments deleted by retention"),
-    ("duplicate_check_bytes", "duplicate_check_bytes", "gauge", "memory for recognising duplicates"),
-    ("duplicate_check_skipped", "duplicate_check_skipped_total", "counter", "rows for which that memory was too small"),
+    ("duplicate_check_bytes", "duplicate_check_bytes", "gauge", "memory used to detect duplicates"),
+    (
+        "duplicate_check_skipped",
+        "duplicate_check_skipped_total",
+        "counter",
+        "duplicate checks skipped because this memory was too small",
+    ),
 ];
 
-/// Every number in the store's figures, those of a table with its name as a label. One that is not described above still
-/// shows, as a gauge.
+/// Writes every number in the figures of the store, those of a table with its name as a label. A number that is not described
+/// above is written as a gauge.
 fn store_figures(out: &mut String, figures: &Value) {
     for (key, value) in figures.as_object().into_iter().flatten() {
         let words = format!("{} of the store", key.replace('_', " "));
@@ -195,7 +205,7 @@ fn store_figures(out: &mut String, figures: &Value) {
     }
 }
 
-/// Resident memory of this process, where the system tells.
+/// Resident memory of this process, if the system reports it.
 pub fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
@@ -218,7 +228,7 @@ mod tests {
         assert!(text.contains("\nrollscope_store_tail_rows{table=\"spans\"} 5\n"));
         assert!(text.contains("\n# TYPE rollscope_store_flush_seconds_total counter\n"));
         assert!(text.contains("\nrollscope_store_flush_seconds_total 1.5\n"));
-        // One that nobody has described yet.
+        // One that is not described yet.
         assert!(text.contains("\nrollscope_store_new 7\n"));
         assert!(text.contains("\nrollscope_inflight_bytes 3\n"));
         for line in text.lines().filter_map(|l| l.strip_prefix("# TYPE ")) {

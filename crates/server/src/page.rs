@@ -59,7 +59,7 @@ pub async fn serve(method: Method, uri: Uri, headers: HeaderMap) -> Response {
     }
     let path = uri.path().trim_start_matches('/');
     if method != Method::GET && method != Method::HEAD {
-        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "the page is read with GET").into_response();
+        return Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use GET to read the page").into_response();
     }
     match Assets::get(path) {
         Some(file) if !path.is_empty() => asset(path, &file, &headers),
@@ -97,7 +97,7 @@ fn asset(path: &str, file: &EmbeddedFile, headers: &HeaderMap) -> Response {
     (out, file.data.clone()).into_response()
 }
 
-/// Each file is compressed once, when it is first asked for.
+/// Each file is compressed once, on its first request.
 fn zipped(path: &str, data: &[u8]) -> Bytes {
     static ZIPPED: LazyLock<Mutex<HashMap<String, Bytes>>> = LazyLock::new(Mutex::default);
     let mut zipped = ZIPPED.lock();

@@ -1,4 +1,4 @@
-//! Every refusal of the HTTP API, as RFC 9457 problem JSON. One constructor a kind, so that statuses are decided here only.
+//! Every error of the HTTP API, as RFC 9457 problem JSON. One constructor per kind, so that only this file decides statuses.
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,21 +8,21 @@ use serde::Serialize;
 use std::time::Duration;
 use utoipa::ToSchema;
 
-/// What went wrong, and what to do. Content type `application/problem+json`.
+/// What went wrong and what to do. Content type `application/problem+json`.
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Problem {
-    /// Always `about:blank`: the status says the kind, `detail` the rest.
+    /// Always `about:blank`: the status gives the kind, and `detail` the rest.
     #[serde(rename = "type")]
     kind: &'static str,
     title: &'static str,
-    /// The HTTP status, again.
+    /// The HTTP status.
     status: u16,
-    /// In words, with what to do.
+    /// What went wrong and what to do, in words.
     detail: String,
-    /// The parameter or field that is wrong.
+    /// The wrong parameter or field.
     #[serde(skip_serializing_if = "Option::is_none")]
     parameter: Option<String>,
-    /// The limit that was exceeded, by the name it has in the configuration.
+    /// The exceeded limit, by its name in the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit: Option<String>,
     #[serde(skip)]
@@ -52,9 +52,28 @@ impl Problem {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// `name` is what the caller wrote wrong; `good` says what would have been right.
+    /// A parameter with a wrong value. `good` states what is accepted.
     pub fn parameter(name: &str, good: impl std::fmt::Display) -> Self {
-        let mut problem = Self::bad_request(format!("parameter `{name}` must be {good}"));
+        Self::about(name, format!("parameter `{name}` must be {good}"))
+    }
+
+    /// A parameter with a name that the endpoint does not take. `known` lists the names that it takes.
+    pub fn unknown_parameter(name: &str, known: &[&str]) -> Self {
+        Self::about(
+            name,
+            match known.is_empty() {
+                true => format!("unknown parameter `{name}`; this endpoint takes no parameters"),
+                false => format!("unknown parameter `{name}`; expected one of: {}", known.join(", ")),
+            },
+        )
+    }
+
+    pub fn missing_parameter(name: &str, expected: impl std::fmt::Display) -> Self {
+        Self::about(name, format!("missing parameter `{name}`; expected {expected}"))
+    }
+
+    fn about(name: &str, detail: String) -> Self {
+        let mut problem = Self::bad_request(detail);
         problem.parameter = Some(name.to_string());
         problem
     }
@@ -103,7 +122,7 @@ impl Problem {
     }
 }
 
-/// Whole seconds, at least one: what `Retry-After` can say.
+/// Whole seconds, at least one, as `Retry-After` needs them.
 pub(crate) fn retry_after_value(after: Duration) -> HeaderValue {
     HeaderValue::from(after.as_secs() + u64::from(after.subsec_nanos() > 0 || after.is_zero()))
 }

@@ -19,7 +19,7 @@ pub fn sql_text(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
 }
 
-/// Rows on their way to a client. Dropping it cancels the query.
+/// A result that is being sent to a client. Dropping it cancels the query.
 pub struct Answer {
     pub schema: SchemaRef,
     pub batches: BoxStream<'static, Result<RecordBatch, QueryError>>,
@@ -96,7 +96,7 @@ pub async fn collect(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, Pro
     if running.truncated.load(Relaxed) {
         return Err(Problem::new(
             axum::http::StatusCode::PAYLOAD_TOO_LARGE,
-            "the answer has more rows than the query engine's limit allows",
+            "the result has more rows than max_rows allows; narrow the request or raise the limit",
         ));
     }
     Ok(batches)

@@ -1,4 +1,4 @@
-//! The run that a path names (`/runs/{run}/...`): by id, name, `project/name` or a beginning that fits only one.
+//! The run that a path names (`/runs/{run}/...`): by id, name, `project/name`, or a beginning that fits only one run.
 
 use std::collections::HashMap;
 

@@ -1,6 +1,6 @@
-//! Works out the metrics of a step when it completes, and again when late rows arrive.
+//! Computes the metrics of a step when it completes, and again when late rows arrive.
 //!
-//! A step is complete when a span that stands for it has ended (`rollscope.step`, `pipeline_step`; the names are in
+//! A step is complete when a span that represents it has ended (`rollscope.step`, `pipeline_step`; the names are in
 //! [`PerfRules::step_spans`]), when a later step of the run has begun, or when the run has ended. Then, after a moment
 //! without new rows, its figures go into `metrics` with the source `rollscope`, and to the sinks. A metric that the run
 //! logged itself under the same name is left alone.
@@ -24,13 +24,13 @@ use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::sinks::{Sinks, StepRow};
 
-/// A step that gets rows all the time is worked out this often.
+/// A step that gets rows all the time is computed this often.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(15);
-/// A step that waits is asked for its end when its rows pause, and otherwise this often: asking costs a query.
+/// A waiting step is checked for its end when its rows pause, and otherwise this often, because a check costs a query.
 const ASK_EVERY: Duration = Duration::from_secs(10);
-/// Steps that wait for their completion. The oldest are given up beyond this.
+/// Steps that wait for their completion. Beyond this, the oldest are dropped.
 const MAX_WAITING: usize = 10_000;
-/// Steps of which the sinks' share is remembered.
+/// Steps for which we remember what the sinks got.
 const MAX_SENT: usize = 2_000;
 /// Runs whose latest step is remembered.
 const MAX_RUNS: usize = 10_000;
@@ -42,7 +42,7 @@ pub struct StepCounters {
     pub microseconds: AtomicU64,
 }
 
-/// Works out one step and stores what changed. Returns all metrics of the step.
+/// Computes one step and stores what changed. Returns all metrics of the step.
 pub async fn compute(
     engine: &Engine,
     store: &Store,
@@ -169,7 +169,7 @@ impl StepWatcher {
                     waiting.remove(&key);
                     let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
-                    // Many steps at once, after an import say, leave half of the time to those who look at the page.
+                    // Many steps at once, for instance after an import, leave half of the time to users of the page.
                     tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
                 }
             }
@@ -192,7 +192,7 @@ impl StepWatcher {
             }
             Err(error) => {
                 add(&self.counters.failed, 1);
-                tracing::warn!(run, step, %error, "the metrics of a step could not be worked out");
+                tracing::warn!(run, step, %error, "cannot compute the metrics of a step");
             }
         }
     }

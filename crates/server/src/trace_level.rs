@@ -1,9 +1,9 @@
-//! How much SGLang traces, set from outside.
+//! Sets how much SGLang traces.
 
 use std::time::Duration;
 
-/// Asks one server. Versions of SGLang differ in the method they take; a rollscope server tells the level to every SDK
-/// that sends to it. (Its page answers any GET, so it is tried before that.)
+/// Sets the level on one server. Versions of SGLang differ in the method that they accept. A rollscope server passes the level
+/// on to every SDK that sends to it. (Its page answers any GET, so PUT is tried before GET.)
 pub fn set(url: &str, level: u8, api_key: Option<&str>, timeout: Duration) -> Result<String, String> {
     let base = url.trim_end_matches('/');
     let base = if base.contains("://") { base.to_string() } else { format!("http://{base}") };
@@ -23,11 +23,11 @@ pub fn set(url: &str, level: u8, api_key: Option<&str>, timeout: Duration) -> Re
         let text = answer.body_mut().with_config().limit(64 << 10).read_to_string().unwrap_or_default();
         let text: String = text.split_whitespace().collect::<Vec<_>>().join(" ").chars().take(200).collect();
         match status.as_u16() {
-            200..300 if method == "PUT" => return Ok("rollscope: for the SDKs that send to it".into()),
+            200..300 if method == "PUT" => return Ok("rollscope passes it on to the SDKs that send to it".into()),
             200..300 => return Ok(text),
             404 | 405 | 501 => first = first.or(Some(format!("{status}: {text}"))),
             _ => return Err(format!("{status}: {text}")),
         }
     }
-    Err(format!("{}; is it SGLang with --enable-trace, or a rollscope server?", first.unwrap_or_default()))
+    Err(format!("{}; expected SGLang with --enable-trace, or a rollscope server", first.unwrap_or_default()))
 }

@@ -1,4 +1,4 @@
-//! What can go wrong, and whether trying again helps.
+//! What can go wrong, and whether a retry helps.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,11 +7,11 @@ use crate::vitals::Death;
 
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    #[error("the disk that holds {0} is full: free some space, nothing acknowledged is lost")]
+    #[error("the disk of {0} is full; free some space (acknowledged data is safe)")]
     Full(PathBuf),
     #[error("the store cannot keep up: {0}")]
     Busy(String),
-    #[error("{dir} is in use by another rollscope (process {holder}): stop it or choose another --data folder")]
+    #[error("{dir} is in use by another rollscope (process {holder}); stop it or choose another folder with --data")]
     Locked { dir: PathBuf, holder: String },
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: std::io::Error },
@@ -21,9 +21,11 @@ pub enum StoreError {
     Arrow(#[from] arrow::error::ArrowError),
     #[error("parquet: {0}")]
     Parquet(#[from] parquet::errors::ParquetError),
-    #[error("damaged: {0}")]
+    #[error("damaged file: {0}")]
     Damaged(String),
-    #[error("written by a newer rollscope (format {found}, this one knows up to {known}): upgrade rollscope")]
+    #[error(
+        "the store was written by a newer rollscope (format {found}; this version reads up to {known}); upgrade rollscope"
+    )]
     Newer { found: u32, known: u32 },
     #[error("the batch does not have the columns of table {0}")]
     WrongSchema(&'static str),
@@ -31,7 +33,7 @@ pub enum StoreError {
     Closed,
     #[error("{0}")]
     Failed(Death),
-    #[error("{0} holds no rollscope store")]
+    #[error("{0} is not a rollscope store; pass another folder with --data")]
     NoStore(PathBuf),
 }
 
@@ -45,7 +47,7 @@ impl StoreError {
         }
     }
 
-    /// The same to somebody else: several requests may wait for one write.
+    /// The same error for another request: several may wait for one write.
     pub(crate) fn again(&self) -> StoreError {
         match self {
             StoreError::Full(path) => StoreError::Full(path.clone()),
@@ -54,7 +56,7 @@ impl StoreError {
         }
     }
 
-    /// Too many open files or no memory: the file itself may be well.
+    /// Too many open files or no memory: the file itself may be fine.
     pub(crate) fn is_of_the_machine(&self) -> bool {
         let mut source: Option<&(dyn std::error::Error + 'static)> = Some(self);
         while let Some(error) = source {

@@ -1,5 +1,5 @@
-//! Which rows are the same row. The hash of a row's identity columns (`Table::identity`) stands for the row: 128 bits,
-//! keyed by a secret of this process, so that nobody can make two rows meet on purpose.
+//! Which rows are the same row. The hash of a row's identity columns (`Table::identity`) represents the row: 128 bits,
+//! keyed by a secret of this process, so that no sender can make two rows collide on purpose.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
@@ -113,7 +113,7 @@ pub(crate) fn open_rows(table: Table, batch: &RecordBatch) -> Vec<bool> {
     if rows.contains(&true) { rows } else { Vec::new() }
 }
 
-/// A sorted set of identities. They are uniform hashes, so where one would stand can be computed, not searched.
+/// A sorted set of identities. They are uniform hashes, so the place of one is computed, not searched.
 #[derive(Default)]
 pub(crate) struct IdentitySet {
     sorted: Vec<u128>,

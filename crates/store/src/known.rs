@@ -21,7 +21,7 @@ pub(crate) struct KnownSegments {
     entries: HashMap<String, Entry>,
     limit: usize,
     clock: u64,
-    /// Segments that were not asked because the memory for it was used up. Their duplicates are found by compaction.
+    /// Segments that were not checked because the memory was used up. Compaction finds their duplicates.
     pub skipped: u64,
     /// Segments that could not be read, for the upkeep to look at.
     unreadable: HashSet<String>,
@@ -92,7 +92,7 @@ impl KnownSegments {
                         self.put(segment.path.clone(), identities, open.into_iter().collect());
                     }
                     Err(e) => {
-                        tracing::warn!(file = segment.path, error = %e, "could not be read to look for duplicates");
+                        tracing::warn!(file = segment.path, error = %e, "cannot read the segment to check for duplicates");
                         self.note_unreadable(segment.path.clone());
                         self.skipped += 1;
                         continue;

@@ -6,11 +6,11 @@
 //! listed by the [`manifest`], which is replaced atomically and is the only truth about what is live. In the background
 //! small segments are merged and old ones expire ([`maintain`]).
 //!
-//! Read path: [`Snapshot`], a consistent view of segments and tail, from a [`Store`] or from a folder that somebody else
+//! Read path: [`Snapshot`], a consistent view of segments and tail, from a [`Store`] or from a folder that another process
 //! writes ([`ReadOnlyStore`]).
 //!
 //! Every row is there once: an exporter that retries, a dump imported again, a log replayed after `kill -9`. Rows are
-//! recognised by the identity columns of their table ([`identity`]); the newest or the closed one wins, as the table says.
+//! recognised by the identity columns of their table ([`identity`]); the newest or the closed one wins, depending on the table.
 //!
 //! Locks are taken in this order: the gate (who deletes a run, or writes what follows from what it read), the commit (who
 //! changes the manifest), the writer (the log, and the index of the tail), the state (what readers see). Index, tail and

@@ -1,4 +1,4 @@
-//! What goes on in the background: flushing what is due, merging small segments, retention, deleting dead files.
+//! Background work: flushing what is due, merging small segments, retention, deleting dead files.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub(crate) async fn run(weak: WeakShared) {
             if shared.flush_due()
                 && let Err(e) = shared.flush().await
             {
-                tracing::warn!(error = %e, "the live tail could not be flushed; it stays in the log");
+                tracing::warn!(error = %e, "cannot flush the live tail; it stays in the log");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             if tidied.elapsed() >= TIDY_EVERY {
@@ -52,7 +52,7 @@ pub(crate) async fn run(weak: WeakShared) {
                     compact(&shared, false).await
                 };
                 if let Err(e) = tidy.await {
-                    tracing::warn!(error = %e, "background tidying failed; it will be tried again");
+                    tracing::warn!(error = %e, "background maintenance failed; trying again later");
                 }
                 shared.sweep_media().await;
                 tidied = Instant::now();
@@ -64,19 +64,19 @@ pub(crate) async fn run(weak: WeakShared) {
     }
 }
 
-/// Checks the segments that were too many to check at start.
+/// Checks the segments that were not checked at start because there were too many.
 pub(crate) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
     for segment in segments {
         let Some(shared) = weak.upgrade() else { return };
         let live = shared.state.read().manifest.segments.contains(&segment);
         if live && let Err(why) = crate::open::check(&shared.root, &segment).await {
             let recorded = shared.set_segment_aside(&segment.path, why).await;
-            recorded.unwrap_or_else(|e| tracing::warn!(error = %e, "could not record what was set aside"));
+            recorded.unwrap_or_else(|e| tracing::warn!(error = %e, "cannot record a quarantined file"));
         }
     }
 }
 
-/// Deletes what retention says, whole segments at a time.
+/// Applies retention: deletes whole segments.
 async fn expire(shared: &Shared) -> Result<(), StoreError> {
     let options = &shared.options;
     if options.retention_age_s == 0 && options.retention_bytes == 0 {
@@ -94,7 +94,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     for segment in by_age {
         total += segment.bytes;
         let too_much = options.retention_bytes > 0 && total > options.retention_bytes;
-        // The list of runs is small and says what was there; it stays.
+        // The list of runs is small and records what was there, so it stays.
         if segment.table != Table::Runs.name() && (segment.max_time < oldest_kept || too_much) {
             total -= segment.bytes;
             expired.insert(segment.path.clone());
@@ -187,7 +187,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
             Err(e) => return Err(e),
         }
     }
-    // Oldest file first, so that "the first" and "the last" of equal rows mean what they say.
+    // Oldest file first, so that "the first" and "the last" of equal rows keep their meaning.
     parts.sort_by(|a, b| a.0.rsplit('/').next().cmp(&b.0.rsplit('/').next()));
     let read = tokio::task::spawn_blocking(move || {
         let mut batches = Vec::new();

@@ -35,7 +35,7 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// `None` if there is no such file, or the hash is no hash.
+/// `None` if there is no such file, or the hash is not a valid one.
 pub(crate) async fn get(root: &Root, hash: &str) -> Result<Option<Bytes>, StoreError> {
     if hash.len() != DIGITS || !hash.bytes().all(is_digit) {
         return Ok(None);

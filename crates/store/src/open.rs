@@ -1,5 +1,5 @@
 //! Opening a folder: the manifest, a check of the segments, and the replay of the log. Damage never keeps a store from
-//! opening: what cannot be read is set aside in `quarantine/` and reported, the rest is served.
+//! opening: what cannot be read is moved to `quarantine/` and reported, and the rest is served.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
             Err(e @ StoreError::Newer { .. }) => return Err(e),
             Err(e) => {
                 root.set_aside(manifest::PATH).await?;
-                set_aside.push(aside(manifest::PATH, format!("{e}; rebuilt from the segments")));
+                set_aside.push(aside(manifest::PATH, format!("{e}; it was rebuilt from the segments")));
                 rebuild(root).await?
             }
         },
@@ -71,13 +71,13 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
 
 pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), String> {
     if segment.format_version > FORMAT_VERSION {
-        return Err(format!("it has format {}, this rollscope knows {FORMAT_VERSION}", segment.format_version));
+        return Err(format!("it has format {}; this version reads up to {FORMAT_VERSION}", segment.format_version));
     }
     let data = root.get(&segment.path).await.map_err(|e| e.to_string())?;
     segment::verify(segment, &data)
 }
 
-/// A manifest made from what the segments say of themselves. Segments that a compaction replaced are left out. An empty
+/// A manifest rebuilt from the metadata of the segments. Segments that a compaction replaced are left out. An empty
 /// folder gives an empty manifest.
 async fn rebuild(root: &Root) -> Result<Manifest, StoreError> {
     let mut segments = Vec::new();
@@ -145,7 +145,13 @@ pub(crate) fn replay(
         if let Some(torn) = &report.torn
             && mend
         {
-            tracing::warn!(file, from = torn.from, to = torn.to, why = torn.why, "cut off an unfinished write");
+            tracing::warn!(
+                file,
+                from = torn.from,
+                to = torn.to,
+                why = torn.why,
+                "removed an unfinished write from the log"
+            );
             // Only the file that was being written can end in an unfinished write.
             if i + 1 < numbers.len() {
                 keep_copy(wal_dir, *number, torn, &bytes);
@@ -165,6 +171,6 @@ fn keep_copy(wal_dir: &Path, number: u64, damage: &wal::Damage, bytes: &[u8]) {
     let file = dir.join(format!("wal__{number:016}.{}.bytes", damage.from));
     let kept = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&file, &bytes[damage.from..damage.to]));
     if let Err(e) = kept {
-        tracing::warn!(error = %e, "could not keep a copy of a damaged part of the log");
+        tracing::warn!(error = %e, "cannot copy a damaged part of the log to quarantine");
     }
 }

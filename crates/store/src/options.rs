@@ -17,21 +17,21 @@ pub struct StoreOptions {
     pub flush_rows: usize,
     /// ... or this long after its first row, in seconds.
     pub flush_age_s: u64,
-    /// Most rows of a compacted segment.
+    /// Maximum number of rows of a compacted segment.
     pub segment_rows: u64,
-    /// Memory for recognising rows that are in segments already, 16 bytes a row of the segments that overlap in time.
+    /// Memory for detecting rows that are already in segments: 16 bytes per row of the segments that overlap in time.
     pub duplicate_check_bytes: usize,
     /// Segments whose newest row is older than this are deleted, in seconds. 0 keeps everything.
     pub retention_age_s: u64,
     /// The oldest segments are deleted while the store is larger than this. 0 keeps everything.
     pub retention_bytes: u64,
-    /// Scraped series are kept in full this long, in seconds, and thinned afterwards. 0 never thins.
+    /// Every value of scraped series is kept this long, in seconds. Older series are thinned. 0 never thins.
     pub series_full_age_s: u64,
-    /// Of this many seconds of a thinned series a few samples stay: the last, the smallest, the largest.
+    /// Thinned series keep the last, the smallest and the largest sample per this many seconds.
     pub series_thin_s: u64,
-    /// Files that are no longer live stay this long for readers that still use them, in seconds.
+    /// Files that are no longer live are kept this long for readers that still use them, in seconds.
     pub delete_grace_s: u64,
-    /// At start, up to this many bytes of segments are read and checked before serving; the rest afterwards.
+    /// At start, up to this many bytes of segments are checked before serving, and the rest afterwards.
     pub check_at_start_bytes: u64,
 }
 
@@ -63,7 +63,7 @@ impl StoreOptions {
         Duration::from_secs(self.flush_age_s)
     }
 
-    /// Past this the writer waits for the flush that is under way.
+    /// Beyond this, the writer waits for the current flush.
     pub(crate) fn tail_limit_bytes(&self) -> usize {
         self.flush_bytes * 2
     }

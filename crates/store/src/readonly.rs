@@ -33,7 +33,11 @@ impl ReadOnlyStore {
                 Err(e) => last = Some(e),
             }
         }
-        Err(last.unwrap_or_else(|| StoreError::Busy("it changes faster than it can be read: ask the server".into())))
+        Err(last.unwrap_or_else(|| {
+            StoreError::Busy(
+                "the folder changes faster than it can be read; query the server instead with --server URL".into(),
+            )
+        }))
     }
 
     async fn manifest(root: &Root) -> Result<Manifest, StoreError> {

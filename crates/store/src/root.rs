@@ -52,7 +52,7 @@ impl Root {
         }
     }
 
-    /// Moves a damaged file out of the way, into `quarantine/`.
+    /// Moves a damaged file to `quarantine/`.
     pub async fn set_aside(&self, path: &str) -> Result<String, StoreError> {
         let aside = format!("quarantine/{}", path.replace('/', "__"));
         self.objects.rename(&ObjectPath::from(path), &ObjectPath::from(aside.as_str())).await?;
@@ -63,7 +63,7 @@ impl Root {
         Ok(self.objects.list(Some(&ObjectPath::from(prefix))).try_collect().await?)
     }
 
-    /// `object_store` wraps the error of the disk; a full disk must be told from the rest.
+    /// `object_store` wraps the error of the disk; a full disk must be distinguished from the rest.
     fn disk_error(&self, error: object_store::Error) -> StoreError {
         let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
         while let Some(e) = source {

@@ -1,7 +1,7 @@
 //! Segments: Parquet files of one table and one run, immutable once written.
 //!
 //! Rows are ordered so that what is read together lies together and compresses well: rows that share the table's
-//! cluster column (the spans of a trace) stand next to each other, ordered by time; clusters are ordered by their first
+//! cluster column (the spans of a trace) are next to each other, ordered by time; clusters are ordered by their first
 //! time. Encodings follow what the columns hold: random ids are stored plain and uncompressed (nothing helps), times as
 //! deltas, everything repeated as dictionaries, all under zstd.
 
@@ -41,7 +41,7 @@ const TEXT_BATCH_ROWS: usize = 16;
 /// a fixed length.
 const ID_ENCODING: Encoding = Encoding::PLAIN;
 
-/// What the segment says of itself, in the file's own metadata: enough to rebuild a lost manifest.
+/// The description of a segment in the file's own metadata: enough to rebuild a lost manifest.
 const SELF_KEY: &str = "rollscope.segment";
 
 pub(crate) struct NewSegment {
@@ -62,7 +62,7 @@ pub(crate) enum Effort {
 /// `Segment::level` of rows that were thinned.
 pub(crate) const THINNED: u8 = 2;
 
-/// Writes batches of one table as one segment a run. `name` gives each file its unique stem.
+/// Writes batches of one table as one segment per run. `name` gives each file its unique stem.
 pub(crate) fn build(
     table: Table,
     batches: &[RecordBatch],
@@ -99,7 +99,7 @@ pub(crate) fn build(
             ..Segment::default()
         };
         let mut data = encode(table, &batch, effort, &segment, Values::Split)?;
-        // Which way is smallest depends on what is measured: counters split well, rounded shares repeat themselves. A
+        // Which encoding is smallest depends on what is measured: counters split well, rounded shares repeat themselves. A
         // merge has the time to try.
         if table == Table::Series && !matches!(effort, Effort::Flush) {
             for values in [Values::Plain, Values::Dictionary] {
@@ -337,7 +337,7 @@ pub(crate) fn ranks(column: &arrow::array::DictionaryArray<Int32Type>) -> Vec<u3
     column.keys().iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
 }
 
-/// Conversations stand in the order of their text: siblings of a prompt and successive turns of one conversation begin
+/// Conversations are in the order of their text: siblings of a prompt and successive turns of one conversation begin
 /// alike, so they become neighbours, and the compressor stores their common beginning once (docs/adr/0010).
 fn order_of_texts(batch: &RecordBatch, mut rows: Vec<u32>, times: &[i64]) -> UInt32Array {
     let texts = batch.column_by_name("messages").expect("declared").as_string::<i32>();
@@ -379,10 +379,10 @@ fn path_safe(run_id: &str) -> String {
     out
 }
 
-/// Checks that a file is what the manifest says: size, checksum, and a footer that can be read.
+/// Checks that a file matches the manifest: size, checksum, and a footer that can be read.
 pub(crate) fn verify(segment: &Segment, data: &Bytes) -> Result<(), String> {
     if data.len() as u64 != segment.bytes {
-        return Err(format!("it has {} bytes, {} were written", data.len(), segment.bytes));
+        return Err(format!("it has {} bytes instead of {}", data.len(), segment.bytes));
     }
     if xxh3_64(data) != segment.checksum {
         return Err("its checksum is wrong".into());
@@ -391,7 +391,7 @@ pub(crate) fn verify(segment: &Segment, data: &Bytes) -> Result<(), String> {
     Ok(())
 }
 
-/// What a file says of itself, for rebuilding a manifest.
+/// The description in a file's metadata, for rebuilding a manifest.
 pub(crate) fn describe_self(data: &Bytes) -> Option<Segment> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(data.clone()).ok()?;
     let about = reader.metadata().file_metadata().key_value_metadata()?.iter().find(|kv| kv.key == SELF_KEY)?;
@@ -419,7 +419,7 @@ pub(crate) fn read_columns(
     let schema = table.schema();
     Ok(Box::new(reader.map(move |batch| {
         let batch = batch?;
-        // Text that is a dictionary by declaration may come back plain, and the other way round.
+        // Text that is a dictionary by declaration may come back plain, and vice versa.
         let columns = batch
             .schema()
             .fields()

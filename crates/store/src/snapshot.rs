@@ -38,8 +38,8 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Batches of the tail with rows that came after `version` (and perhaps some that came before). None where that cannot
-    /// be told from the tail alone.
+    /// Batches of the tail with rows that came after `version` (and perhaps some that came before). `None` if the tail
+    /// alone cannot tell.
     pub fn tail_since(&self, table: Table, version: u64) -> Option<impl Iterator<Item = &RecordBatch>> {
         let rows = self.tables.get(&table)?;
         let newer = move |(batch, v): (_, &u64)| (*v > version).then_some(batch);
@@ -48,7 +48,7 @@ impl Snapshot {
             .then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
     }
 
-    /// Reads some columns of a segment, batch by batch. For whoever follows the store without SQL; the rows in
+    /// Reads some columns of a segment, batch by batch. For code that follows the store without SQL; the rows in
     /// [`TableSnapshot::replaced`] are among them.
     pub async fn read_segment(
         &self,
@@ -62,7 +62,7 @@ impl Snapshot {
     }
 }
 
-/// Batches of a segment, decoded as they are asked for.
+/// Batches of a segment, decoded on demand.
 pub type SegmentBatches = Box<dyn Iterator<Item = Result<RecordBatch, StoreError>> + Send>;
 
 /// The server's store, or a folder opened for reading.

@@ -42,7 +42,7 @@ const QUEUE: usize = 512;
 const GROUP_BYTES: usize = 64 << 20;
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
-/// What queries under way get when a run is deleted.
+/// How long running queries may use a deleted run.
 const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
 /// Without this thread nothing can be stored.
 const WRITER: &str = "store-writer";
@@ -193,7 +193,7 @@ impl Store {
         opened.set_aside.extend(replayed.set_aside);
         let log = Log::create(&wal_dir, next)?;
         let mut id = [0; 4];
-        getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("no random numbers: {e}")))?;
+        getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("cannot get random numbers: {e}")))?;
         let writer_id = format!("{:08x}", u32::from_be_bytes(id));
         let (queue, requests) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
@@ -228,10 +228,10 @@ impl Store {
         }
         if !opened.set_aside.is_empty() {
             for problem in &opened.set_aside {
-                tracing::warn!(file = problem.file, why = problem.why, "damaged, set aside");
+                tracing::warn!(file = problem.file, why = problem.why, "moved a damaged file to quarantine");
             }
             if let Err(e) = shared.record_set_aside(opened.set_aside).await {
-                tracing::warn!(error = %e, "could not record what was set aside");
+                tracing::warn!(error = %e, "cannot record a quarantined file");
             }
         }
         shared.doom_leftovers().await?;
@@ -301,7 +301,7 @@ impl Store {
         })
     }
 
-    /// While this is held, no run is deleted: for whoever looks at what there is and writes what follows from it, so that
+    /// While this is held, no run is deleted: for code that reads what there is and writes what follows from it, so that
     /// a deleted run does not come back with it.
     pub async fn hold_runs(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
         self.shared.gate.read().await
@@ -368,7 +368,7 @@ impl Store {
         let mut problems = Vec::new();
         let failure = self.shared.flush_state.lock().failure.as_ref().map(StoreError::again);
         if let Some(failure) = &failure {
-            problems.push(format!("the live tail could not be written to segments: {failure}"));
+            problems.push(format!("cannot write the live tail to segments: {failure}"));
         }
         let manifest = self.shared.state.read().manifest.clone();
         let mut set_aside = manifest.set_aside.clone();
@@ -378,7 +378,10 @@ impl Store {
             }
         }
         for item in &set_aside {
-            problems.push(format!("{} was damaged ({}) and is set aside; the rest is served", item.file, item.why));
+            problems.push(format!(
+                "{} is damaged ({}) and was moved to quarantine; everything else is served",
+                item.file, item.why
+            ));
         }
         let deaths = self.shared.vitals.deaths();
         problems.extend(deaths.iter().map(ToString::to_string));
@@ -463,14 +466,14 @@ impl Shared {
     }
 
     async fn quarantine(&self, path: &str, why: String) -> SetAside {
-        tracing::warn!(file = path, why, "damaged, set aside");
+        tracing::warn!(file = path, why, "moved a damaged file to quarantine");
         if let Err(e) = self.root.set_aside(path).await {
-            tracing::warn!(file = path, error = %e, "could not move it to quarantine");
+            tracing::warn!(file = path, error = %e, "cannot move a damaged file to quarantine");
         }
         SetAside { file: path.into(), why, at_ns: now_ns() }
     }
 
-    /// A live segment turned out to be damaged: stop serving it, keep the file aside, say so.
+    /// A live segment turned out to be damaged: stop serving it, move it to quarantine and report it.
     pub async fn set_segment_aside(&self, path: &str, why: String) -> Result<(), StoreError> {
         let item = self.quarantine(path, why).await;
         self.record_set_aside(vec![item]).await
@@ -485,7 +488,7 @@ impl Shared {
                 && let Err(StoreError::Damaged(why)) = self.read_segment(&segment).await
                 && let Err(e) = self.set_segment_aside(&path, why).await
             {
-                tracing::warn!(error = %e, "could not record what was set aside");
+                tracing::warn!(error = %e, "cannot record a quarantined file");
             }
         }
     }
@@ -500,7 +503,7 @@ impl Shared {
             let mut unnamed = doomed.clone();
             let mut looked_at = HashSet::new();
             self.leave_named_media(&mut unnamed, &mut looked_at).await?;
-            // A file is put before the conversation that names it: nobody may be between the two. What came since we
+            // A file is put before the conversation that names it: no other writer may come in between. What came since we
             // looked is little.
             let _alone = self.gate.write().await;
             self.leave_named_media(&mut unnamed, &mut looked_at).await?;
@@ -513,7 +516,7 @@ impl Shared {
             self.commit_manifest(manifest, |_, _| {}).await
         };
         if let Err(e) = swept.await {
-            tracing::warn!(error = %e, "media of a deleted run could not be deleted; it will be tried again");
+            tracing::warn!(error = %e, "cannot delete the media of a deleted run; trying again later");
         }
     }
 
@@ -561,7 +564,7 @@ impl Shared {
         };
         for path in due {
             if let Err(e) = self.root.delete(&path).await {
-                tracing::warn!(file = path, error = %e, "could not delete");
+                tracing::warn!(file = path, error = %e, "cannot delete a file");
             }
         }
     }
@@ -698,7 +701,7 @@ impl Shared {
         for path in gone {
             self.doom(path, Duration::MAX);
         }
-        // Asked for by a person: no query finds it any more, and the files go as soon as queries under way are done with them.
+        // A user deleted it: no query finds it any more, and the files are deleted when running queries are done with them.
         for segment in deleted {
             self.doom(segment.path.clone(), DELETED_RUN_GRACE);
         }
@@ -763,7 +766,7 @@ impl Shared {
         let snapshot = self.state.read().snapshot(self.root.objects.clone());
         for segment in segments.iter().filter(|s| s.table == Table::Conversations.name()) {
             if let Err(e) = crate::media::named_in_segment(&snapshot, segment, hashes).await {
-                tracing::warn!(file = segment.path, error = %e, "the media that it names stay");
+                tracing::warn!(file = segment.path, error = %e, "cannot read a segment of a deleted run; its media are kept");
             }
         }
     }
@@ -794,7 +797,7 @@ impl Shared {
         Ok(state.has_sealed())
     }
 
-    /// Waits while a flush that is under way has to catch up. Fails if flushing fails: then only space helps.
+    /// Waits while the current flush has to catch up. Fails if flushing fails: then only space helps.
     fn wait_for_room(&self) -> Result<(), StoreError> {
         let mut flush = self.flush_state.lock();
         loop {
@@ -876,7 +879,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
             // not acknowledged may come back from it at the next start, where duplicates are recognised.
             match Log::create(&shared.wal_dir, writer.log.number + 1) {
                 Ok(log) => writer.log = log,
-                Err(e) => tracing::error!(error = %e, "the log cannot be written"),
+                Err(e) => tracing::error!(error = %e, "cannot write the log"),
             }
         }
         tracing::warn!(error = %error, "refused {} requests", rest.len());
@@ -897,7 +900,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
     drop(state);
     shared.changes.send_replace(version);
     for (reply, answer) in answers {
-        // Whoever asked may have gone; the rows stay.
+        // The caller may be gone, but the rows stay.
         let _ = reply.send(Ok(answer));
     }
 }

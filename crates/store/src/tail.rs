@@ -1,7 +1,7 @@
 //! The live tail: rows that are logged but not yet in a segment, and the bookkeeping that keeps every row once.
 //!
-//! A table has an *active* generation, which takes rows, and, while a flush is under way, a *sealed* one, which is being
-//! written. A batch stays as it came, as one chunk; rows that turn out to be duplicates, or that a newer row replaces,
+//! A table has an *active* generation, which takes rows, and, while a flush is running, a *sealed* one, which is being
+//! written. A batch stays as it arrived, as one chunk; rows that turn out to be duplicates, or that a newer row replaces,
 //! are marked dead and left out of what readers see. The log holds the same batches in the same order, so replaying it
 //! gives the same tail.
 
@@ -226,7 +226,7 @@ impl TableIndex {
     }
 }
 
-/// For these a duplicate has the same time, so segments of other times need not be asked.
+/// For these a duplicate has the same time, so segments of other times need not be checked.
 fn time_is_identity(table: Table) -> bool {
     matches!(table, Table::Spans | Table::Metrics | Table::Series)
 }
@@ -361,7 +361,7 @@ impl State {
                 state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]));
             }
         }
-        // Nothing replaces a row of which the first stays, so nobody asks for its place.
+        // Nothing replaces a row of which the first stays, so its place is never needed.
         let keys = if table.keep() == Keep::First { Vec::new() } else { keys };
         let bytes = batch_bytes(&batch) + keys.len() * 16;
         let version = self.version + 1;
@@ -374,7 +374,7 @@ impl State {
             if sealed {
                 let chunk = &mut state.sealed[place.chunk as usize];
                 chunk.kill(row);
-                // The flush under way writes it all the same, and at its own time, which need not be that of the new row.
+                // The current flush writes it anyway, and at its own time, which need not be that of the new row.
                 let time = by_time.then(|| times(table, &chunk.batch)[row]);
                 state.replaced_by_active.add(chunk.keys[row], run_of(&chunk.batch, row), time);
             } else {

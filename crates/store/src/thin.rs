@@ -1,6 +1,6 @@
 //! Series that are old enough are thinned: of every five minutes of a series stay the last sample, a gauge's smallest
 //! and largest, a counter's last before it was reset, and all stale markers. What stays is as it was, at its own time, so
-//! that every query goes on working, and no spike is lost.
+//! that every query keeps working, and no spike is lost.
 
 use arrow::array::cast::AsArray;
 use arrow::array::{BooleanArray, RecordBatch};

@@ -1,4 +1,4 @@
-//! Which steps got new spans, samples or logged metrics since somebody last asked. Bounded; past the bound it says so.
+//! Which steps got new spans, samples or logged metrics since the last call. Bounded: beyond the bound it logs a warning.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,10 @@ impl Touched {
         let mut all = self.steps.lock();
         for step in steps {
             if all.len() >= MAX && !all.contains(&step) {
-                tracing::warn!(limit = MAX, "more steps changed at once than are remembered; some are not worked out");
+                tracing::warn!(
+                    limit = MAX,
+                    "too many steps changed at once; the metrics of some steps are not computed"
+                );
                 return;
             }
             all.insert(step);
@@ -40,7 +43,7 @@ impl Touched {
     }
 }
 
-/// The steps in a batch of spans, samples or metrics. Metrics that were worked out do not count.
+/// The steps in a batch of spans, samples or metrics. Metrics that rollscope computed do not count.
 pub(crate) fn steps(table: Table, batch: &RecordBatch) -> Vec<Step> {
     if !matches!(table, Table::Spans | Table::Samples | Table::Metrics) {
         return Vec::new();

@@ -14,13 +14,13 @@ use tokio::sync::watch;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Death {
     pub part: String,
-    /// What the panic said.
+    /// The message of the panic.
     pub why: String,
 }
 
 impl std::fmt::Display for Death {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} has failed ({}): restart rollscope; what was acknowledged is on disk", self.part, self.why)
+        write!(f, "{} has failed ({}); restart rollscope (acknowledged data is on disk)", self.part, self.why)
     }
 }
 
@@ -92,10 +92,10 @@ impl Vitals {
     }
 }
 
-/// Tests of the whole program ask a part to fail by its name. Builds for people have no such door.
+/// Tests of the whole program make a part fail by its name. Release builds do not have this.
 fn fail_if_asked(part: &str) {
     if cfg!(debug_assertions) && std::env::var("ROLLSCOPE_TEST_PANIC").is_ok_and(|asked| asked == part) {
-        panic!("asked to fail by ROLLSCOPE_TEST_PANIC");
+        panic!("failing because of ROLLSCOPE_TEST_PANIC");
     }
 }
 
@@ -118,6 +118,6 @@ mod tests {
         vitals.thread("thread", || panic!("gone")).unwrap().join().unwrap();
         assert!(vitals.is_dead("thread") && vitals.is_dead("task") && !vitals.is_dead("ends"));
         assert_eq!(vitals.died().await.part, "task", "the first one, also for who asks late");
-        assert!(vitals.deaths()[1].to_string().contains("thread has failed (gone): restart"));
+        assert!(vitals.deaths()[1].to_string().contains("thread has failed (gone); restart"));
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn encode(table: Table, batch: &RecordBatch) -> Result<Vec<u8>, Store
     writer.finish()?;
     drop(writer);
     let length = u32::try_from(out.len() - RECORD_HEADER)
-        .map_err(|_| StoreError::Damaged("a batch over 4 GiB cannot be logged".into()))?;
+        .map_err(|_| StoreError::Damaged("the batch is larger than 4 GiB and cannot be written to the log".into()))?;
     out[0..4].copy_from_slice(RECORD_MAGIC);
     out[4..8].copy_from_slice(&length.to_le_bytes());
     out[12] = table as u8;

@@ -31,7 +31,7 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
         (None, Some(step)) => ask(&args.answer.source, format!("/runs/{}/steps/{step}/report", encode(&run))).await?,
         (None, None) => ask(&args.answer.source, format!("/runs/{}/findings", encode(&run))).await?,
     };
-    // A run without steps is one.
+    // A run without steps is reported like one step.
     let whole =
         args.step.is_none() && answer["steps"].as_array().is_some_and(|s| s.len() == 1 && s[0]["step"].is_null());
     if whole {
@@ -61,11 +61,13 @@ pub async fn diff(args: DiffArgs) -> anyhow::Result<()> {
     print(&args.answer, &answer, print_diff)
 }
 
-/// `RUN:STEP`, `RUN`, or with a run given `STEP`.
+/// `RUN:STEP`, `RUN`, or `STEP` if a run is given.
 fn which(text: &str, run: Option<&str>) -> anyhow::Result<Which> {
     let number = |text: &str| text.parse::<i64>().ok();
     if let Some(run) = run {
-        let step = number(text).ok_or_else(|| Usage(format!("`{text}` is no step; with --run both must be steps")))?;
+        let step = number(text).ok_or_else(|| {
+            Usage(format!("`{text}` is not a step number; with --run, both arguments must be step numbers"))
+        })?;
         return Ok(Which { run: run.to_string(), step: Some(step) });
     }
     Ok(match text.rsplit_once(':') {
@@ -99,18 +101,18 @@ async fn open(data: PathBuf) -> anyhow::Result<Engine> {
     Ok(Engine::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
 }
 
-/// What the user wrote wrong is a usage error.
+/// A mistake of the user is a usage error.
 pub fn usage(error: QueryError) -> anyhow::Error {
     if error.is_users() { Usage(error.to_string()).into() } else { error.into() }
 }
 
-/// A part of a path: everything but letters, digits and a few signs is written as `%XX`.
+/// Percent-encodes a part of a path: everything except letters, digits and a few signs becomes `%XX`.
 fn encode(text: &str) -> String {
     let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
     text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
-/// The id of the run that is meant: by its id, its name, `project/name` or a beginning that fits only one.
+/// The id of a run that is named by its id, its name, `project/name`, or a beginning that fits only one run.
 pub async fn find_run(source: &SourceArgs, run: &str) -> anyhow::Result<String> {
     match folder(source) {
         Some(data) => open(data).await?.find_run(run).await.map_err(usage),
@@ -132,14 +134,14 @@ async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         let mut response = request.call().with_context(|| {
-            format!("no rollscope answers at {url}: start `rollscope serve`, or say --data DIR or --server URL")
+            format!("no rollscope server answers at {url}; start `rollscope serve`, or pass --data DIR or --server URL")
         })?;
         let status = response.status();
         let body: Value = response.body_mut().read_json().unwrap_or_default();
         if status.is_success() {
             return Ok(body);
         }
-        let detail = body["detail"].as_str().unwrap_or("no reason given").to_string();
+        let detail = body["detail"].as_str().unwrap_or("the server gave no reason").to_string();
         if matches!(status.as_u16(), 400 | 404) {
             return Err(Usage(detail).into());
         }

@@ -12,7 +12,7 @@ pub async fn run(args: FolderArgs) -> anyhow::Result<()> {
     let after = store.stats();
     store.close().await?;
     println!(
-        "{} rows: {} files of {} became {} files of {}",
+        "{} rows: merged {} files ({}) into {} ({})",
         count(after.segment_rows),
         count(before.segments),
         size(before.segment_bytes),

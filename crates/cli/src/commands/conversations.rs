@@ -21,19 +21,19 @@ use crate::config::{DEFAULT_DATA, Usage};
 use crate::output::{count, printable, stdout};
 
 const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
-/// Conversations of a list for people.
+/// How many conversations a table shows.
 const SHOWN: usize = 20;
 
 pub async fn reindex(args: FolderArgs) -> anyhow::Result<()> {
     let started = Instant::now();
     let indexed = Conversations::reindex(&args.data).await?;
-    println!("{} conversations indexed in {:.1} s", count(indexed), started.elapsed().as_secs_f64());
+    println!("indexed {} conversations in {:.1} s", count(indexed), started.elapsed().as_secs_f64());
     Ok(())
 }
 
 pub async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
     if args.format == ConversationsFormat::Parquet && args.out.is_none() {
-        return Err(Usage("--format parquet needs --out FILE".into()).into());
+        return Err(Usage("--format parquet requires --out FILE".into()).into());
     }
     let data = match (&args.source.data, &args.source.server) {
         (Some(data), _) => Some(data.clone()),
@@ -65,7 +65,7 @@ fn is_file(format: ConversationsFormat) -> bool {
     matches!(format, ConversationsFormat::Jsonl | ConversationsFormat::Parquet)
 }
 
-/// The parameters of the API that these arguments mean.
+/// The API parameters for these arguments.
 fn pairs(args: &ConversationsArgs) -> Vec<(String, String)> {
     let mut pairs = Vec::new();
     let mut put = |name: &str, value: Option<String>| pairs.extend(value.map(|v| (name.to_string(), v)));
@@ -87,7 +87,7 @@ fn pairs(args: &ConversationsArgs) -> Vec<(String, String)> {
     pairs
 }
 
-/// What the user wrote wrong is a usage error.
+/// A mistake of the user is a usage error.
 fn told(problem: Problem) -> anyhow::Error {
     match problem.status().as_u16() {
         400 | 404 => Usage(problem.detail().to_string()).into(),
@@ -149,7 +149,7 @@ fn ask_server(
         request = request.header("authorization", format!("Bearer {token}"));
     }
     let mut response = request.call().with_context(|| {
-        format!("no rollscope answers at {url}: start `rollscope serve`, or say --data DIR or --server URL")
+        format!("no rollscope server answers at {url}; start `rollscope serve`, or pass --data DIR or --server URL")
     })?;
     let status = response.status();
     let mut bytes = Vec::new();

@@ -71,7 +71,7 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
     let bar = Bar::over("generating steps", args.steps, move || counter.load(std::sync::atomic::Ordering::Relaxed));
     let mut spans = 0;
     for step in 0..args.steps {
-        let data = generator.step(step).context("the generator")?;
+        let data = generator.step(step).context("the demo generator failed")?;
         spans += data.rows(Table::Spans) as u64;
         for (table, batch) in data.batches {
             store.append(table, batch).await?;
@@ -83,7 +83,7 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
     Ok(generator)
 }
 
-/// A folder that holds a demo run already gets another one beside it.
+/// A store that already has a demo run gets another one.
 fn free_run_id(store: &Store, seed: u64) -> (String, u64) {
     let snapshot = store.snapshot();
     let taken = |id: &str| {
@@ -94,14 +94,14 @@ fn free_run_id(store: &Store, seed: u64) -> (String, u64) {
     (0u64..)
         .map(|n| (if n == 0 { "demo".to_string() } else { format!("demo-{}", n + 1) }, seed.wrapping_add(n)))
         .find(|(id, _)| !taken(id))
-        .expect("there are endless names")
+        .expect("the range has no end")
 }
 
-/// Plays step after step in real time, for as long as the server runs.
+/// Generates steps in real time for as long as the server runs.
 async fn play(store: &Store, mut generator: Generator) -> anyhow::Result<()> {
     let mut step = generator.options().steps;
     loop {
-        let live = generator.live(step).context("the generator")?;
+        let live = generator.live(step).context("the demo generator failed")?;
         let start = live.start_ns();
         for (offset, table, batch) in live {
             let wait = start + offset - now_ns();

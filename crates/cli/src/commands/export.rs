@@ -45,7 +45,7 @@ pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     if rows == 0
         && let Some(run) = &args.run
     {
-        anyhow::bail!("there are no spans of run {run:?} in {}", args.folder.data.display());
+        anyhow::bail!("run {run:?} has no spans in {}", args.folder.data.display());
     }
     Ok(())
 }

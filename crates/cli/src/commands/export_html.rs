@@ -21,14 +21,14 @@ use crate::progress::Bar;
 /// Spans in one file. Browsers open that; more is what a server is for.
 pub const MAX_SPANS: u64 = 2_000_000;
 
-/// Program and version, as it stands in the files we make.
+/// Program and version, as written into the files.
 pub fn generator() -> String {
     format!("rollscope {}", env!("CARGO_PKG_VERSION"))
 }
 
 /// The page that is filled with data.
 pub fn template() -> anyhow::Result<String> {
-    rollscope_server::page::viewer().context("this build has no page inside: build it with `make ui` and build again")
+    rollscope_server::page::viewer().context("this build does not include the page; run `make ui` and build again")
 }
 
 pub async fn run(args: ExportHtmlArgs) -> anyhow::Result<()> {
@@ -37,8 +37,8 @@ pub async fn run(args: ExportHtmlArgs) -> anyhow::Result<()> {
     let run = match (args.run, runs.len()) {
         (Some(run), _) => engine.find_run(&run).await.map_err(super::answers::usage)?,
         (None, 1) => runs[0].clone(),
-        (None, 0) => anyhow::bail!("there are no runs in {}", args.folder.data.display()),
-        (None, _) => anyhow::bail!("say which run with --run: {}", list(&runs)),
+        (None, 0) => anyhow::bail!("{} has no runs", args.folder.data.display()),
+        (None, _) => anyhow::bail!("the store has several runs; choose one with --run: {}", list(&runs)),
     };
     let out = args.out.unwrap_or_else(|| PathBuf::from(format!("{}.html", safe_name(&run))));
     let spans = write(&engine, &[(run, args.step)], &out).await?;
@@ -169,7 +169,7 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
         let names: Vec<String> = table.schema().fields().iter().map(|f| format!("{from}\"{}\"", f.name())).collect();
         names.join(", ")
     };
-    // Spans of the same traces that know of no step, such as those of a serving engine, belong to the trace's sample.
+    // Spans of the same traces that name no step, such as those of a serving engine, belong to the trace's sample.
     let all = columns(Table::Spans, "");
     let joined = columns(Table::Spans, "s.")
         .replace("s.\"sample_id\"", "coalesce(s.sample_id, t.sample_id) as sample_id")

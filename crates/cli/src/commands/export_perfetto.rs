@@ -23,7 +23,7 @@ use crate::output::{count, stdout};
 
 pub async fn run(args: ExportPerfettoArgs) -> anyhow::Result<()> {
     if !args.files.is_empty() && (args.run.is_some() || args.step.is_some()) {
-        return Err(Usage("give files, or --run and --step of a store, not both".into()).into());
+        return Err(Usage("pass either files, or --run and --step to read a store, not both".into()).into());
     }
     let out = args.out.clone().unwrap_or_else(|| default_name(&args));
     let (format, reserved) = format(&args)?;
@@ -38,7 +38,7 @@ pub async fn run(args: ExportPerfettoArgs) -> anyhow::Result<()> {
     } else {
         from_files(&files::expand(&args.files)?, &mut exporter)?;
     }
-    // Perfetto's own format has no place for another file's events: they go in as spans.
+    // Perfetto's own format cannot hold the events of another file, so they are written as spans.
     if let (TraceFormat::Proto, Some(profile)) = (args.format, &args.torch_file) {
         from_files(std::slice::from_ref(profile), &mut exporter)?;
     }
@@ -86,7 +86,7 @@ fn open_plain(path: &Path) -> anyhow::Result<Box<dyn Read>> {
     Ok(if magic == [0x1f, 0x8b] { Box::new(flate2::read::MultiGzDecoder::new(whole)) } else { Box::new(whole) })
 }
 
-/// One thread reads, another encodes. Batches are small, and few are on their way: an export must fit beside a training.
+/// One thread reads, another encodes. Batches are small, and few wait: an export must fit next to a training.
 fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> {
     let options = &ImportOptions { batch_rows: 4096, ..ImportOptions::default() };
     for path in paths {
@@ -94,7 +94,7 @@ fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> 
         let imported = std::thread::scope(|scope| -> anyhow::Result<Imported> {
             let (to, from) = std::sync::mpsc::sync_channel(2);
             let reader = scope.spawn(move || {
-                // Whoever takes the batches went away because of an error of its own, which is the one to tell.
+                // The receiver stopped because of its own error, and that one is reported.
                 let gone = |_| ImportError::Sink("the export stopped".into());
                 source.read(options, &mut |table, batch| to.send((table, batch)).map_err(gone))
             });
@@ -140,7 +140,7 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     let spans = columns(Table::Spans, "");
     let sql = match args.step {
         None => format!("select {spans} from spans where {own}"),
-        // Spans of the same traces that know of no step, such as a serving engine's, belong to the step too.
+        // Spans of the same traces that name no step, such as a serving engine's, belong to the step too.
         Some(_) => format!(
             "select {spans} from spans where {own} union all \
              select {} from spans s join (select distinct trace_id from spans where {own}) t on s.trace_id = t.trace_id \
@@ -161,9 +161,9 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     }
     if rows == 0 {
         match (&args.run, args.step) {
-            (Some(run), Some(step)) => anyhow::bail!("there are no spans of step {step} of run {run:?}"),
-            (Some(run), None) => anyhow::bail!("there are no spans of run {run:?} in {}", args.folder.data.display()),
-            _ => anyhow::bail!("there are no spans in {}", args.folder.data.display()),
+            (Some(run), Some(step)) => anyhow::bail!("run {run:?} has no spans in step {step}"),
+            (Some(run), None) => anyhow::bail!("run {run:?} has no spans in {}", args.folder.data.display()),
+            _ => anyhow::bail!("{} has no spans", args.folder.data.display()),
         }
     }
     // Counters of the time that the spans cover; serving series may sit in another run.
@@ -216,11 +216,11 @@ fn report(written: &Written, out: &Path) {
         (written.events, "events"),
         (written.flows, "arrows"),
         (written.counters, "counter values"),
-        (written.merged, "events of the profile"),
-        (written.duplicates, "spans that came again and are there once"),
-        (written.parents_missing, "spans whose parent is not here"),
-        (written.links_elsewhere, "links to spans that are not here"),
-        (written.values_left_out, "values left out that are no numbers"),
+        (written.merged, "profile events"),
+        (written.duplicates, "duplicate spans left out"),
+        (written.parents_missing, "spans without their parent"),
+        (written.links_elsewhere, "links to missing spans"),
+        (written.values_left_out, "values left out that are not numbers"),
     ] {
         if n > 0 {
             parts.push(format!("{} {what}", count(n)));
@@ -228,6 +228,6 @@ fn report(written: &Written, out: &Path) {
     }
     eprintln!("{}: {}", out.display(), parts.join(", "));
     if out.as_os_str() != "-" {
-        eprintln!("open it at https://ui.perfetto.dev (it stays on your machine)");
+        eprintln!("open it at https://ui.perfetto.dev (the file stays on your machine)");
     }
 }

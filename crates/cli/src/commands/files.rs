@@ -23,7 +23,7 @@ pub fn expand(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
         found.sort_by_cached_key(|p| natural(&p.to_string_lossy()));
         files.extend(found);
         if files.len() > MAX_FILES {
-            return Err(Usage(format!("more than {MAX_FILES} files: name fewer at a time")).into());
+            return Err(Usage(format!("more than {MAX_FILES} files; pass fewer at a time")).into());
         }
     }
     let mut seen = std::collections::HashSet::new();
@@ -41,7 +41,7 @@ fn dumps_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         }
     }
     if found.is_empty() {
-        anyhow::bail!("there are no dumps (*.pt) in the folder {}; name other files one by one", folder.display());
+        anyhow::bail!("folder {} has no dumps (*.pt); pass other files by name", folder.display());
     }
     Ok(found)
 }
@@ -49,12 +49,12 @@ fn dumps_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 fn matching(pattern: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let text = pattern.to_string_lossy();
     if !text.contains(['*', '?', '[']) {
-        anyhow::bail!("{text}: there is no such file");
+        anyhow::bail!("{text}: no such file");
     }
     let paths = glob::glob(&text).map_err(|e| Usage(format!("{text}: {e}")))?;
     let found: Vec<PathBuf> = paths.take(MAX_FILES + 1).filter_map(Result::ok).filter(|p| p.is_file()).collect();
     if found.is_empty() {
-        anyhow::bail!("{text}: no file matches");
+        anyhow::bail!("{text}: no file matches this pattern");
     }
     Ok(found)
 }

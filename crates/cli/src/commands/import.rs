@@ -61,7 +61,7 @@ async fn import_all(
     Ok(())
 }
 
-/// One file: reading and decoding on a thread of its own, appending here; a few batches may wait between them. Rows of
+/// Imports one file. A thread reads and decodes, and this task appends. A few batches may wait between them. Rows of
 /// `runs` are gathered, not written: one run may come in many files.
 pub async fn file(
     store: &Store,
@@ -94,12 +94,12 @@ pub async fn file(
             new += if table == Table::Spans { accepted } else { 0 };
         }
     }
-    let imported = reader.await.context("the reader")??;
+    let imported = reader.await.context("the reader failed")??;
     drop(bar);
     Ok((imported, new, format))
 }
 
-/// The runs that files told of: from the first sign of life in any of them to the last.
+/// The runs that the files name, each from its first time in any file to its last.
 #[derive(Default)]
 pub struct Runs {
     found: BTreeMap<String, Known>,

@@ -42,7 +42,7 @@ pub async fn work_out(store: &Store) -> anyhow::Result<()> {
     for (run, step) in store.touched_steps() {
         steps::compute(&engine, store, &rules, &run, step)
             .await
-            .map_err(|e| anyhow::anyhow!("the metrics of step {step} of run {run}: {e}"))?;
+            .map_err(|e| anyhow::anyhow!("cannot compute the metrics of step {step} of run {run}: {e}"))?;
     }
     Ok(())
 }
@@ -88,6 +88,6 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
     if let Some((_, mut file)) = open {
         file.flush()?;
     }
-    println!("{}: {} values of {} runs", args.out.display(), count(written), count(runs));
+    println!("{}: {} values from {} runs", args.out.display(), count(written), count(runs));
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! One file a command.
+//! One file per command.
 
 mod answers;
 mod collect;

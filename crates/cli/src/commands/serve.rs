@@ -45,7 +45,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
     for problem in store.health().problems {
         tracing::warn!("{problem}");
     }
-    let engine = Engine::new(Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let engine = Engine::new(Arc::new(store.clone()), config.query.clone()).context("cannot start the query engine")?;
     let server = match Server::start(&config.server, store.clone(), engine).await {
         Ok(server) => server,
         Err(e) => {
@@ -63,7 +63,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
     Ok((store, server))
 }
 
-/// Where to go, on standard output: the one thing a person needs after starting it.
+/// Prints the addresses to standard output.
 pub fn announce(config: &Config, server: &Server) {
     let at = server.addresses();
     let scheme = if config.server.tls.is_some() { "https" } else { "http" };
@@ -79,8 +79,8 @@ pub fn announce(config: &Config, server: &Server) {
     println!("data            {}", config.data.display());
 }
 
-/// SIGTERM and SIGINT. From the moment that these are listened to, a signal does not end the process by itself: this must be
-/// before anybody learns the address, who may then stop us at once and expect a flush.
+/// SIGTERM and SIGINT. Once we listen to these, a signal does not end the process by itself. This must happen before the
+/// address is printed, because a client may then stop us at once and expect a flush.
 pub struct StopSignals {
     terminate: Signal,
     interrupt: Signal,
@@ -93,14 +93,14 @@ impl StopSignals {
 
     async fn received(&mut self) {
         tokio::select! {
-            _ = self.terminate.recv() => tracing::info!("asked to stop (SIGTERM)"),
-            _ = self.interrupt.recv() => tracing::info!("asked to stop (SIGINT)"),
+            _ = self.terminate.recv() => tracing::info!("stopping (SIGTERM)"),
+            _ = self.interrupt.recv() => tracing::info!("stopping (SIGINT)"),
         }
     }
 }
 
-/// Waits for a signal. When a part of the program dies, the rest says so for a while, and that is the end: who watches over
-/// us starts us again, and nothing that was acknowledged is lost.
+/// Waits for a signal. If a part of the program fails, the rest reports it for a while, and then the program ends. A
+/// supervisor starts it again, and nothing that was acknowledged is lost.
 pub async fn until_told_to_stop(signals: &mut StopSignals, vitals: &Vitals, limits: &Limits) {
     tokio::select! {
         () = signals.received() => {}
@@ -111,16 +111,16 @@ pub async fn until_told_to_stop(signals: &mut StopSignals, vitals: &Vitals, limi
     }
 }
 
-/// Requests under way finish, then the tail is flushed. A flush that fails loses nothing: the log has it.
+/// Running requests finish, then the tail is flushed. A flush that fails loses nothing, because the log has the rows.
 pub async fn stop(store: Store, server: Server) -> anyhow::Result<()> {
     server.shutdown().await;
     if let Err(e) = store.close().await {
-        tracing::warn!(error = %e, "the live tail was not flushed; it is in the log and will be there at the next start");
+        tracing::warn!(error = %e, "cannot flush the live tail; it is in the log and will be read at the next start");
     }
     alive(store.vitals())
 }
 
-/// The exit code says it too.
+/// A failed part is also an exit code.
 pub fn alive(vitals: &Vitals) -> anyhow::Result<()> {
     match vitals.deaths().first() {
         None => Ok(()),

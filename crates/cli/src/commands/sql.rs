@@ -56,7 +56,7 @@ async fn ask_folder(args: &SqlArgs, data: PathBuf) -> anyhow::Result<()> {
     out.finish(running.truncated.load(Ordering::Relaxed), args.max_rows)
 }
 
-/// What the user wrote wrong is a usage error.
+/// A mistake of the user is a usage error.
 fn usage(error: rollscope_query::QueryError) -> anyhow::Error {
     if error.is_users() { Usage(error.to_string()).into() } else { error.into() }
 }
@@ -73,7 +73,7 @@ fn ask_server(args: &SqlArgs, url: &str) -> anyhow::Result<()> {
     }
     let body = serde_json::json!({ "query": args.query, "format": "arrow", "max_rows": args.max_rows });
     let mut response = request.send_json(body).with_context(|| {
-        format!("no rollscope answers at {url}: start `rollscope serve`, or say --data DIR or --server URL")
+        format!("no rollscope server answers at {url}; start `rollscope serve`, or pass --data DIR or --server URL")
     })?;
     let status = response.status();
     if !status.is_success() {
@@ -160,7 +160,7 @@ impl Printer {
         out.flush()?;
         if truncated {
             eprintln!(
-                "rollscope: only the first {} rows are shown: raise --max-rows for more",
+                "rollscope: only the first {} rows are shown; raise --max-rows to see more",
                 output::count(max_rows as u64)
             );
         }

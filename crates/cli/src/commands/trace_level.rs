@@ -7,7 +7,7 @@ use rollscope_server::trace_level;
 use crate::args::TraceLevelArgs;
 use crate::config::Usage;
 
-/// Servers asked at one time.
+/// How many servers are called at the same time.
 const AT_ONCE: usize = 32;
 
 pub async fn run(args: TraceLevelArgs) -> anyhow::Result<()> {
@@ -18,7 +18,7 @@ pub async fn run(args: TraceLevelArgs) -> anyhow::Result<()> {
         "3" | "all" => 3,
         other => {
             return Err(Usage(format!(
-                "{other:?} is no level: write 0 (off), 1 (important slices), 2 (all but nested) or 3 (all)"
+                "unknown level {other:?}; expected 0 (off), 1 (important slices), 2 (all but nested) or 3 (all)"
             ))
             .into());
         }

@@ -37,10 +37,11 @@ pub async fn run(args: ViewArgs) -> anyhow::Result<()> {
         if format == SlimeDump.name() { dumps.push(file) } else { others.push(file) }
     }
     let args = std::sync::Arc::new(args);
-    // Reading is work for threads of its own; the runtime stays free.
+    // Reading blocks, so it runs on its own threads.
     let (worker_args, worker_dumps) = (args.clone(), dumps.clone());
-    let found =
-        tokio::task::spawn_blocking(move || write_dumps(&worker_args, &worker_dumps)).await.context("the reader")??;
+    let found = tokio::task::spawn_blocking(move || write_dumps(&worker_args, &worker_dumps))
+        .await
+        .context("the reader failed")??;
     if others.is_empty() && args.no_serve {
         return Ok(());
     }
@@ -54,12 +55,12 @@ pub async fn run(args: ViewArgs) -> anyhow::Result<()> {
         store.close().await?;
         return done;
     }
-    // One dump has one thing to show. Of several files one chooses first.
+    // A single dump opens its timeline. With several files, the user chooses first.
     let only = found.first().filter(|_| dumps.len() == 1 && others.is_empty());
     show(&args, config, &dumps, &others, only).await
 }
 
-/// Serves dumps and other files from a store that is gone when the command ends. `only`: what is in the only dump.
+/// Serves dumps and other files from a store that is deleted when the command ends. `only` describes a single dump.
 async fn show(
     args: &ViewArgs,
     mut config: Config,
@@ -73,7 +74,7 @@ async fn show(
     config.server.otlp_http.clear();
     serve::start_quiet_logs();
     let (store, server) = match serve::start(&config).await {
-        // Nobody asked for this port: any other will do.
+        // The user did not choose this port, so any other will do.
         Err(e) if args.port.is_none() && e.to_string().contains("in use") => {
             config.server.listen = "127.0.0.1:0".into();
             serve::start(&config).await?
@@ -96,9 +97,9 @@ async fn show(
     };
     let mut signals = serve::StopSignals::listen()?;
     println!("rollscope is at {url}");
-    println!("Ctrl-C to stop; the files stay");
+    println!("press Ctrl-C to stop; the files are kept");
     if args.open && webbrowser::open(&url).is_err() {
-        eprintln!("rollscope: no browser could be started; open {url} yourself");
+        eprintln!("rollscope: cannot start a browser; open {url} yourself");
     }
     let import_rest = async {
         for dump in rest {
@@ -133,7 +134,7 @@ fn encoded(text: &str) -> String {
     out
 }
 
-/// Files that are no dumps have no cache; their page comes out of the store.
+/// Files other than dumps have no cache, and their page is written from the store.
 async fn import_others(store: &Store, args: &ViewArgs, others: &[PathBuf]) -> anyhow::Result<()> {
     if others.is_empty() {
         return Ok(());
@@ -163,16 +164,16 @@ async fn import_others(store: &Store, args: &ViewArgs, others: &[PathBuf]) -> an
     kept(args, &page, written.map(drop))
 }
 
-/// A page or cache that could not be written is no reason to show nothing, where something can be shown.
+/// If a page or cache cannot be written, the data is still shown, unless `--no-serve` is set.
 fn kept(args: &ViewArgs, file: &Path, written: anyhow::Result<()>) -> anyhow::Result<()> {
     match written {
         Ok(()) => {
             println!("  page   {}", file.display());
             Ok(())
         }
-        Err(e) if args.no_serve => Err(e.context("the files cannot be written; name another folder with --out DIR")),
+        Err(e) if args.no_serve => Err(e.context("cannot write the files; choose another folder with --out DIR")),
         Err(e) => {
-            eprintln!("rollscope: {e:#}; name another folder with --out DIR to keep the files");
+            eprintln!("rollscope: {e:#}; choose another folder with --out DIR to keep the files");
             Ok(())
         }
     }
@@ -242,7 +243,7 @@ impl Stamp {
         Ok(Stamp { generator: generator(), dumps, run: run.to_string(), found: Found::default() })
     }
 
-    /// What the page says it was made from.
+    /// What the page was made from, as recorded in the page.
     fn read(page: &Path) -> Option<Stamp> {
         let mut file = std::fs::File::open(page).ok()?;
         let length = file.metadata().ok()?.len();
@@ -355,7 +356,7 @@ fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<Vec<Found>>
         together.finish(&joint_stamp)?;
         println!("{} dumps as one run\n  page   {}", dumps.len(), path.display());
     } else if let Some(path) = &joint {
-        println!("{} dumps as one run, up to date\n  page   {}", dumps.len(), path.display());
+        println!("{} dumps as one run (up to date)\n  page   {}", dumps.len(), path.display());
     }
     Ok(all)
 }
@@ -366,7 +367,7 @@ fn newer(cache: &Path, dump: &Path) -> bool {
     time(cache).zip(time(dump)).is_some_and(|(c, d)| c >= d)
 }
 
-/// A page of many dumps, written beside its place until it is whole.
+/// A page of many dumps. It is written to a temporary file and moved into place when it is complete.
 struct Pending {
     page: Page,
     partial: tempfile::TempPath,
@@ -379,7 +380,9 @@ impl Pending {
         let folder = target.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let file = tempfile::Builder::new().prefix(".rollscope-").suffix(".partial").tempfile_in(folder);
         let (file, partial) = file
-            .with_context(|| format!("{}: cannot be written; name another folder with --out DIR", target.display()))?
+            .with_context(|| {
+                format!("{}: cannot write this file; choose another folder with --out DIR", target.display())
+            })?
             .into_parts();
         let page = Page::begin(Box::new(BufWriter::with_capacity(1 << 20, file)), &template()?, &generator())?;
         Ok(Pending { page, partial, target: target.to_path_buf(), left_out: 0 })
@@ -387,13 +390,11 @@ impl Pending {
 
     fn finish(mut self, stamp: &Stamp) -> anyhow::Result<()> {
         if self.left_out > 0 {
-            self.page.note(format!(
-                "{} dumps were left out to keep this file small; each has a page of its own",
-                self.left_out
-            ));
+            self.page
+                .note(format!("{} dumps were left out to keep this file small; each has its own page", self.left_out));
         }
         self.page.finish(&stamp.line()?)?;
-        // Temporary files are for the owner's eyes only; this one is a document.
+        // Only the owner can read a temporary file, but this one is a document.
         set_readable(&self.partial);
         self.partial.persist(&self.target).with_context(|| self.target.display().to_string())?;
         Ok(())
@@ -417,7 +418,7 @@ fn write_one(
     stamp: Stamp,
     together: Option<&mut Pending>,
 ) -> anyhow::Result<()> {
-    // Side by side: while one waits for the disk, the other works.
+    // In parallel: while one waits for the disk, the other works.
     std::thread::scope(|scope| {
         let cache = cache.map(|file| {
             scope.spawn(move || {
@@ -455,7 +456,7 @@ fn write_page(
     .with_context(|| page.display().to_string())
 }
 
-/// What was found, on one line.
+/// Prints what was found on one line.
 fn describe(dump: &Path, found: &Found, bytes: u64, started: Option<Instant>) {
     let mut parts = Vec::new();
     if let Some(step) = found.step {
@@ -471,7 +472,7 @@ fn describe(dump: &Path, found: &Found, bytes: u64, started: Option<Instant>) {
         parts.push(format!("{} orphan ends", count(found.orphans)));
     }
     if found.skipped > 0 {
-        parts.push(format!("{} events without a time left out", count(found.skipped)));
+        parts.push(format!("{} events without a time (left out)", count(found.skipped)));
     }
     parts.push(format!("{} attempt{}", found.attempts, if found.attempts == 1 { "" } else { "s" }));
     if let (Some(start), Some(end)) = (found.start, found.end) {
@@ -485,7 +486,7 @@ fn describe(dump: &Path, found: &Found, bytes: u64, started: Option<Instant>) {
     println!("{}: {}", dump.display(), parts.join(", "));
 }
 
-/// Seconds since the epoch as a date in UTC, for people.
+/// Seconds since the epoch as a readable date in UTC.
 fn date(seconds: f64) -> String {
     let days = (seconds / 86_400.0).floor();
     if !days.is_finite() || days.abs() > 1e7 {

@@ -1,4 +1,4 @@
-//! Reports for people, from the JSON that programs get: one source, so that what a server sent prints the same.
+//! Prints reports from the JSON that programs get, so that the answer of a server and of a folder look the same.
 
 use serde_json::Value;
 
@@ -8,7 +8,7 @@ pub enum Style {
     Markdown,
 }
 
-/// Lines of a table in the terminal; Markdown has a few more.
+/// Rows of a table.
 const ROWS: usize = 8;
 const WIDTH: usize = 100;
 const BAR: usize = 24;
@@ -21,7 +21,7 @@ fn number(value: &Value) -> f64 {
     value.as_f64().unwrap_or(0.0)
 }
 
-/// Text from data: control characters are shown, not obeyed.
+/// Text from data. Control characters are escaped.
 fn clean(value: &Value) -> String {
     let text = value.as_str().unwrap_or("");
     text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] }).collect()
@@ -67,7 +67,7 @@ impl Page {
         }
     }
 
-    /// Columns; numbers are set to the right.
+    /// Columns. Numbers are aligned to the right.
     fn table(&mut self, header: &[&str], rows: &[Vec<String>]) {
         if rows.is_empty() {
             return;
@@ -207,7 +207,7 @@ pub fn step(answer: &Value, style: Style) -> String {
         page.title("The tail");
         let gpu = tail["gpu_hours"].as_f64().map_or(String::new(), |h| format!(", {h:.2} GPU-hours"));
         page.paragraph(&format!(
-            "  The last {count} of {} samples took {} more; workers stood idle {} meanwhile{gpu}. The median sample ({}) took {}.",
+            "  The last {count} of {} samples took {} longer. Workers were idle for {} meanwhile{gpu}. The median sample ({}) took {}.",
             tail["samples"],
             time(number(&tail["cost_s"])),
             time(number(&tail["idle_worker_s"])),
@@ -232,7 +232,7 @@ pub fn step(answer: &Value, style: Style) -> String {
                 ]
             })
             .collect();
-        page.table(&["sample", "took", "behind", " why, beside the median sample"], &rows);
+        page.table(&["sample", "took", "behind", " why, compared with the median sample"], &rows);
     }
 
     let idle = &answer["idle"];
@@ -244,7 +244,7 @@ pub fn step(answer: &Value, style: Style) -> String {
             .map(|w| format!("{} {}", clean(&w["why"]), time(number(&w["seconds"]))))
             .collect();
         page.paragraph(&format!(
-            "  {} workers, {:.0} % of their time idle: {}.",
+            "  {} workers were idle for {:.0} % of their time: {}.",
             idle["workers"],
             100.0 * number(&idle["bubble_ratio"]),
             why.join(", ")
@@ -260,7 +260,7 @@ fn health(page: &mut Page, health: &Value) {
     let groups = &health["groups"];
     if count(&groups["groups"]) > 0 {
         said.push(format!(
-            "{} of {} groups have no variance in reward ({} sample-time)",
+            "{} of {} groups have rewards without variance ({} of sample time)",
             groups["zero_variance"],
             groups["groups"],
             time(number(&groups["sample_s"]))
@@ -270,26 +270,26 @@ fn health(page: &mut Page, health: &Value) {
         [("truncated", &health["truncated"]), ("aborted", &health["aborted"]), ("retried", &health["retried"])]
     {
         if count(value) > 0 {
-            said.push(format!("{value} of {} samples {name}", health["samples"]));
+            said.push(format!("{value} of {} samples were {name}", health["samples"]));
         }
     }
     let stale = &health["staleness"];
     if count(&stale["stale"]) > 0 {
         said.push(format!(
-            "{} samples by older weights, {} versions behind at most",
+            "{} samples came from older weights, at most {} versions behind",
             stale["stale"], stale["most_versions_behind"]
         ));
     }
     for (name, value) in
-        [("prefix cache hits", &health["cache_hit_rate"]), ("speculation accepted", &health["spec_accept_rate"])]
+        [("prefix cache hits", &health["cache_hit_rate"]), ("speculated tokens accepted", &health["spec_accept_rate"])]
     {
         if let Some(rate) = value.as_f64() {
-            said.push(format!("{name} {:.0} %", 100.0 * rate));
+            said.push(format!("{name}: {:.0} %", 100.0 * rate));
         }
     }
     let data = &health["data"];
     for (name, value) in
-        [("spans without a parent that came", &data["missing_parents"]), ("spans without an end", &data["open"])]
+        [("spans whose parent never arrived", &data["missing_parents"]), ("spans without an end", &data["open"])]
     {
         if count(value) > 0 {
             said.push(format!("{value} {name}"));
@@ -330,7 +330,7 @@ pub fn diff(answer: &Value, style: Style) -> String {
             let sign = if change >= 0.0 { "+" } else { "" };
             let clear = match c["significance"].as_f64() {
                 Some(s) if s >= rollscope_query::analysis::difference::CLEAR => "clear",
-                Some(_) => "as it varies",
+                Some(_) => "within the usual spread",
                 None => "",
             };
             vec![
@@ -343,7 +343,7 @@ pub fn diff(answer: &Value, style: Style) -> String {
             ]
         })
         .collect();
-    page.title("What held the step, before and after (adds up to the difference)");
+    page.title("What held the step, before and after (the changes add up to the difference)");
     page.table(&["part", "before", "after", "change", "why", ""], &rows);
     page.out
 }

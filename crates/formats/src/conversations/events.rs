@@ -1,9 +1,9 @@
-//! Model calls that log events tell, as OpenTelemetry's instrumentations of model clients send them. Until 1.36 of the
-//! conventions each message is an event (`gen_ai.user.message`, `gen_ai.choice`); since then one event tells the whole call
+//! Model calls in log events, as OpenTelemetry's instrumentations of model clients send them. Until 1.36 of the
+//! conventions each message is an event (`gen_ai.user.message`, `gen_ai.choice`); since then one event has the whole call
 //! (`gen_ai.client.inference.operation.details`).
 //!
 //! The messages of one call name the same span, and may come in several requests and more than once: [`Calls::join`] adds what
-//! is stored already. So that this can be done in any order, `message_times_ns` in the metadata says when each was told.
+//! is stored already. So that this works in any order, `message_times_ns` in the metadata has the time of each message.
 
 use std::collections::{HashMap, HashSet};
 
@@ -19,12 +19,12 @@ use crate::import::otlp::MAX_CONVERSATION_BYTES;
 const DETAILS: &str = "gen_ai.client.inference.operation.details";
 const TIMES: &str = "message_times_ns";
 
-/// Whether a log record of this name tells of a model call.
+/// Whether a log record of this name is about a model call.
 pub fn is_one(name: &str) -> bool {
     name == DETAILS || event_role(name).is_some()
 }
 
-/// A log record that tells of a model call. The fields of its body are among the attributes.
+/// A log record about a model call. The fields of its body are among the attributes.
 #[derive(Debug)]
 pub struct Event<'a> {
     pub name: &'a str,
@@ -54,7 +54,7 @@ struct Call {
     step: Option<i64>,
     sample_id: Option<String>,
     group_id: Option<String>,
-    /// With the time at which each was told.
+    /// With the time of each message.
     messages: Vec<(i64, Value)>,
     /// All messages are here: none is added.
     whole: bool,
@@ -80,11 +80,11 @@ impl Calls {
         self.list.is_empty()
     }
 
-    /// False if the event does not say which call it belongs to.
+    /// False if the event does not name its call.
     pub fn add(&mut self, event: Event) -> bool {
         let whole = event.name == DETAILS;
         let id = match (event.trace_id, event.span_id) {
-            // As for a span that tells its messages itself.
+            // As for a span that has its messages itself.
             (Some(trace), Some(span)) => format!("{}/{}/{}", event.run_id, hex::encode(trace), hex::encode(span)),
             _ if whole => format!("{}/-/{}", event.run_id, event.time_ns),
             _ => return false,
@@ -153,7 +153,7 @@ impl Calls {
             return;
         };
         let Some(Value::Array(times)) = known.remove(TIMES) else {
-            // A span or an event told all of it.
+            // A span or an event had the whole call.
             call.stored = true;
             return;
         };
@@ -220,12 +220,12 @@ impl Calls {
         done.rejected = empty + large;
         if empty > 0 {
             done.reasons.push(format!(
-                "the events have no content: set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT where they are sent \
+                "the events have no content; set OTEL_INSTRUMENTATION_GENAI_CAPTURE_MESSAGE_CONTENT in the sender \
                  ({empty})"
             ));
         }
         if large > 0 {
-            done.reasons.push(format!("a conversation has more than {MAX_CONVERSATION_BYTES} bytes ({large})"));
+            done.reasons.push(format!("a conversation is larger than {MAX_CONVERSATION_BYTES} bytes ({large})"));
         }
         done
     }

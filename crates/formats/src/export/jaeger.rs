@@ -1,4 +1,4 @@
-//! Spans as Jaeger's query service writes them (its "UI model"), with its ways: microseconds, the parent and the links as
+//! Spans as Jaeger's query service writes them (its "UI model"), with its conventions: microseconds, the parent and the links as
 //! references, processes apart, every tag typed, status and kind as tags, events as logs.
 
 use std::collections::HashMap;

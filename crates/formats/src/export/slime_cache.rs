@@ -375,7 +375,7 @@ fn json(out: &mut Vec<u8>, torch: &Torch, value: Value) {
     torch.write_json(out, value, Style::Slime, MAX_ATTRS_BYTES);
 }
 
-/// A value that slime hands to JSON as it is: where that would fail, a number or a text.
+/// A value that slime hands to JSON as it is, or a number or a text if that would fail.
 fn plain(out: &mut Vec<u8>, torch: &Torch, value: Value) {
     match torch.scalar(value) {
         Some(number) if number.as_f64().is_finite() => match number.as_i64() {
@@ -391,7 +391,7 @@ fn attributes(out: &mut Vec<u8>, torch: &Torch, value: Value) {
     if value.is_none() { out.extend_from_slice(b"{}") } else { json(out, torch, value) }
 }
 
-/// Text is cut after so many characters, and says how many there were.
+/// Text is cut after this many characters, with a note on how many there were.
 fn compact(out: &mut Vec<u8>, torch: &Torch, value: Value, longest: usize) {
     if matches!(
         value.tag(),

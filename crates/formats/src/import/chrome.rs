@@ -22,7 +22,7 @@ use crate::json::{BOM, Error, Reader};
 
 /// One event, or one value beside the events. More is an error that names this limit.
 pub const MAX_EVENT_BYTES: usize = 64 << 20;
-/// Slices that may be open at one time (`B` without `E`, and slices that may still hold others).
+/// Slices that may be open at the same time (`B` without `E`, and slices that may still hold others).
 const MAX_OPEN: usize = 1_000_000;
 /// What is kept of the values beside the events, as attributes of the resource.
 const MAX_HEADER_VALUE: usize = 16 << 10;
@@ -120,7 +120,7 @@ fn walk(stream: &mut Stream, each: &mut Each) -> Result<(), ImportError> {
                         let key = Reader::new(key).string().map(|key| key.into_owned());
                         let key = key.map_err(|e| stream.damaged(&e.to_string()))?;
                         if stream.peek()? != Some(b':') {
-                            return Err(stream.damaged("a colon is missing"));
+                            return Err(stream.damaged("expected a colon"));
                         }
                         stream.skip(1);
                         if key == "traceEvents" && stream.peek()? == Some(b'[') {
@@ -133,11 +133,11 @@ fn walk(stream: &mut Stream, each: &mut Each) -> Result<(), ImportError> {
                         }
                     }
                     Some(b'}') | None => return Ok(()),
-                    Some(_) => return Err(stream.damaged("a key is expected")),
+                    Some(_) => return Err(stream.damaged("expected a key")),
                 }
             }
         }
-        _ => Err(stream.damaged("an object or a list of events is expected")),
+        _ => Err(stream.damaged("expected an object or a list of events")),
     }
 }
 
@@ -154,7 +154,7 @@ fn list(stream: &mut Stream, each: &mut Each) -> Result<(), ImportError> {
                 let Some(event) = stream.whole_value()? else { return Ok(()) };
                 each(Part::Event(event))?;
             }
-            Some(_) => return Err(stream.damaged("an event is an object")),
+            Some(_) => return Err(stream.damaged("expected an event as an object")),
         }
     }
 }
@@ -202,7 +202,7 @@ impl<'a> Stream<'a> {
         Ok(n > 0)
     }
 
-    /// The first byte that is no white space.
+    /// The first byte that is not white space.
     fn peek(&mut self) -> Result<Option<u8>, ImportError> {
         loop {
             let rest = &self.buffer[self.at..];
@@ -356,7 +356,7 @@ impl Event {
     }
 }
 
-/// Text, or the text of whatever stands there.
+/// Text, or the text form of any other value.
 fn text(r: &mut Reader) -> Result<String, Error> {
     match r.peek()? {
         b'"' => Ok(r.string()?.into_owned()),
@@ -503,7 +503,7 @@ impl<'a, 's> Import<'a, 's> {
             // Another profile under the same name is another trace.
             self.trace_id = xxh3_128(format!("{}\0{base}", self.file).as_bytes()).to_be_bytes();
             if self.number > 0 {
-                self.reason("baseTimeNanoseconds stands behind the events: their times do not count from it".into());
+                self.reason("baseTimeNanoseconds comes after the events, so their times are not relative to it".into());
             }
         }
         if text.len() <= MAX_HEADER_VALUE
@@ -554,7 +554,7 @@ impl<'a, 's> Import<'a, 's> {
     fn timed(&mut self, mut event: Event) -> Result<(), ImportError> {
         let Some(ts) = event.ts_ns.and_then(|ts| ts.checked_add(self.base_ns)) else {
             self.rejected += 1;
-            self.reason(format!("event {}: it has no time that fits", self.number));
+            self.reason(format!("event {}: its time is missing or out of range", self.number));
             return Ok(());
         };
         event.ts_ns = Some(ts);
@@ -575,7 +575,7 @@ impl<'a, 's> Import<'a, 's> {
             b'B' | b'b' => {
                 self.open += 1;
                 if self.open > MAX_OPEN {
-                    let what = "the number of slices open at one time".to_string();
+                    let what = "the number of slices open at the same time".to_string();
                     return Err(ImportError::Limit { what, name: "MAX_OPEN", limit: MAX_OPEN as u64 });
                 }
                 let span_id = self.id_of(&event);
@@ -782,8 +782,8 @@ impl<'a, 's> Import<'a, 's> {
         for (phase, count) in left_out {
             let phase = phase as char;
             let what = match phase {
-                's' | 't' | 'f' => "an arrow; kernels are linked to their launch by correlation id",
-                _ => "of a phase that is not read",
+                's' | 't' | 'f' => "arrows are not read; kernels are linked to their launch by correlation id",
+                _ => "this phase is not supported",
             };
             self.reason(format!("{count} events of phase {phase:?} were left out: {what}"));
         }

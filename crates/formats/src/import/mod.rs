@@ -15,7 +15,7 @@ pub mod torch;
 
 pub use open::{Source, open};
 
-/// What went wrong with a file, in words that say what to do.
+/// What went wrong with a file and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     #[error("{0}")]
@@ -34,7 +34,7 @@ pub enum ImportError {
 /// How to read.
 #[derive(Clone, Debug)]
 pub struct ImportOptions {
-    /// Everything goes into this run, whatever the file says.
+    /// Puts everything into this run and ignores the run that the file names.
     pub run: Option<String>,
     /// A batch is handed on once it has this many rows, or was made from a kilobyte for each. The default suits the store;
     /// fewer take less memory.
@@ -63,7 +63,7 @@ pub type Sink<'a> = dyn FnMut(Table, RecordBatch) -> Result<(), ImportError> + '
 pub trait Importer: Sync {
     fn name(&self) -> &'static str;
 
-    /// Told from the first bytes (decompressed, up to 64 KiB) and the name. The first importer that says yes reads.
+    /// Decided from the first bytes (decompressed, up to 64 KiB) and the name. The first importer that accepts the file reads it.
     fn detects(&self, head: &[u8], path: &Path) -> bool;
 
     /// Streams the file into `sink`. `input` counts the bytes it gives out, so progress needs no help from here.

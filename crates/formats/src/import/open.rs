@@ -1,5 +1,5 @@
-//! From a path to the importer that reads it: undoes gzip and zstd (told by their first bytes, not by the name), looks
-//! at the head, asks each importer, and counts what was read so that a progress bar can be drawn.
+//! From a path to the importer that reads it: decompresses gzip and zstd (recognised by their first bytes, not by the name), reads
+//! the head, tries each importer, and counts what was read so that a progress bar can be drawn.
 
 use std::fs::File;
 use std::io::{self, BufReader, Cursor, Read};
@@ -35,7 +35,7 @@ pub fn open(path: &Path) -> Result<Source, ImportError> {
     let file = File::open(path).map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", path.display())))?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {
-        return Err(ImportError::Malformed(format!("{} is a folder: name the files in it", path.display())));
+        return Err(ImportError::Malformed(format!("{} is a folder; pass the files in it", path.display())));
     }
     let bytes_read = Arc::new(AtomicU64::new(0));
     let mut raw = Counted { inner: file, count: bytes_read.clone() };
@@ -54,9 +54,9 @@ pub fn open(path: &Path) -> Result<Source, ImportError> {
     (&mut input).take(HEAD_BYTES as u64).read_to_end(&mut head)?;
     let Some(importer) = IMPORTERS.iter().find(|i| i.detects(&head, path)) else {
         let known: Vec<_> = IMPORTERS.iter().map(|i| i.name()).collect();
-        let what = if head.is_empty() { "the file is empty" } else { "the format is not known" };
+        let what = if head.is_empty() { "the file is empty" } else { "unknown format" };
         let known = known.join(", ");
-        return Err(ImportError::Malformed(format!("{}: {what} (known formats: {known})", path.display())));
+        return Err(ImportError::Malformed(format!("{}: {what}; supported formats: {known}", path.display())));
     };
     Ok(Source {
         path: path.to_path_buf(),
@@ -73,7 +73,7 @@ impl Source {
         self.importer.name()
     }
 
-    /// Size of the file as it lies on disk; 0 where that is not known (a pipe).
+    /// Size of the file on disk. 0 if it is unknown (a pipe).
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -120,11 +120,14 @@ impl<R: Read> Read for Guarded<R> {
         self.given += n as u64;
         let compressed = self.compressed.load(Ordering::Relaxed).max(1);
         if self.given > MAX_DECOMPRESSED_BYTES {
-            let limit = format!("the file is larger than {MAX_DECOMPRESSED_BYTES} bytes (MAX_DECOMPRESSED_BYTES)");
+            let limit =
+                format!("the decompressed file is larger than {MAX_DECOMPRESSED_BYTES} bytes (MAX_DECOMPRESSED_BYTES)");
             return Err(io::Error::new(io::ErrorKind::InvalidData, limit));
         }
         if self.given > RATIO_MATTERS_FROM && self.given / compressed > MAX_COMPRESSION_RATIO {
-            let limit = format!("the file grows more than {MAX_COMPRESSION_RATIO} times (MAX_COMPRESSION_RATIO)");
+            let limit = format!(
+                "the decompressed file is more than {MAX_COMPRESSION_RATIO} times larger than the file (MAX_COMPRESSION_RATIO)"
+            );
             return Err(io::Error::new(io::ErrorKind::InvalidData, limit));
         }
         Ok(n)

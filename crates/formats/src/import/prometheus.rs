@@ -1,7 +1,7 @@
 //! The text that `/metrics` pages answer with: Prometheus's text format (0.0.4) and OpenMetrics (1.0).
 //!
 //! [`lines`] finds the samples and leaves the text of their series alone, because the same few thousand texts come again
-//! with every scrape: whoever scrapes remembers what a text meant. [`parse_series`] takes such a text apart.
+//! with every scrape: the scraper remembers what a text meant. [`parse_series`] parses such a text.
 //! A bad line is reported with its number and skipped; the rest of the page counts.
 
 use std::collections::{BTreeMap, HashMap};
@@ -25,10 +25,10 @@ impl Default for Limits {
     }
 }
 
-/// One sample as it stands on the page.
+/// One sample as written on the page.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Line<'a> {
-    /// Name and labels, not taken apart.
+    /// Name and labels, not parsed.
     pub series: &'a str,
     pub value: f64,
     /// Where the page gives one.
@@ -108,7 +108,7 @@ pub fn lines<'a>(
             continue;
         }
         if ended {
-            bad(BadLine { number, why: "there is text after # EOF".into() });
+            bad(BadLine { number, why: "unexpected text after # EOF".into() });
             break;
         }
         if let Some(comment) = line.strip_prefix('#') {
@@ -132,7 +132,7 @@ pub fn lines<'a>(
         }
     }
     if open_metrics && !ended {
-        bad(BadLine { number: 0, why: "the page does not end with # EOF: it may be cut off".into() });
+        bad(BadLine { number: 0, why: "the page does not end with # EOF and may be truncated".into() });
     }
     kinds
 }
@@ -140,20 +140,20 @@ pub fn lines<'a>(
 /// Series, value and time of a line.
 fn split(line: &str, open_metrics: bool) -> Result<(&str, f64, Option<i64>), String> {
     let bytes = line.as_bytes();
-    let brace = memchr::memchr3(b'{', b' ', b'\t', bytes).ok_or("there is no value")?;
+    let brace = memchr::memchr3(b'{', b' ', b'\t', bytes).ok_or("missing value")?;
     let end = if bytes[brace] == b'{' {
-        close(bytes, brace).ok_or("a brace or a quote is not closed")? + 1
+        close(bytes, brace).ok_or("missing closing brace or quote")? + 1
     } else {
         // `name {a="b"} 1` is allowed too.
         let rest = line[brace..].trim_start_matches([' ', '\t']);
         match rest.starts_with('{') {
-            true => close(bytes, line.len() - rest.len()).ok_or("a brace or a quote is not closed")? + 1,
+            true => close(bytes, line.len() - rest.len()).ok_or("missing closing brace or quote")? + 1,
             false => brace,
         }
     };
     let series = line[..end].trim_end_matches([' ', '\t']);
     if series.is_empty() {
-        return Err("there is no name".into());
+        return Err("missing name".into());
     }
     // An exemplar is not kept.
     let rest = match open_metrics {
@@ -161,18 +161,18 @@ fn split(line: &str, open_metrics: bool) -> Result<(&str, f64, Option<i64>), Str
         false => &line[end..],
     };
     let mut words = rest.split([' ', '\t']).filter(|w| !w.is_empty());
-    let value = words.next().ok_or("there is no value")?;
-    let value = number(value).ok_or_else(|| format!("{:?} is no number", shorten(value)))?;
+    let value = words.next().ok_or("missing value")?;
+    let value = number(value).ok_or_else(|| format!("{:?} is not a number", shorten(value)))?;
     let time_ms = match words.next() {
         None => None,
         Some(text) if open_metrics => {
             let seconds = number(text).filter(|s| s.is_finite() && s.abs() < 1e13);
-            Some((seconds.ok_or_else(|| format!("{:?} is no time", shorten(text)))? * 1000.0).round() as i64)
+            Some((seconds.ok_or_else(|| format!("{:?} is not a time", shorten(text)))? * 1000.0).round() as i64)
         }
-        Some(text) => Some(text.parse().map_err(|_| format!("{:?} is no time in milliseconds", shorten(text)))?),
+        Some(text) => Some(text.parse().map_err(|_| format!("{:?} is not a time in milliseconds", shorten(text)))?),
     };
     match words.next() {
-        Some(more) => Err(format!("{:?} stands after the sample", shorten(more))),
+        Some(more) => Err(format!("unexpected text {:?} after the sample", shorten(more))),
         None => Ok((series, value, time_ms)),
     }
 }
@@ -235,7 +235,7 @@ fn is_name(text: &str, colons: bool) -> bool {
 pub fn parse_series(text: &str, limits: &Limits) -> Result<Series, String> {
     let (name, inside) = match text.split_once('{') {
         None => (text.trim(), None),
-        Some((name, rest)) => (name.trim(), Some(rest.strip_suffix('}').ok_or("a brace is not closed")?)),
+        Some((name, rest)) => (name.trim(), Some(rest.strip_suffix('}').ok_or("missing closing brace")?)),
     };
     let mut series = Series { name: name.to_string(), ..Series::default() };
     let mut rest = inside.unwrap_or_default().trim_start();
@@ -258,10 +258,10 @@ pub fn parse_series(text: &str, limits: &Limits) -> Result<Series, String> {
             }
             None => return Err(format!("label {:?} has no value", shorten(&label))),
             Some(value) => {
-                let value = value.trim_start().strip_prefix('"').ok_or("a label's value is not quoted")?;
+                let value = value.trim_start().strip_prefix('"').ok_or("the value of a label is not quoted")?;
                 let (value, after) = self::quoted(value)?;
                 if !quoted && !is_name(&label, false) {
-                    return Err(format!("{:?} is no name for a label", shorten(&label)));
+                    return Err(format!("{:?} is not a valid label name", shorten(&label)));
                 }
                 if label.len() > limits.name_bytes || value.len() > limits.value_bytes {
                     return Err(format!(
@@ -272,26 +272,26 @@ pub fn parse_series(text: &str, limits: &Limits) -> Result<Series, String> {
                     ));
                 }
                 if series.labels.insert(label.clone(), value).is_some() {
-                    return Err(format!("label {:?} stands there twice", shorten(&label)));
+                    return Err(format!("duplicate label {:?}", shorten(&label)));
                 }
                 rest = after.trim_start();
             }
         }
         if series.labels.len() > limits.labels {
-            return Err(format!("there are more than {} labels", limits.labels));
+            return Err(format!("more than {} labels", limits.labels));
         }
         rest = match rest.strip_prefix(',') {
             Some(r) => r.trim_start(),
             None if rest.is_empty() => rest,
-            None => return Err("a comma is missing between labels".into()),
+            None => return Err("missing comma between labels".into()),
         };
     }
-    // An empty label is no label.
+    // An empty label is the same as none.
     series.labels.retain(|_, value| !value.is_empty());
     let quoted_name = name.is_empty();
     if series.name.is_empty() || series.name.len() > limits.name_bytes || !(quoted_name || is_name(&series.name, true))
     {
-        return Err(format!("{:?} is no name for a metric", shorten(&series.name)));
+        return Err(format!("{:?} is not a valid metric name", shorten(&series.name)));
     }
     Ok(series)
 }
@@ -315,7 +315,7 @@ fn quoted(text: &str) -> Result<(String, &str), String> {
             c => out.push(c),
         }
     }
-    Err("a quote is not closed".into())
+    Err("missing closing quote".into())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use crate::import::slime_pt::Dump;
 
 pub mod torch_writer;
 
-/// Reads everything there is to read in a file that may be hostile; says whether it was a dump. Panics where what we
+/// Reads everything in a file that may be hostile, and returns whether it was a dump. Panics if what we
 /// write is not valid JSON.
 pub fn exercise(bytes: Vec<u8>) -> bool {
     let Ok(dump) = Dump::from_bytes(bytes, Path::new("rollout_1.pt")) else { return false };

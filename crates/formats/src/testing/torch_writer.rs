@@ -178,7 +178,7 @@ impl Pickler {
     }
 }
 
-/// A zip archive in torch's way.
+/// A zip archive as torch writes it.
 pub struct Archive<W> {
     out: W,
     name: String,

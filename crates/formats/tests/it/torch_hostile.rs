@@ -120,12 +120,12 @@ fn what_is_no_dump_gets_one_sentence() {
         Ok(_) => panic!("that is no dump"),
         Err(e) => sentence(&e),
     };
-    assert!(open(Vec::new()).contains("no torch file"));
-    assert!(open(b"hello".to_vec()).contains("no torch file"));
+    assert!(open(Vec::new()).contains("not a torch file"));
+    assert!(open(b"hello".to_vec()).contains("not a torch file"));
     assert!(open(b"PK\x03\x04".to_vec()).contains("damaged"));
-    assert!(open(torch_file(b"\x80\x02N.")).contains("no rollout dump"));
+    assert!(open(torch_file(b"\x80\x02N.")).contains("not a rollout dump"));
     assert!(open(torch_file(b"\x80\x02}X\x01\0\0\0wK\x01s.")).contains("a dict with 1 entries (w)"));
-    assert!(open(torch_file(b"\x80\x02](K\x01K\x02e.")).contains("no rollout dump"));
+    assert!(open(torch_file(b"\x80\x02](K\x01K\x02e.")).contains("not a rollout dump"));
     let weights = std::fs::read(fixture("../torch/dtypes_p2.pt")).unwrap();
     assert!(open(weights).contains("float64"));
     let mut zip = Archive::new(Vec::new(), "a");

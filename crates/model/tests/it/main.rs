@@ -1,4 +1,4 @@
-//! `docs/tables.md` is made from the schemas. Stale: run `UPDATE=1 cargo test --workspace` and commit.
+//! `docs/tables.md` is generated from the schemas. If it is stale, run `UPDATE=1 cargo test --workspace` and commit.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -23,16 +23,16 @@ fn type_name(data_type: &DataType) -> String {
 #[test]
 fn the_page_of_tables_is_up_to_date() {
     let mut page = String::from(
-        "# Tables\n\nMade from `crates/model/src/tables.rs`; a test fails when it is stale. Times are nanoseconds since the epoch.\n",
+        "# Tables\n\nThis page is generated from `crates/model/src/tables.rs`, and a test fails if it is stale. Times are nanoseconds since the epoch.\n",
     );
     for table in Table::ALL {
         let identity: Vec<String> = table.identity().iter().map(|column| format!("`{column}`")).collect();
         let stays = match table.keep() {
-            Keep::First => "the first stays",
-            Keep::FirstClosed => "the first stays, but a closed span replaces an open one",
-            Keep::Last => "the newest replaces the others",
+            Keep::First => "The first row is kept",
+            Keep::FirstClosed => "The first row is kept, except that a closed span replaces an open one",
+            Keep::Last => "The newest row replaces the others",
         };
-        let once = format!("One row for each {}: {stays}.", identity.join(", "));
+        let once = format!("One row per {}. {stays}.", identity.join(", "));
         let head = "| column | type | null | meaning |\n|---|---|---|---|";
         write!(page, "\n## {}\n\n{once}\n\n{head}\n", table.name()).unwrap();
         for field in table.schema().fields() {

@@ -209,7 +209,7 @@ fn filter(run: &str, step: Option<i64>) -> String {
 }
 
 fn too_many_spans() -> String {
-    format!("the step has more than {MAX_STEP_SPANS} spans, which is the limit for answers")
+    format!("the step has more than {MAX_STEP_SPANS} spans, the limit for answers")
 }
 
 /// One side of a difference: a step of a run, or a run.
@@ -332,7 +332,7 @@ impl Engine {
         if let Some(step) = around
             && !steps.contains(&step)
         {
-            let name = step.map_or("a part without steps".to_string(), |s| format!("step {s}"));
+            let name = step.map_or("rows without a step".to_string(), |s| format!("step {s}"));
             let (first, last) = (steps[0], steps[steps.len() - 1]);
             let range = match (first, last) {
                 (Some(first), Some(last)) => format!("its steps are {first} to {last}"),

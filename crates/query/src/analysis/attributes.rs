@@ -1,5 +1,5 @@
 //! The few attributes that answers need, of generations and tool calls: from slime, SGLang and `gen_ai.*`. All values are
-//! JSON text; only finite numbers count, and booleans are no numbers.
+//! JSON text; only finite numbers count, and booleans are not numbers.
 
 use arrow::array::cast::AsArray;
 use arrow::array::{Array, MapArray, RecordBatch, StringArray};

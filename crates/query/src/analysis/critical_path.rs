@@ -10,8 +10,8 @@
 //! Time never rises and every span is entered once, so the walk ends; ends are sorted once and each list is passed once,
 //! so it is n log n. The parts cover the step's wall time without gap or overlap: they add up to it exactly.
 //!
-//! Asynchronous children need no special case: a child that ends after its parent is waited for by whoever outlives both, or
-//! by nobody, and then it cannot be on the path. A producer is reached from its consumer by the link.
+//! Asynchronous children need no special case: a child that ends after its parent is waited for by a span that outlives both, or
+//! by none, and then it cannot be on the path. A producer is reached from its consumer by the link.
 //!
 //! **Slack** of a part: how much shorter the step would be if it took no time. Shortening it moves everything behind it
 //! until, at some join on the way out, the next-to-last to arrive becomes the last: the least of the part's length and of
@@ -177,7 +177,7 @@ impl Waited {
     }
 }
 
-/// One part of the path as it is told.
+/// One part of the path as it is reported.
 #[derive(Clone, Debug, Serialize)]
 pub struct PathPart {
     pub name: String,

@@ -4,7 +4,7 @@
 //! adds up to the wall time exactly. Two steps are aligned by these names; the differences add up to the difference in wall
 //! time exactly. Of a run, each part is its mean over the steps: means add up too.
 //!
-//! Why a part changed is said by all spans of that name, on the path or not: how many there are and how long one takes. A
+//! Why a part changed follows from all spans of that name, on the path or not: how many there are and how long one takes. A
 //! name can be new, gone, more or less often, slower or faster.
 //!
 //! **Significance**: a step's part is compared with the same part in the other steps of its run: the distance from their median
@@ -39,14 +39,14 @@ pub struct Change {
     pub before_s: f64,
     pub after_s: f64,
     pub change_s: f64,
-    /// `new`, `gone`, `more often`, `less often`, `slower`, `faster`, `other samples`; empty where nothing says why.
+    /// `new`, `gone`, `more often`, `less often`, `slower`, `faster`, `other samples`; empty if the reason is unknown.
     pub why: &'static str,
     pub count_before: f64,
     pub count_after: f64,
     /// Seconds of one such span, on average.
     pub each_before_s: f64,
     pub each_after_s: f64,
-    /// Distance in spreads or standard errors; none with too few steps to tell.
+    /// Distance in spreads or standard errors; `None` with too few steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub significance: Option<f64>,
 }

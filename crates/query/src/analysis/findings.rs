@@ -39,11 +39,11 @@ pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
 const MIN_SHARE_OF_ONE: f64 = 0.25;
 /// Of what samples cost, so much must be felt in the step's wall time.
 const MIN_FELT: f64 = 0.3;
-/// Outputs of one source that tell how long its longest are.
+/// How many outputs of one source show how long its longest are.
 const MANY: usize = 200;
-/// A unit's excess below this is not looked at.
+/// Excesses of a unit below this are ignored.
 const MIN_EXCESS_S: f64 = 0.25;
-/// Phases: beyond this many spreads, and this share, above the median of at least so many other steps.
+/// Phases: beyond this many spreads, and this share, above the median of at least this many other steps.
 const PHASE_SPREADS: f64 = 6.0;
 const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
@@ -337,7 +337,7 @@ impl<'a> Judge<'a> {
             Cause::Tokens => (
                 "long_outputs",
                 format!(
-                    "{people} produced outputs of {:.0} tokens (the longest usual ones have {:.0}), {} of decoding more",
+                    "{people} produced outputs of {:.0} tokens (the longest usual ones have {:.0}), which took {} longer to decode",
                     measured,
                     usual,
                     time(each)
@@ -348,7 +348,7 @@ impl<'a> Judge<'a> {
                 (
                     "straggling_group",
                     format!(
-                        "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}): {people} held the rest"
+                        "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
                     ),
                 )
             }
@@ -418,14 +418,14 @@ impl<'a> Judge<'a> {
     }
 }
 
-/// Clocks and completeness: no cost, but doubt.
+/// Clocks and completeness: they cost nothing, but they limit how far to trust the rest.
 fn of_data(step: &StepSummary) -> Vec<Finding> {
     let mut out = Vec::new();
     let plain = |kind, text, evidence| Finding { kind, step: step.step, text, cost_s: 0.0, without_s: None, evidence };
     for clock in &step.clocks {
-        let way = if clock.ahead_ms > 0.0 { "ahead" } else { "behind" };
+        let way = if clock.ahead_ms > 0.0 { "ahead of" } else { "behind" };
         let text = format!(
-            "the clock of {} is {} {way} of its callers' (±{}); its times were moved",
+            "the clock of {} is {} {way} the clocks of its callers (±{}); its times were moved",
             clock.sender,
             super::words::time(clock.ahead_ms.abs() / 1e3),
             super::words::time(clock.uncertain_ms / 1e3),
@@ -449,12 +449,9 @@ fn of_data(step: &StepSummary) -> Vec<Finding> {
     if orphans as f64 > MISSING_SHARE * step.spans as f64
         || silent as f64 > 2.0 * MISSING_SHARE * step.generations as f64
     {
-        let mut text = format!("data is missing: {orphans} of {} spans have a parent that never arrived", step.spans);
+        let mut text = format!("data is missing: the parent of {orphans} of {} spans never arrived", step.spans);
         if silent > 0 {
-            text.push_str(&format!(
-                ", and for {silent} of {} generations no engine reported anything",
-                step.generations
-            ));
+            text.push_str(&format!(", and no engine reported on {silent} of {} generations", step.generations));
         }
         let evidence = Evidence { count: orphans, of: step.spans, ..Evidence::default() };
         out.push(plain("dropped_data", text, evidence));

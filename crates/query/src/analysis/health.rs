@@ -175,7 +175,7 @@ fn cache_by_turn(data: &StepData) -> Vec<CacheTurn> {
     let mut turns: HashMap<i64, (usize, f64, f64)> = HashMap::new();
     let mut rows: Vec<u32> = data.facts.keys().copied().filter(|r| data.is(*r as usize, flag::GENERATION)).collect();
     rows.sort_unstable_by_key(|r| (data.start[*r as usize], data.ids[*r as usize]));
-    // Turns are numbered by their order where nobody says.
+    // Turns without a number are numbered by their order.
     let mut next: HashMap<u32, i64> = HashMap::new();
     for row in rows {
         let facts = &data.facts[&row];

@@ -1,5 +1,5 @@
 //! What is usual in a run. For every kind of unit (calls of one tool, queue times, seconds a token, ...) the values of all
-//! steps are pooled and sorted once. What is usual for one step is asked of the pool *without that step*:
+//! steps are pooled and sorted once. What is usual for one step comes from the pool *without that step*:
 //!
 //! - the **middle** is the median, what the counterfactual puts in place of an unusual value;
 //! - the **bound** is the value that one in a hundred exceeds, times a margin ([`margin`]: 1.25, more where few values speak
@@ -20,7 +20,7 @@ pub fn margin(values: usize) -> f64 {
     1.0 + 0.25 * (200.0 / values.max(1) as f64).sqrt().max(1.0)
 }
 
-/// An unusual value is at least so many times the middle; the pace of a group is a median, which varies less.
+/// An unusual value is at least this many times the median; the pace of a group is a median, which varies less.
 const TIMES_MIDDLE: f64 = 2.0;
 const TIMES_MIDDLE_OF_GROUPS: f64 = 1.5;
 /// The pace of one request varies with what else its engine does.
@@ -41,7 +41,7 @@ pub enum Of {
     Retry,
     /// Tokens of one generation, by the source of the prompt.
     Tokens(String),
-    /// Of any source: where one source has too few to tell its longest.
+    /// Of any source, for sources with too few outputs.
     AnyTokens,
     /// Seconds a token.
     Pace,
@@ -49,7 +49,7 @@ pub enum Of {
     GroupPace,
 }
 
-/// Shorter generations say little about pace.
+/// Shorter generations reveal little about pace.
 const MIN_TOKENS: f64 = 32.0;
 
 #[derive(Default)]
@@ -125,7 +125,7 @@ impl History {
     }
 }
 
-/// Seconds a token of a generation, where it says something.
+/// Seconds per token of a generation, if it is long enough.
 pub fn pace(seconds: f64, tokens: f64) -> Option<f64> {
     (tokens >= MIN_TOKENS && seconds > 0.0).then(|| seconds / tokens)
 }

@@ -1,4 +1,4 @@
-//! How long workers stood idle, and which kind of idle it was.
+//! How long workers were idle, and why.
 //!
 //! A worker is busy while at least one span of real work ([`Kind::is_work`]) runs on it. The rest of the step is idle, and
 //! belongs to what the step was doing at that moment:

@@ -1,4 +1,4 @@
-//! Answers: why was this step slow, and what changed? One file a question, its mathematics in its opening comment. All of
+//! Answers: why was this step slow, and what changed? One file per question, with its mathematics in the opening comment. All of
 //! them are pure functions over [`step::StepData`], which is read once from the columns of a step; linear, or n log n where
 //! something is sorted.
 

@@ -1,6 +1,6 @@
-//! `perf/` and `rollout/`: the figures of one step, from its spans and samples, once a step and never once a request.
+//! `perf/` and `rollout/`: the figures of one step, from its spans and samples, once per step and never once per request.
 //!
-//! A request is a closed span with one of the names in [`PerfRules::request_spans`]. Its timings stand in its own attributes,
+//! A request is a closed span with one of the names in [`PerfRules::request_spans`]. Its timings are in its own attributes,
 //! or, for prefill and decode apart, in those of the spans and instants below it: both styles occur, and a field that a
 //! request has twice counts once. Only finite numbers count, booleans do not; what has no value is absent, never zero.
 //! `docs/metrics.md` explains every one.
@@ -20,7 +20,7 @@ use crate::{Engine, QueryError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PerfRules {
-    /// Work the figures out when a step completes.
+    /// Compute the metrics when a step completes.
     pub enabled: bool,
     /// Names of spans that are requests to the serving engine.
     pub request_spans: Vec<String>,
@@ -28,16 +28,16 @@ pub struct PerfRules {
     pub segment_prefix: String,
     /// Names of spans whose end completes a step.
     pub step_spans: Vec<String>,
-    /// Phases (`spans.phase`) that are the rollout: `perf/rollout_time` is their extent. Without such spans it is that of
-    /// the samples.
+    /// Phases (`spans.phase`) of the rollout: `perf/rollout_time` is the time from their start to their end. Without such
+    /// spans it is that of the samples.
     pub rollout_phases: Vec<String>,
-    /// Prefix of what comes from requests.
+    /// Prefix of metrics from requests.
     pub perf_prefix: String,
-    /// Prefix of what comes from samples.
+    /// Prefix of metrics from samples.
     pub rollout_prefix: String,
-    /// GPUs of the rollout, for `perf/tokens_per_gpu_per_sec`. 0: as the run's configuration says, if it does.
+    /// GPUs of the rollout, for `perf/tokens_per_gpu_per_sec`. 0 means the value in the configuration of the run, if it has one.
     pub rollout_gpus: f64,
-    /// Seconds without new rows before a completed step is worked out.
+    /// Seconds without new rows before a completed step is computed.
     pub settle_s: f64,
 }
 
@@ -77,11 +77,11 @@ const REQUEST_FIELDS: [(&str, &str); 16] = [
     ("pd_decode_transfer_duration", "decode/transfer_duration"),
     ("pd_decode_forward_duration", "decode/forward_duration"),
 ];
-/// The fields above from here on may stand below the request.
+/// The fields above from here on may be on spans below the request.
 const FIRST_SEGMENT_FIELD: usize = 3;
-/// Keys of a run's configuration that say how many GPUs the rollout has.
+/// Keys of a run's configuration with the number of GPUs of the rollout.
 const GPU_KEYS: [&str; 2] = ["rollout_num_gpus", "rollout_gpus"];
-/// A response longer than this is looked at for repetition: its last so many characters.
+/// The last characters of a response that are checked for repetition, if it is longer than this.
 const REPETITION_CHARS: usize = 10_000;
 /// Text that shrinks by more than this repeats itself.
 const REPETITION_RATIO: f64 = 10.0;
@@ -104,12 +104,12 @@ fn sql_text(text: &str) -> String {
 
 fn sql_list(texts: &[String]) -> String {
     let list: Vec<String> = texts.iter().map(|t| sql_text(t)).collect();
-    // An empty list is no SQL.
+    // An empty list is not valid SQL.
     if list.is_empty() { "''".into() } else { list.join(", ") }
 }
 
 impl Engine {
-    /// Works out the figures of one step from everything the store has of it now.
+    /// Computes the metrics of one step from everything that the store has about it now.
     pub async fn step_figures(&self, run: &str, step: i64, rules: &PerfRules) -> Result<StepFigures, QueryError> {
         let of = format!("run_id = {} and step = {step}", sql_text(run));
         let prefix = sql_text(&rules.segment_prefix);

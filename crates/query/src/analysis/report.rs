@@ -17,7 +17,7 @@ use super::stragglers::{Stragglers, stragglers};
 use super::summary::StepSummary;
 use super::words::{self, Clause};
 
-/// Everything that can be said of a step without looking at others.
+/// Everything about a step that needs no other steps.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepAnswers {
     pub phases: Vec<Phase>,
@@ -62,7 +62,7 @@ pub struct StepLine {
 pub struct RunFindings {
     pub run: String,
     pub text: String,
-    /// Steps that were looked at; a long run is judged by its newest.
+    /// The steps that were analysed. A long run is judged by its newest steps.
     pub steps: Vec<StepLine>,
     pub steps_left_out: usize,
     pub median_s: Option<f64>,
@@ -115,7 +115,7 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnsw
     }
 }
 
-/// Findings of a run that are told.
+/// The most findings that are reported for a run.
 const MAX_FINDINGS: usize = 200;
 
 pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindings {
@@ -150,10 +150,10 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         let verb = if with == 1 { "stands" } else { "stand" };
         text.push_str(&format!(" {what} {verb} out"));
         if lost > 0.0 {
-            text.push_str(&format!(", {} lost", words::time(lost)));
+            text.push_str(&format!(" ({} lost in total)", words::time(lost)));
         }
         let at = first.step.map_or(String::new(), |s| format!("step {s}, "));
-        text.push_str(&format!("; above all {at}{}.", first.text));
+        text.push_str(&format!(". The costliest: {at}{}.", first.text));
     } else if steps.len() > 1 {
         text.push_str(" Nothing stands out.");
     }

@@ -24,7 +24,7 @@ pub enum Part {
     Prefill,
     Transfer,
     Decode,
-    /// In a generation, but in none of the above: the way there and back, tokenizing, or the engine did not say.
+    /// In a generation, but in none of the above: network, tokenizing, or time that the engine did not report.
     Generate,
     Tool,
     Reward,
@@ -109,7 +109,7 @@ pub struct Unit {
 
 #[derive(Default)]
 pub struct SampleTimes {
-    /// By sample; none where a sample has no spans of its own.
+    /// By sample. `None` if a sample has no spans.
     pub times: Vec<Option<SampleTime>>,
     pub units: Vec<Unit>,
 }
@@ -121,7 +121,7 @@ fn counts(kind: Kind) -> bool {
     )
 }
 
-/// Ancestors looked at to find what contains a span.
+/// How many ancestors are checked to find what contains a span.
 const MAX_CLIMB: usize = 64;
 
 struct Generation {

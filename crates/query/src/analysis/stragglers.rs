@@ -1,7 +1,7 @@
 //! Which samples are the tail of a step, what the tail cost, and why each is in it.
 //!
 //! The tail begins when nine of ten samples have ended (their own end, before they wait for their group). Its **cost** in
-//! seconds is the time from there to the last end; in worker-seconds, the time that workers stood idle meanwhile
+//! seconds is the time from there to the last end; in worker-seconds, the time that workers were idle meanwhile
 //! ([`super::idle`] measures what is idle); in GPU-hours, the idle time of workers that have ranks, one GPU each.
 //!
 //! **Why**: a sample's parts ([`super::samples`]) minus those of the median sample, the one whose length is in the middle.

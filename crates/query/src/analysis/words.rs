@@ -37,7 +37,7 @@ pub fn some_of(count: usize, of: usize, what: &str) -> String {
     }
 }
 
-/// A part of a sentence; `finding` is its place in the list of findings, where it rests on one.
+/// A part of a sentence. `finding` is the index of the finding that it states, if any.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Clause {
     pub text: String,
@@ -45,10 +45,10 @@ pub struct Clause {
     pub finding: Option<usize>,
 }
 
-/// Findings that the sentence tells; the list has the others.
+/// How many findings the sentence mentions. The list has all of them.
 const TOLD: usize = 3;
 
-/// The sentence a step opens with.
+/// The sentence that summarises a step.
 pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Finding]) -> Vec<Clause> {
     let plain = |text: String| Clause { text, finding: None };
     let name = step.step.map_or("This run".to_string(), |n| format!("Step {n}"));

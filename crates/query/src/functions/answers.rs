@@ -9,7 +9,7 @@
 //! | `idle('run', step)` | why a worker was idle, and for how long |
 //! | `difference('run', step, 'run', step)` | a part of the change in wall time |
 //!
-//! The arguments are literals. The rows are worked out when the query is planned, by the engine that plans it.
+//! The arguments are literals. The rows are computed when the query is planned, by the engine that plans it.
 
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl Question {
         match self {
             Question::Findings => "findings('run') or findings('run', step)".to_string(),
             Question::Difference => {
-                "difference('run', step, 'run', step); a step of null compares the whole run".to_string()
+                "difference('run', step, 'run', step), where a step of null means the whole run".to_string()
             }
             _ => format!("{name}('run', step)"),
         }
@@ -169,14 +169,14 @@ impl std::fmt::Debug for Function {
 impl TableFunctionImpl for Function {
     fn call_with_args(&self, args: TableFunctionArgs) -> Result<Arc<dyn TableProvider>> {
         let usage = self.question.usage(self.name);
-        let Some(which) = which(args.exprs()) else { return plan_err!("call it as {usage}") };
+        let Some(which) = which(args.exprs()) else { return plan_err!("wrong arguments; expected {usage}") };
         let fits = match self.question {
             Question::Findings => which.len() == 1,
             Question::Difference => which.len() == 2,
             _ => which.len() == 1 && args.exprs().len() == 2,
         };
         if !fits {
-            return plan_err!("call it as {usage}");
+            return plan_err!("wrong arguments; expected {usage}");
         }
         Ok(Arc::new(Answer { question: self.question, which, engine: self.engine.clone() }))
     }

@@ -1,7 +1,7 @@
 //! `attr(col, 'key')`: the attribute with the type that the store has seen under this key. The type is chosen while the
 //! query is planned, from the snapshot's [`AttrTypes`] and the metadata of the column ([`ATTRS_OF`] names where its
 //! attributes come from, through views, aliases and subqueries); the call is then rewritten into `attr_int` and friends,
-//! so that a plan says what it does.
+//! so that a plan shows what it does.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};

@@ -1,4 +1,4 @@
-//! `attr_str`, `attr_int`, `attr_num`, `attr_bool`, `attr_json`: an attribute as one type, null where it is missing or of
+//! `attr_str`, `attr_int`, `attr_num`, `attr_bool`, `attr_json`: an attribute as one type, null if it is missing or of
 //! another type. They take several columns before the key: the first column that has the key answers.
 
 use std::borrow::Cow;
@@ -112,21 +112,21 @@ pub fn all() -> Vec<Arc<ScalarUDF>> {
 /// Splits and checks the arguments of an attribute function: columns, then the key.
 pub fn check_args(function: &str, args: &ReturnFieldArgs) -> Result<String> {
     let Some((key, columns)) = args.scalar_arguments.split_last().filter(|(_, columns)| !columns.is_empty()) else {
-        return plan_err!("{function} takes a column of attributes and a key: {function}(end_attrs, 'key')");
+        return plan_err!("{function} expects an attribute column and a key, as in {function}(end_attrs, 'key')");
     };
     for field in &args.arg_fields[..columns.len()] {
         check_source(function, field.data_type())?;
     }
     match key.and_then(ScalarValue::try_as_str).flatten() {
         Some(key) => Ok(key.to_string()),
-        None => plan_err!("the key of {function} must be written out as text: {function}(end_attrs, 'key')"),
+        None => plan_err!("the key of {function} must be a text literal, as in {function}(end_attrs, 'key')"),
     }
 }
 
 /// Evaluates any attribute function: one array per column, and the key.
 pub fn invoke(kind: As, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
     let Some((ColumnarValue::Scalar(key), columns)) = args.args.split_last() else {
-        return exec_err!("the key of an attribute function must be written out as text");
+        return exec_err!("the key of an attribute function must be a text literal");
     };
     let Some(Some(key)) = key.try_as_str() else {
         return exec_err!("the key of an attribute function must be text");
@@ -170,7 +170,7 @@ impl ScalarUDFImpl for AttrAs {
         invoke(self.kind, args)
     }
 
-    /// Of merged attributes the parts are asked one after the other, so that nothing has to be merged.
+    /// The parts of merged attributes are searched one after the other, so that nothing has to be merged.
     fn simplify(&self, args: Vec<Expr>, _: &SimplifyContext) -> Result<ExprSimplifyResult> {
         let is_merge = |e: &Expr| matches!(e, Expr::ScalarFunction(f) if f.func.name() == maps::MERGE);
         if !args.iter().any(is_merge) {

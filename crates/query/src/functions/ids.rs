@@ -1,5 +1,5 @@
 //! Ids as people write them. `trace_id('…')` and `span_id('…')` make an id from text, mapped as importers map it, and are
-//! folded while planning, so that bloom filters see a literal. `hex(id)` goes the other way. [`IdText`] makes
+//! folded while planning, so that bloom filters see a literal. `hex(id)` is the reverse. [`IdText`] makes
 //! `trace_id = '…'` and `span_id in ('…', '…')` work without either.
 
 use std::sync::Arc;
@@ -100,7 +100,7 @@ impl ScalarUDFImpl for Hex {
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
         match &args[0] {
             DataType::FixedSizeBinary(_) | DataType::Binary | DataType::Null => Ok(DataType::Utf8),
-            other => plan_err!("hex writes ids (trace_id, span_id) and bytes as text, not {other}"),
+            other => plan_err!("hex expects an id (trace_id, span_id) or bytes, not {other}"),
         }
     }
 
@@ -135,7 +135,7 @@ impl ScalarUDFImpl for Hex {
     }
 }
 
-/// Comparing an id with text means comparing it with the id that the text stands for.
+/// Comparing an id with text means comparing it with the id in the text.
 #[derive(Debug)]
 pub struct IdText;
 

@@ -1,5 +1,5 @@
-//! Finds the value of one key, row by row, in whatever form attributes come: `Map` columns, JSON objects as text, and
-//! dictionaries of such texts (looked at once per distinct value). Nothing is copied: the answer is a slice of the JSON
+//! Finds the value of one key, row by row, in every form that attributes have: `Map` columns, JSON objects as text, and
+//! dictionaries of such texts (searched once per distinct value). Nothing is copied: the result is a slice of the JSON
 //! text of the value.
 
 use std::borrow::Cow;
@@ -26,7 +26,7 @@ pub fn check_source(function: &str, ty: &DataType) -> Result<()> {
             Ok(())
         }
         other => plan_err!(
-            "{function} reads attribute columns (start_attrs, end_attrs, attrs) and JSON text (resource, metadata, ...), \
+            "{function} expects an attribute column (start_attrs, end_attrs, attrs) or JSON text (resource, metadata, ...), \
              not {other}"
         ),
     }
@@ -101,7 +101,7 @@ impl<'a> Source<'a> {
     }
 }
 
-/// The value of a key of a JSON object, as text. `None` if there is no such key or the text is no JSON object.
+/// The value of a key of a JSON object, as text. `None` if there is no such key or the text is not a JSON object.
 pub fn find_in_json<'a>(text: &'a str, key: &str) -> Option<&'a str> {
     let mut parser = serde_json::Deserializer::from_str(text);
     parser.deserialize_map(Find { key }).ok().flatten()
@@ -135,7 +135,7 @@ impl<'de> Visitor<'de> for Find<'_> {
 #[derive(serde::Deserialize)]
 struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
 
-/// The keys of a JSON object, in order; none if the text is no JSON object.
+/// The keys of a JSON object, in order; none if the text is not a JSON object.
 pub fn json_keys(text: &str) -> Vec<String> {
     struct Keys;
     impl<'de> Visitor<'de> for Keys {

@@ -41,7 +41,7 @@ impl ScalarUDFImpl for Merge {
 
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
         if args.iter().any(|ty| *ty != attrs_type()) {
-            return plan_err!("merge_attrs takes two columns of attributes, as in merge_attrs(start_attrs, end_attrs)");
+            return plan_err!("merge_attrs expects two attribute columns, as in merge_attrs(start_attrs, end_attrs)");
         }
         Ok(attrs_type())
     }

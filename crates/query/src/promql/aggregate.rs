@@ -19,7 +19,7 @@ fn group_labels(labels: &Labels, modifier: &Option<LabelModifier>) -> Labels {
 
 pub fn eval(e: &AggregateExpr, cx: &Context) -> Result<Vec<Row>, Failed> {
     let Value::Vector(rows) = eval_expr(&e.expr, cx)? else {
-        return Err(format!("{} takes an instant vector", e.op));
+        return Err(format!("{} expects an instant vector", e.op));
     };
     // Groups in the order in which they are first seen.
     let mut index: HashMap<Labels, usize> = HashMap::new();
@@ -74,10 +74,10 @@ pub fn eval(e: &AggregateExpr, cx: &Context) -> Result<Vec<Row>, Failed> {
 }
 
 fn parameter(e: &AggregateExpr, cx: &Context) -> Result<Vec<f64>, Failed> {
-    scalar(e.param.as_deref().ok_or_else(|| format!("{} needs a number first", e.op))?, cx)
+    scalar(e.param.as_deref().ok_or_else(|| format!("{} expects a number as its first argument", e.op))?, cx)
 }
 
-/// At every step the `k` largest or smallest; the others are absent there. NaN comes last either way.
+/// At every step the `k` largest or smallest; the others are absent there. NaN comes last in both cases.
 fn pick(mut rows: Vec<Row>, k: &[f64], top: bool) -> Vec<Row> {
     let mut kept = vec![false; rows.len()];
     for (step, k) in k.iter().enumerate() {
@@ -117,7 +117,7 @@ fn count_values(
     steps: usize,
 ) -> Result<Vec<Row>, Failed> {
     let Some(Value::Text(name)) = e.param.as_deref().map(|p| eval_expr(p, cx)).transpose()? else {
-        return Err("count_values needs the name of a label first".into());
+        return Err("count_values expects a label name as its first argument".into());
     };
     let mut out = Vec::new();
     for (labels, rows) in groups {

@@ -21,7 +21,7 @@ use crate::error::{ErrorKind, QueryError};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromLimits {
-    /// Samples one query may read and values it may work out, 16 bytes of memory each. Default: 64 Mi.
+    /// Samples that one query may read and values that it may compute, 16 bytes of memory each. Default: 64 Mi.
     pub promql_max_samples: usize,
     /// Series one query may select. Default: 200,000.
     pub promql_max_series: usize,
@@ -47,8 +47,8 @@ const MAX_TEXT: usize = 64 << 10;
 /// Brackets and operators of a query.
 const MAX_OPERATORS: usize = 500;
 
-/// Brackets and operators are what makes an expression deep, and whoever walks one does so by recursion. Counted in the text,
-/// before anybody does; what stands in braces, quotes and comments is not deep.
+/// Parentheses and operators make an expression deep, and code that walks one is recursive. They are counted in the text
+/// before that. Braces, quotes and comments do not count.
 fn operators(text: &str) -> usize {
     let (mut count, mut in_braces) = (0, false);
     let mut rest = text;
@@ -100,10 +100,10 @@ impl PromQuery {
             return Err(QueryError::new(ErrorKind::Limit, format!("the query is longer than {MAX_TEXT} bytes")));
         }
         if operators(text) > MAX_OPERATORS {
-            let text = format!("the query has more than {MAX_OPERATORS} brackets and operators");
+            let text = format!("the query has more than {MAX_OPERATORS} parentheses and operators");
             return Err(QueryError::new(ErrorKind::Limit, text));
         }
-        // The parser panics on durations that are no `Duration`, such as [1e300].
+        // The parser panics on durations that do not fit a `Duration`, such as [1e300].
         let parsed = std::panic::catch_unwind(|| parser::parse(text))
             .unwrap_or_else(|_| Err("a number or a duration is out of range".into()));
         let expr = parsed.map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
@@ -111,7 +111,7 @@ impl PromQuery {
         Ok(PromQuery { expr, text: text.to_string() })
     }
 
-    /// Has it one value per step? A range and a text have none, and cannot be asked over a range.
+    /// Does it have one value per step? Range vectors and strings do not, so they cannot be evaluated over a range.
     pub fn has_steps(&self) -> bool {
         matches!(self.expr.value_type(), ValueType::Scalar | ValueType::Vector)
     }
@@ -120,7 +120,7 @@ impl PromQuery {
     pub fn selector(text: &str) -> Result<Vec<Matcher>, QueryError> {
         match Self::parse(text)?.expr {
             Expr::VectorSelector(vs) if vs.offset.is_none() && vs.at.is_none() => Ok(Wanted::matchers(&vs)),
-            _ => Err(refused(format!("{text} is no selector such as up{{job=\"sglang\"}}"))),
+            _ => Err(refused(format!("{text} is not a selector; expected one such as up{{job=\"sglang\"}}"))),
         }
     }
 }

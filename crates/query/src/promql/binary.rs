@@ -75,7 +75,7 @@ pub fn eval(e: &BinaryExpr, cx: &Context) -> Result<Value, Failed> {
         }
         (Value::Vector(a), Value::Vector(b)) if set => Ok(Value::Vector(set_operation(op, a, b, modifier))),
         (Value::Vector(a), Value::Vector(b)) => vectors(op, a, b, modifier, cx).map(Value::Vector),
-        _ => Err(format!("the operator {} does not take text", e.op)),
+        _ => Err(format!("the operator {} does not accept strings", e.op)),
     }
 }
 
@@ -147,7 +147,7 @@ fn set_operation(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) 
         _ => {
             let there = presence(&a);
             let mut out = a;
-            // A series that stands on both sides is one series.
+            // A series that is on both sides is one series.
             for extra in masked(b, &there, false) {
                 match out.iter_mut().find(|r| r.labels == extra.labels) {
                     Some(row) => {

@@ -67,8 +67,8 @@ pub struct Context<'a> {
     pub depth: usize,
 }
 
-/// How many samples and values a query may still hold. Whoever makes new ones asks first; nothing is given back, so
-/// that the bound holds whatever is kept until the end.
+/// How many samples and values a query may still hold. Code that creates new ones takes from this first. Nothing is given
+/// back, so that the bound holds even if everything is kept until the end.
 pub struct Room(AtomicUsize);
 
 impl Room {
@@ -80,14 +80,14 @@ impl Room {
         self.0.load(Relaxed)
     }
 
-    /// Room for so many series of so many steps.
+    /// Takes room for this many series of this many steps.
     pub fn take(&self, series: usize, steps: usize) -> Result<(), Failed> {
         let values = series.saturating_mul(steps);
         match self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(values)) {
             Ok(_) => Ok(()),
             Err(_) => Err(format!(
-                "query processing would load too many samples into memory: {series} series of {steps} steps are more \
-                 than the limit promql_max_samples leaves; narrow it (a label, a shorter time, a longer step) or raise \
+                "query processing would load too many samples into memory: {series} series of {steps} steps exceed \
+                 the limit promql_max_samples; narrow the query (a label, a shorter time, a longer step) or raise \
                  the limit"
             )),
         }
@@ -148,7 +148,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// The times at which a selector is looked at, one a step.
+    /// The times at which a selector is evaluated, one per step.
     fn times(&self, at: &Option<AtModifier>, offset: &Option<Offset>) -> Vec<i64> {
         let back = offset_ms(offset);
         match self.fixed(at) {
@@ -161,7 +161,7 @@ impl<'a> Context<'a> {
         &self.data[&Wanted::key(selector)]
     }
 
-    /// Where a subquery is worked out. Its window is bounded as the range of a query is; how much all its windows
+    /// The steps at which a subquery is computed. Its window is bounded as the range of a query is; how much all its windows
     /// hold together is a question of [`Room`].
     fn subquery_steps(&self, sub: &SubqueryExpr) -> Result<Steps, Failed> {
         let step = sub.step.map_or(self.default_step, millis).max(1);
@@ -175,14 +175,14 @@ impl<'a> Context<'a> {
             ));
         }
         let (first, last) = self.ends(&sub.at, &sub.offset);
-        // Steps of a subquery stand at multiples of its step, after the start of the window.
+        // Steps of a subquery are multiples of its step, after the start of the window.
         let from = first - range;
         let start = from.div_euclid(step) * step + step;
         Ok(Steps { start, end: last.max(start), step })
     }
 }
 
-/// What must be read for an expression. Refuses what would be too much before anything is read or worked out.
+/// What must be read for an expression. Refuses what would be too much before anything is read or computed.
 pub fn wanted(expr: &Expr, cx: &Context, out: &mut HashMap<String, Wanted>) -> Result<(), Failed> {
     if cx.depth > MAX_DEPTH {
         return Err(format!("the expression is nested deeper than {MAX_DEPTH}"));
@@ -234,13 +234,15 @@ pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
         Expr::Unary(e) => match eval(&e.expr, cx)? {
             Value::Scalar(values) => Value::Scalar(values.into_iter().map(|v| -v).collect()),
             Value::Vector(rows) => Value::Vector(functions::map_rows(rows, |v| -v)?),
-            Value::Text(_) => return Err("a text cannot be negated".into()),
+            Value::Text(_) => return Err("a string cannot be negated".into()),
         },
         Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)?),
         Expr::MatrixSelector(ms) => {
-            return Err(format!("{ms} is a range: put a function such as rate(...) around it"));
+            return Err(format!("{ms} is a range vector; wrap it in a function such as rate(...)"));
         }
-        Expr::Subquery(sub) => return Err(format!("{sub} is a range: put a function around it")),
+        Expr::Subquery(sub) => {
+            return Err(format!("{sub} is a range vector; wrap it in a function such as max_over_time(...)"));
+        }
         Expr::Aggregate(e) => Value::Vector(aggregate::eval(e, cx)?),
         Expr::Binary(e) => binary::eval(e, cx)?,
         Expr::Call(call) => functions::call(call, cx)?,
@@ -275,7 +277,7 @@ pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Result<Vec<Row
     Ok(rows?.into_iter().filter(|r| r.values.iter().any(|v| !is_absent(*v))).collect())
 }
 
-/// Does the same for every series, on two threads where there is much to do.
+/// Does the same for every series, on two threads if there is much to do.
 fn over_series<T: Sync>(cx: &Context, series: &[T], work: impl Fn(&T) -> Row + Sync) -> Result<Vec<Row>, Failed> {
     let steps = cx.steps.count();
     cx.room.take(series.len(), steps)?;
@@ -315,7 +317,7 @@ pub fn windows(
             let rows = match eval(&sub.expr, &inner)? {
                 Value::Vector(rows) => rows,
                 Value::Scalar(values) => vec![Row { labels: Labels::default(), values }],
-                Value::Text(_) => return Err("a text has no range".into()),
+                Value::Text(_) => return Err("a string has no range".into()),
             };
             cx.room.take(rows.len(), cx.steps.count())?;
             let at = cx.times(&sub.at, &sub.offset);
@@ -326,7 +328,7 @@ pub fn windows(
             });
             functions::merge(slid.collect())
         }
-        other => Err(format!("{other} is no range: write a range such as [5m] after a selector")),
+        other => Err(format!("{other} is not a range vector; add a range such as [5m] to a selector")),
     }
 }
 
@@ -387,7 +389,7 @@ pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
         let inner = Context { steps: cx.subquery_steps(sub)?, ..*cx };
         let (end, _) = cx.ends(&sub.at, &sub.offset);
         let Value::Vector(rows) = eval(&sub.expr, &inner)? else {
-            return Err(format!("{sub}: a subquery is of an instant vector"));
+            return Err(format!("{sub}: a subquery needs an instant vector"));
         };
         let rows = rows.into_iter().map(|row| {
             let there = row.values.into_iter().enumerate().filter(|(_, v)| !is_absent(*v));

@@ -87,10 +87,10 @@ pub fn check(name: &str) -> Result<(), Failed> {
     match SUPPORTED.contains(&name) {
         true => Ok(()),
         false if matches!(name, "histogram_sum" | "histogram_avg") => Err(format!(
-            "the function {name} is not supported: it needs native histograms. Of a classic histogram, the sum is the \
+            "the function {name} is not supported because it needs native histograms. For a classic histogram, the sum is the \
              series name_sum, and the mean is rate(name_sum[5m]) / rate(name_count[5m])"
         )),
-        false => Err(format!("the function {name} is not supported; supported are: {}", SUPPORTED.join(", "))),
+        false => Err(format!("the function {name} is not supported; supported functions: {}", SUPPORTED.join(", "))),
     }
 }
 
@@ -135,21 +135,21 @@ pub fn map_rows(rows: Vec<Row>, f: impl Fn(f64) -> f64) -> Result<Vec<Row>, Fail
 pub fn scalar(expr: &Expr, cx: &Context) -> Result<Vec<f64>, Failed> {
     match eval(expr, cx)? {
         Value::Scalar(values) => Ok(values),
-        _ => Err(format!("{expr} is no scalar")),
+        _ => Err(format!("{expr} is not a scalar")),
     }
 }
 
 fn vector(expr: &Expr, cx: &Context) -> Result<Vec<Row>, Failed> {
     match eval(expr, cx)? {
         Value::Vector(rows) => Ok(rows),
-        _ => Err(format!("{expr} is no instant vector")),
+        _ => Err(format!("{expr} is not an instant vector")),
     }
 }
 
 fn text(expr: &Expr, cx: &Context) -> Result<String, Failed> {
     match eval(expr, cx)? {
         Value::Text(text) => Ok(text),
-        _ => Err(format!("{expr} is no text")),
+        _ => Err(format!("{expr} is not a string")),
     }
 }
 
@@ -168,7 +168,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
     let name = call.func.name;
     check(name)?;
     let args: Vec<&Expr> = call.args.args.iter().map(AsRef::as_ref).collect();
-    let arg = |i: usize| args.get(i).copied().ok_or_else(|| format!("{name} needs more arguments"));
+    let arg = |i: usize| args.get(i).copied().ok_or_else(|| format!("{name} expects more arguments"));
     let steps = cx.steps.count();
     if let Some(f) = plain(name) {
         return Ok(Value::Vector(map_rows(vector(arg(0)?, cx)?, f)?));
@@ -458,7 +458,7 @@ fn by_buckets(rows: Vec<Row>, steps: usize, value: impl Fn(usize, &mut Vec<Bucke
     let dropped = ["le".to_string(), NAME.to_string()];
     let mut groups: HashMap<Labels, Vec<(f64, Vec<f64>)>> = HashMap::new();
     for row in rows {
-        // A series without a bound, or with one that is no number, is no bucket.
+        // A series without a bound, or with one that is not a number, is not a bucket.
         let Ok(bound) = row.labels.get("le").parse::<f64>() else { continue };
         groups.entry(row.labels.drop(&dropped)).or_default().push((bound, row.values));
     }
@@ -486,19 +486,19 @@ fn label_name(name: &str) -> Result<(), Failed> {
     let good = !name.is_empty()
         && !name.starts_with(|c: char| c.is_ascii_digit())
         && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
-    if good { Ok(()) } else { Err(format!("{name:?} is no name for a label")) }
+    if good { Ok(()) } else { Err(format!("{name:?} is not a valid label name")) }
 }
 
 fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let [rows, target, replacement, source, pattern] = args else {
-        return Err("label_replace needs a vector and four texts".into());
+        return Err("label_replace expects a vector and four strings".into());
     };
     let rows = vector(rows, cx)?;
     let (target, replacement) = (text(target, cx)?, text(replacement, cx)?);
     let (source, pattern) = (text(source, cx)?, text(pattern, cx)?);
     label_name(&target)?;
     let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
-    // `$1x` means group 1 in Go's way only up to the end of the word; Rust reads the same.
+    // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
     let rows = rows.into_iter().map(|row| {
         let labels = match regex.captures(row.labels.get(&source)) {
             None => row.labels,
@@ -515,7 +515,7 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
 
 fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let [rows, target, separator, sources @ ..] = args else {
-        return Err("label_join needs a vector, a label and a separator".into());
+        return Err("label_join expects a vector, a label and a separator".into());
     };
     let rows = vector(rows, cx)?;
     let (target, separator) = (text(target, cx)?, text(separator, cx)?);

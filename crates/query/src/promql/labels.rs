@@ -8,7 +8,7 @@ pub const NAME: &str = "__name__";
 pub struct Labels(Arc<Vec<(String, String)>>);
 
 impl Labels {
-    /// Of a repeated name the last counts; an empty value is no label.
+    /// The last value of a repeated name counts. An empty value means no label.
     pub fn new(pairs: impl IntoIterator<Item = (String, String)>) -> Self {
         let mut all: Vec<(String, String)> = pairs.into_iter().collect();
         all.sort_by(|a, b| a.0.cmp(&b.0));

@@ -2,7 +2,7 @@
 //!
 //! [`PromQuery::parse`] reads the text (with the `promql-parser` crate) and refuses by name what is not supported.
 //! [`source`] reads every selector's samples, one pass over the store a selector; [`eval`] works the expression out for
-//! all steps at once: a series is a vector with one value a step, where an absent value is Prometheus's own stale marker
+//! all steps at once: a series is a vector with one value per step, where an absent value is Prometheus's own stale marker
 //! ([`ABSENT`]). Selector windows are open on the left, as in Prometheus 3: a sample at `t - range` is outside.
 //!
 //! Labels: `__name__`, the stored labels, `instance` (the target, unless the labels have one) and `run` (the run, unless
@@ -31,7 +31,7 @@ pub(crate) fn is_absent(value: f64) -> bool {
     value.to_bits() == ABSENT.to_bits()
 }
 
-/// A series over the steps of a query: one value a step, [`ABSENT`] where there is none.
+/// A series over the steps of a query: one value per step, [`ABSENT`] if there is none.
 #[derive(Clone, Debug)]
 pub(crate) struct Row {
     pub labels: Labels,

@@ -24,7 +24,7 @@ use crate::tables::{self, SnapshotTable};
 
 const NS_PER_MS: i64 = 1_000_000;
 
-/// What is asked for: matchers, and samples after `from` up to and with `to`, in milliseconds.
+/// What to read: matchers, and samples after `from` up to and with `to`, in milliseconds.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub matchers: Vec<Matcher>,
@@ -164,7 +164,7 @@ pub async fn read(
         .collect();
     let mut all: HashMap<Labels, Vec<Chunk>> = HashMap::new();
     for task in tasks {
-        let found = task.await.map_err(|e| DataFusionError::Execution(format!("reading series failed: {e}")))??;
+        let found = task.await.map_err(|e| DataFusionError::Execution(format!("cannot read series: {e}")))??;
         budget.samples = budget.samples.checked_sub(found.samples).ok_or_else(too_much)?;
         for (labels, chunks) in found.series {
             all.entry(labels).or_default().extend(chunks);
@@ -172,7 +172,7 @@ pub async fn read(
     }
     budget.series = budget.series.checked_sub(all.len()).ok_or_else(|| {
         DataFusionError::Plan(
-            "the query selects more series than the limit promql_max_series allows; narrow it with a label".into(),
+            "the query selects more series than promql_max_series allows; narrow it with a label".into(),
         )
     })?;
     let mut series: Vec<Stored> = all.into_iter().map(|(labels, chunks)| join(labels, chunks)).collect();
@@ -182,13 +182,13 @@ pub async fn read(
 
 fn too_much() -> DataFusionError {
     DataFusionError::Plan(
-        "the query reads more samples than the limit promql_max_samples allows; narrow it (a label, a shorter time) or \
+        "the query reads more samples than promql_max_samples allows; narrow it (a label, a shorter time) or \
          raise the limit"
             .into(),
     )
 }
 
-/// Samples of a series that came together, in the order they stood.
+/// Samples of a series that came together, in their order.
 struct Chunk {
     times: Vec<i64>,
     values: Vec<f64>,
@@ -287,7 +287,7 @@ pub fn full_labels(run: &str, target: &str, name: &str, labels: &str) -> Labels 
         pairs.push(("run".into(), run.into()));
     }
     pairs.push(("instance".into(), target.into()));
-    // What the sender says itself comes later, and so counts.
+    // The sender's own labels come later, so they count.
     pairs.extend(stored.into_iter().map(|(name, value)| match value {
         serde_json::Value::String(text) => (name, text),
         other => (name, other.to_string()),

@@ -157,7 +157,7 @@ fn histograms() {
 }
 
 proptest! {
-    /// Steps that are worked out together are the same as each on its own.
+    /// Steps that are computed together are the same as each on its own.
     #[test]
     fn a_range_query_is_many_instant_ones(
         values in prop::collection::vec(-5.0f64..50.0, 2..60),

@@ -99,7 +99,7 @@ pub fn changes(w: &Window) -> f64 {
 /// Least squares: the value at `at`, and the slope a second.
 fn regression(w: &Window, at: i64) -> (f64, f64) {
     let n = w.values.len() as f64;
-    // A constant series has slope zero, whatever rounding would make of it.
+    // A constant series has slope zero, regardless of rounding.
     if w.values.iter().all(|v| *v == w.values[0]) {
         return if w.values[0].is_infinite() { (f64::NAN, f64::NAN) } else { (w.values[0], 0.0) };
     }

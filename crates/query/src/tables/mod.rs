@@ -133,7 +133,7 @@ impl SnapshotTable {
             return self.plan_files(state, segments, projection.cloned(), predicate, limit);
         }
         // Rows that the tail replaces are left out right above the files. That takes the identity columns, which are
-        // dropped again if nobody asked for them.
+        // dropped again if they were not requested.
         let asked: Vec<usize> = match projection {
             Some(projection) => projection.clone(),
             None => (0..self.schema.fields().len()).collect(),
@@ -208,7 +208,7 @@ impl SnapshotTable {
             .with_statistics(Arc::new(self.statistics(std::slice::from_ref(segment))))
     }
 
-    /// What the manifest knows for certain: rows, and the run where there is only one.
+    /// What the manifest knows for certain: rows, and the run if there is only one.
     fn statistics(&self, segments: &[Arc<Segment>]) -> Statistics {
         let rows: u64 = segments.iter().map(|s| s.rows).sum();
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();

@@ -1,4 +1,4 @@
-//! Leaves out segments that the manifest says cannot hold a row of the answer: another run, other steps, another time.
+//! Leaves out segments that cannot hold a row of the result according to the manifest: another run, other steps, another time.
 //! Conservative: what is not known for certain is read.
 
 use std::collections::HashSet;

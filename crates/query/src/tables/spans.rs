@@ -1,5 +1,5 @@
-//! `spans` as users see it: the stored columns and two that are worked out from them when asked for. A view, so that
-//! filters and projections go through it, and whatever is not asked for costs nothing.
+//! `spans` as users see it: the stored columns and two that are computed from them on demand. A view, so that
+//! filters and projections go through it, and unused columns cost nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub fn spans_view(stored: Arc<dyn TableProvider>) -> Result<ViewTable> {
     columns.push(attrs.alias_with_metadata(
         "attrs",
         metadata(
-            "all attributes, start_attrs and end_attrs in one; use attr(attrs, 'key')",
+            "all attributes: start_attrs and end_attrs together; use attr(attrs, 'key')",
             Some("spans.start_attrs spans.end_attrs"),
         ),
     ));

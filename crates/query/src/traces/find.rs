@@ -27,7 +27,7 @@ impl Sort {
     }
 }
 
-/// A question about traces. The default asks for all, newest first.
+/// A search for traces. The default finds all, newest first.
 #[derive(Clone, Debug)]
 pub struct TraceSearch {
     pub run: Option<String>,
@@ -167,7 +167,7 @@ impl TraceSearch {
     }
 }
 
-/// An attribute of a span or of its resource has this value, whatever its type.
+/// An attribute of a span or of its resource has this value, of any type.
 fn attribute(key: &str, value: &str) -> String {
     // Two that Jaeger's users write and that are columns here.
     match (key, value) {
@@ -184,7 +184,7 @@ fn attribute(key: &str, value: &str) -> String {
     format!("({} or {} or {})", of("start_attrs"), of("end_attrs"), of("resource"))
 }
 
-/// What a list shows of each trace beyond its figures: one row a trace, for the traces of one page.
+/// What a list shows of each trace beyond its figures: one row per trace, for the traces of one page.
 /// Columns: trace_id, root, service, services, run_id, step, sample_id, request_id, root_status.
 pub fn details_sql(ids: &[TraceId]) -> String {
     let first = "order by rooted, start_ns, span_id";
@@ -200,7 +200,7 @@ pub fn details_sql(ids: &[TraceId]) -> String {
 
 /// What Jaeger lists of each trace: one row per trace and service.
 /// Columns: trace_id, service, spans, errors, start_ns, end_ns; root_ns and root of the service's first span without a parent,
-/// null where it has none.
+/// null if it has none.
 pub fn services_sql(ids: &[TraceId]) -> String {
     let root = "case when parent_span_id is null then";
     format!(

@@ -1,8 +1,8 @@
-//! What belongs together although no context was sent, and what is told many times although it happened once.
+//! What belongs together although no context was sent, and what is reported many times although it happened once.
 //!
 //! **The join.** A sample's span knows the serving engine's request id (`sglang_request_id`), the engine's spans know it too
 //! (`rid`); both are `spans.request_id`. Where the request carried no `traceparent`, the engine's spans are a trace of their own.
-//! Then the engine's root spans hang under the span that asked: [`callees_sql`] finds those traces, [`view`](super::view) hangs
+//! Then the engine's root spans are placed under the span that made the request: [`callees_sql`] finds those traces, [`view`](super::view) hangs
 //! them in.
 //!
 //! **Slices of a batch.** SGLang's scheduler does one forward for many requests and reports it in each of them. Two slices of
@@ -47,7 +47,7 @@ pub struct Repeats {
 }
 
 impl Repeats {
-    /// Whether this piece of work was told before. `lane` is the thread, `name` the slice, both as numbers of the caller's.
+    /// Whether this piece of work was reported before. `lane` is the thread, `name` the slice, both as numbers of the caller's.
     pub fn again(&mut self, lane: u32, name: u32, start: i64, end: i64) -> bool {
         !self.seen.insert((lane, name, start, end))
     }

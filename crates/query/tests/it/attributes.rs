@@ -152,10 +152,10 @@ async fn json_text_is_read_like_attributes() {
 async fn misuse_is_explained() {
     let engine = mixed().engine();
     for (sql, word) in [
-        ("select attr(name) from spans", "takes a column of attributes and a key"),
-        ("select attr(start_ns, 'k') from spans", "reads attribute columns"),
-        ("select attr(end_attrs, name) from spans", "must be written out as text"),
-        ("select hex(name) from spans", "hex writes ids"),
+        ("select attr(name) from spans", "expects an attribute column and a key"),
+        ("select attr(start_ns, 'k') from spans", "expects an attribute column"),
+        ("select attr(end_attrs, name) from spans", "must be a text literal"),
+        ("select hex(name) from spans", "hex expects an id"),
     ] {
         let error = try_rows(&engine, sql).await.unwrap_err();
         assert!(error.is_users() && error.message.contains(word), "{sql}: {error}");

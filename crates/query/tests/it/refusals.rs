@@ -43,9 +43,9 @@ async fn only_reading_is_possible() {
     assert!(!out.exists());
     assert_eq!(value(&engine, "select count(*) from spans").await, "10");
     let error = try_rows(&engine, "drop table spans").await.unwrap_err();
-    assert!(error.message.starts_with("only reading is possible here"), "{error}");
+    assert!(error.message.starts_with("only read-only SQL is allowed"), "{error}");
     let error = try_rows(&engine, "select 1; select 2").await.unwrap_err();
-    assert_eq!(error.message, "one statement at a time, please");
+    assert_eq!(error.message, "expected one statement; send each statement on its own");
 }
 
 #[tokio::test]

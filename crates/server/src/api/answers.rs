@@ -1,5 +1,5 @@
-//! Answers: why a step took as long as it did, what stands out in a run, what changed. Worked out by `query`'s analysis, kept
-//! there, and worked out again only for steps that changed.
+//! Answers: why a step took as long as it did, what stands out in a run, what changed. `query`'s analysis computes and caches
+//! them, and computes them again only for steps that changed.
 
 use axum::extract::{Path, State};
 use axum::response::Response;
@@ -11,13 +11,13 @@ use crate::params::Params;
 use crate::problem::Problem;
 use crate::run::Run;
 
-/// Why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
-/// stragglers, idle time and health. `docs/answers.md` says what each number means. `-` instead of a number: a run whose
-/// rows name no step, as a whole.
+/// Explains why a step took as long as it did: its sentence, findings by cost with their evidence, phases, breakdown, critical path,
+/// stragglers, idle time and health. `docs/answers.md` explains each number. If the rows of a run name no step, write `-` in
+/// place of the step to get the run as a whole.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps/{step}/report", tag = "answers",
-    params(("run" = String, Path), ("step" = String, Path, description = "A step, or `-` for a run without steps")),
+    params(("run" = String, Path), ("step" = String, Path, description = "Step number, or `-` for a run without steps")),
     responses(
-        (status = 200, description = "The report, JSON"),
+        (status = 200, description = "The report as JSON"),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn report(
@@ -37,9 +37,9 @@ pub async fn report(
     to_json(&app.engine.step_report(&run, step).await?)
 }
 
-/// What stands out in a run, by cost, and how long each step took.
+/// Returns what stands out in a run, by cost, and how long each step took.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/findings", tag = "answers", params(("run" = String, Path)), responses(
-    (status = 200, description = "Findings, JSON"),
+    (status = 200, description = "The findings as JSON"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
@@ -47,16 +47,16 @@ pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> 
     to_json(&app.engine.run_findings(&run).await?)
 }
 
-/// What changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
+/// Returns what changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/diff", tag = "answers",
     params(
-        ("run" = String, Path, description = "The run before"),
-        ("step" = Option<i64>, Query, description = "The step before [default: all]"),
-        ("other" = Option<String>, Query, description = "The run after [default: the same]"),
-        ("with" = Option<i64>, Query, description = "The step after [default: all]"),
+        ("run" = String, Path, description = "Run before"),
+        ("step" = Option<i64>, Query, description = "Step before. All steps by default"),
+        ("other" = Option<String>, Query, description = "Run after. The same run by default"),
+        ("with" = Option<i64>, Query, description = "Step after. All steps by default"),
     ),
     responses(
-        (status = 200, description = "The difference, JSON"),
+        (status = 200, description = "The difference as JSON"),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
@@ -65,7 +65,7 @@ pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> 
     let other = params.text("other").map(str::to_string);
     params.done()?;
     if other.is_none() && (step.is_none() || with.is_none()) {
-        return Err(Problem::parameter("with", "given together with `step`, or `other` with another run"));
+        return Err(Problem::missing_parameter("with", "`step` and `with`, or `other`"));
     }
     let before = Which { run: run.clone(), step };
     let after = Which { run: other.unwrap_or(run), step: with };

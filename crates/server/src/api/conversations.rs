@@ -17,47 +17,47 @@ use crate::problem::Problem;
 
 fn conversations(app: &App) -> Result<&Conversations, Problem> {
     app.conversations.as_ref().ok_or_else(|| {
-        let detail = "the search index could not be opened; the server's log says why. SQL over `conversations` works";
+        let detail = "cannot open the search index; see the server's log. SQL over `conversations` still works";
         Problem::unavailable(detail, std::time::Duration::from_secs(10))
     })
 }
 
-/// Conversations, searched, sorted and paged.
+/// Lists conversations, with search, sorting and paging.
 ///
-/// The language of `search` is in docs/conversations.md: words, "phrases", prefixes*, typos~, `role:tool`, `reward:<0.5`,
-/// `step:100..120`, `metadata.NAME:value`, `contains:"text"`, `/regex/`. `next` of an answer is the `cursor` of the next.
+/// docs/conversations.md describes the language of `search`: words, "phrases", prefixes*, typos~, `role:tool`, `reward:<0.5`,
+/// `step:100..120`, `metadata.NAME:value`, `contains:"text"`, `/regex/`. To get the next page, pass `next` as `cursor`.
 #[utoipa::path(get, path = "/api/v1/conversations", tag = "conversations", params(
-    ("project" = Option<String>, Query, description = "only runs of this project"),
-    ("run" = Option<String>, Query, description = "a run, by id or name"),
-    ("run_id" = Option<String>, Query, description = "a run, by id"),
-    ("search" = Option<String>, Query, description = "as in the search box"),
-    ("sort" = Option<String>, Query, description = "step, reward, time, turns, messages, length, tokens, duration, tool_calls, \
-      media, index, status, source, key, run, sample, group, tool, relevance or metadata.NAME; - before it: descending"),
-    ("limit" = Option<usize>, Query, description = "0 to 1000; 50 if not given"),
+    ("project" = Option<String>, Query, description = "Only runs of this project"),
+    ("run" = Option<String>, Query, description = "Run, by id or name"),
+    ("run_id" = Option<String>, Query, description = "Run, by id"),
+    ("search" = Option<String>, Query, description = "Search text, as in the search box"),
+    ("sort" = Option<String>, Query, description = "Sort key: step, reward, time, turns, messages, length, tokens, duration, tool_calls, \
+      media, index, status, source, key, run, sample, group, tool, relevance or metadata.NAME, with a leading - for descending order"),
+    ("limit" = Option<usize>, Query, description = "0 to 1000. The default is 50"),
     ("offset" = Option<usize>, Query, description = "0 to 100000"),
-    ("cursor" = Option<String>, Query, description = "`next` of the answer before"),
-    ("step" = Option<String>, Query, description = "a step, or a range such as 100..120"),
+    ("cursor" = Option<String>, Query, description = "`next` of the previous response"),
+    ("step" = Option<String>, Query, description = "Step, or a range such as 100..120"),
     ("sample" = Option<String>, Query), ("group" = Option<String>, Query), ("status" = Option<String>, Query),
     ("key" = Option<String>, Query), ("source" = Option<String>, Query), ("tool" = Option<String>, Query),
     ("trace" = Option<String>, Query),
-    ("facets" = Option<String>, Query, description = "counts by: step, reward, status, tool, source, key, role, run"),
-    ("messages" = Option<bool>, Query, description = "with the messages themselves; true if not given"),
-    ("snippets" = Option<bool>, Query, description = "with the place where the words were found"),
+    ("facets" = Option<String>, Query, description = "Comma-separated list of fields to count by: step, reward, status, tool, source, key, role, run"),
+    ("messages" = Option<bool>, Query, description = "Include the messages. The default is true"),
+    ("snippets" = Option<bool>, Query, description = "Include the text around the words that were found"),
 ), responses(
     (status = 200, description = "`{conversations, total, next, facets}`", body = Object),
-    (status = 400, description = "A bad parameter, with what would have been good", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter. `detail` states what is expected", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     let listed = conversations(&app)?.list(Ask::read(params)?).await?;
     Ok(json(listed.to_json()))
 }
 
-/// One conversation, with its messages.
+/// Returns one conversation with its messages.
 ///
-/// Slashes in an id may stand as they are or as %2F. `timing=true` adds the spans that made each message.
+/// You can write slashes in an id as they are or as %2F. `timing=true` adds the spans that produced each message.
 #[utoipa::path(get, path = "/api/v1/conversations/{id}", tag = "conversations", params(
     ("id" = String, Path),
-    ("timing" = Option<bool>, Query, description = "queue, prefill, transfer, decode and tool time by message"),
+    ("timing" = Option<bool>, Query, description = "Include queue, prefill, transfer, decode and tool time per message"),
 ), responses(
     (status = 200, description = "The conversation", body = Object),
     (status = 404, description = "No such conversation", body = Problem, content_type = "application/problem+json"),
@@ -68,7 +68,7 @@ pub async fn one(State(app): State<App>, Path(id): Path<String>, mut params: Par
     Ok(json(conversations(&app)?.one(&id, timing).await?))
 }
 
-/// How many conversations there are, and what they take on disk.
+/// Returns the number of conversations and their size on disk.
 #[utoipa::path(get, path = "/api/v1/conversations-stats", tag = "conversations", responses(
     (status = 200, description = "Counts and bytes", body = Object),
 ))]
@@ -77,27 +77,27 @@ pub async fn stats(State(app): State<App>, params: Params) -> Result<Response, P
     super::to_json(&conversations(&app)?.stats())
 }
 
-/// A selection as a file: JSON lines (OpenAI messages) or Parquet.
+/// Exports a selection as a file: JSON lines (OpenAI messages) or Parquet.
 ///
-/// Takes the parameters of the list, but for paging; `limit` bounds the whole.
+/// Takes the parameters of the list except those for paging. `limit` applies to the whole file.
 #[utoipa::path(get, path = "/api/v1/conversations-export", tag = "conversations", params(
-    ("format" = Option<String>, Query, description = "jsonl (if not given) or parquet"),
-    ("limit" = Option<usize>, Query, description = "all, if not given"),
+    ("format" = Option<String>, Query, description = "jsonl (default) or parquet"),
+    ("limit" = Option<usize>, Query, description = "Maximum number of conversations. All by default"),
 ), responses(
     (status = 200, description = "The file", body = Vec<u8>),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn export(State(app): State<App>, mut params: Params) -> Result<Response, Problem> {
     let format = params.take("format").unwrap_or_else(|| "jsonl".into());
     let limit = match params.take("limit") {
         None => None,
-        Some(text) => Some(text.parse().map_err(|_| Problem::parameter("limit", "a whole number"))?),
+        Some(text) => Some(text.parse().map_err(|_| Problem::parameter("limit", "a non-negative integer"))?),
     };
     let mut pages = Pages::new(conversations(&app)?.clone(), Ask::read(params)?, limit);
     let named = |name: &'static str| (header::CONTENT_DISPOSITION, HeaderValue::from_static(name));
     match format.as_str() {
         "jsonl" => {
-            // The first page before the headers: a bad question gets its status.
+            // The first page is read before the headers are sent, so that an invalid search gets its status.
             let first = pages.json_lines().await?;
             let rest = futures::stream::unfold((Some(pages), first), |(pages, ready)| async move {
                 let mut pages = pages?;
@@ -122,16 +122,16 @@ pub async fn export(State(app): State<App>, mut params: Params) -> Result<Respon
     }
 }
 
-/// A file of a conversation, by the hash of its content.
+/// Returns a media file of a conversation, by the hash of its content.
 ///
-/// PNG, JPEG, GIF and WebP are shown; anything else is only handed out for download. `thumbnail=N`: a PNG of N pixels.
+/// Browsers show PNG, JPEG, GIF and WebP. Everything else is sent as a download. `thumbnail=N` returns a PNG of N pixels.
 #[utoipa::path(get, path = "/api/v1/media/{hash}", tag = "conversations", params(
     ("hash" = String, Path, description = "SHA-256, hex"),
-    ("thumbnail" = Option<u32>, Query, description = "longest side in pixels, 16 to 512"),
+    ("thumbnail" = Option<u32>, Query, description = "Longest side in pixels, 16 to 512"),
 ), responses(
     (status = 200, description = "The file", body = Vec<u8>),
     (status = 404, description = "No such file", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "No image, so no thumbnail", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The file is not an image, so it has no thumbnail", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn media_file(
     State(app): State<App>,
@@ -159,5 +159,5 @@ pub async fn media_file(
 
 async fn find(store: &Store, hash: &str) -> Result<Bytes, Problem> {
     let found = store.media_get(hash).await?;
-    found.ok_or_else(|| Problem::not_found(format!("there is no file {hash}; files are named by their SHA-256")))
+    found.ok_or_else(|| Problem::not_found(format!("there is no file {hash}; pass the SHA-256 of its content in hex")))
 }

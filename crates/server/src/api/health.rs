@@ -1,4 +1,4 @@
-//! Is it alive, is it ready, what is wrong, and how much has it done.
+//! Whether the server is alive and ready, what is wrong, and how much it has done.
 
 use std::fmt::Write as _;
 use std::sync::atomic::Ordering::Relaxed;
@@ -13,24 +13,24 @@ use super::to_json;
 use crate::App;
 use crate::problem::Problem;
 
-/// How the server is.
+/// Health of the server.
 #[derive(Serialize, ToSchema)]
 pub struct HealthAnswer {
-    /// `ok`, `degraded` (something was set aside or is broken, the rest is served), `full` (nothing can be stored) or
-    /// `failed` (a part of the server has died; it is about to end).
+    /// `ok`, `degraded` (something is damaged or broken; everything else is served), `full` (nothing can be stored) or
+    /// `failed` (a part of the server failed; the server is about to exit).
     status: &'static str,
     version: &'static str,
-    /// The store's own report and figures.
+    /// Health and statistics of the store.
     #[schema(value_type = Object)]
     store: serde_json::Value,
-    /// What an operator should look at, in words. Empty when all is well.
+    /// What an operator should look at, in words. Empty if everything is fine.
     problems: Vec<String>,
-    /// Since the start: requests, refused, deferred, accepted, rejected, duplicates, bytes.
+    /// Counts since the start: requests, refused, deferred, accepted, rejected, duplicates, bytes.
     #[schema(value_type = Object)]
     ingest: serde_json::Value,
 }
 
-/// How the server is, what is wrong, and what it has taken in.
+/// Returns the health of the server, what is wrong, and what it has received.
 #[utoipa::path(get, path = "/api/v1/health", tag = "server", responses((status = 200, body = HealthAnswer)))]
 pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
     let mut health = app.store.health();
@@ -45,7 +45,7 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
     if let Some(entries) = store.as_object_mut() {
         entries.insert("stats".into(), serde_json::to_value(app.store.stats()).unwrap_or_default());
     }
-    // A target that is down is worth a look, but the server itself is well.
+    // A target that is down is worth a look, but the server itself is fine.
     health.problems.extend(scraping);
     to_json(&HealthAnswer {
         status,
@@ -56,29 +56,29 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
     })
 }
 
-/// Alive.
+/// Whether the server is alive.
 pub async fn healthz() -> &'static str {
     "ok\n"
 }
 
-/// Ready to take data: the store is open and has room, nothing has died, and no shutdown is under way.
+/// Whether the server accepts data: the store is open and has room, no part has failed, and no shutdown is in progress.
 pub async fn readyz(State(app): State<App>) -> Response {
     if app.stop.is_cancelled() {
         return (StatusCode::SERVICE_UNAVAILABLE, "shutting down\n").into_response();
     }
     let health = app.store.health();
-    // What a panic says may quote data, and anybody may ask here.
+    // The message of a panic may quote data, and this endpoint needs no token.
     if let Some(death) = health.deaths.first() {
-        let text = format!("{} has failed; the log and /api/v1/health say why\n", death.part);
+        let text = format!("{} has failed; see the log and /api/v1/health\n", death.part);
         return (StatusCode::SERVICE_UNAVAILABLE, text).into_response();
     }
     match health.writable {
         true => "ready\n".into_response(),
-        false => (StatusCode::SERVICE_UNAVAILABLE, "the store takes nothing now\n").into_response(),
+        false => (StatusCode::SERVICE_UNAVAILABLE, "the store accepts no data; see /api/v1/health\n").into_response(),
     }
 }
 
-/// One figure; with its help, where it is the first of its name.
+/// Writes one value, with its help text if it is the first of its name.
 fn put(out: &mut String, name: &str, kind: &str, help: &str, labels: &str, value: f64) {
     if !help.is_empty() {
         let _ = writeln!(out, "# HELP rollscope_{name} {help}\n# TYPE rollscope_{name} {kind}");
@@ -86,34 +86,38 @@ fn put(out: &mut String, name: &str, kind: &str, help: &str, labels: &str, value
     let _ = writeln!(out, "rollscope_{name}{labels} {value}");
 }
 
-/// What scraping, the metrics of steps and the sinks have done.
+/// Figures of scraping, of step metrics and of the sinks.
 fn scrape_text(out: &mut String, app: &App) {
     let (targets, c) = (app.scraping.status(), &app.scraping.counters);
     let down = targets.iter().filter(|t| t.up == Some(false)).count();
-    put(out, "scrape_targets", "gauge", "targets that are scraped", "", targets.len() as f64);
-    put(out, "scrape_targets_down", "gauge", "targets whose last scrape failed", "", down as f64);
+    put(out, "scrape_targets", "gauge", "scrape targets", "", targets.len() as f64);
+    put(out, "scrape_targets_down", "gauge", "scrape targets whose last scrape failed", "", down as f64);
     for (name, help, counter) in [
         ("scrapes_total", "scrapes", &c.scrapes),
-        ("scrape_failures_total", "scrapes that failed", &c.failures),
-        ("scrape_samples_total", "samples kept", &c.samples),
-        ("scrape_bad_lines_total", "lines that could not be read", &c.bad_lines),
-        ("scrape_duplicates_total", "samples that stood on a page twice", &c.duplicates),
-        ("scrape_out_of_order_total", "samples whose time goes back or lies ahead", &c.out_of_order),
-        ("scrape_not_stored_total", "pages that the store did not take", &c.not_stored),
-        ("steps_computed_total", "steps whose metrics were worked out", &app.steps.computed),
-        ("steps_failed_total", "steps whose metrics could not be worked out", &app.steps.failed),
+        ("scrape_failures_total", "failed scrapes", &c.failures),
+        ("scrape_samples_total", "scraped samples that were stored", &c.samples),
+        ("scrape_bad_lines_total", "scraped lines that are invalid", &c.bad_lines),
+        ("scrape_duplicates_total", "samples that appeared twice on a page", &c.duplicates),
+        (
+            "scrape_out_of_order_total",
+            "samples with a time before the previous sample or in the future",
+            &c.out_of_order,
+        ),
+        ("scrape_not_stored_total", "scraped pages that could not be stored", &c.not_stored),
+        ("steps_computed_total", "steps whose metrics were computed", &app.steps.computed),
+        ("steps_failed_total", "steps whose metrics could not be computed", &app.steps.failed),
     ] {
         put(out, name, "counter", help, "", counter.load(Relaxed) as f64);
     }
     let seconds = app.steps.microseconds.load(Relaxed) as f64 / 1e6;
-    put(out, "steps_seconds_total", "counter", "time spent working out the metrics of steps", "", seconds);
+    put(out, "steps_seconds_total", "counter", "time spent computing the metrics of steps", "", seconds);
     let sinks = app.sinks.status();
     type Pick = fn(&crate::sinks::SinkStatus) -> u64;
     let figures: [(&str, &str, &str, Pick); 4] = [
-        ("sink_backlog", "gauge", "steps that wait for a sink", |s| s.backlog),
-        ("sink_written_total", "counter", "steps that a sink took", |s| s.written),
-        ("sink_failed_total", "counter", "steps that a sink failed on", |s| s.failed),
-        ("sink_dropped_total", "counter", "steps that found a sink's backlog full", |s| s.dropped),
+        ("sink_backlog", "gauge", "steps waiting for a sink", |s| s.backlog),
+        ("sink_written_total", "counter", "steps written to a sink", |s| s.written),
+        ("sink_failed_total", "counter", "steps that a sink failed to write", |s| s.failed),
+        ("sink_dropped_total", "counter", "steps dropped because the backlog of a sink was full", |s| s.dropped),
     ];
     for (name, kind, help, pick) in figures {
         for (i, sink) in sinks.iter().enumerate() {
@@ -127,9 +131,13 @@ fn scrape_text(out: &mut String, app: &App) {
 pub async fn metrics(State(app): State<App>) -> Response {
     let stats = serde_json::to_value(app.store.stats()).unwrap_or_default();
     let gauges = [
-        ("ingest_inflight_bytes", "bytes of messages under way", app.ingest.inflight_bytes() as u64),
-        ("queries_running", "queries that run or wait", app.engine.running().len() as u64),
-        ("store_problems", "problems of the store (GET /api/v1/health)", app.store.health().problems.len() as u64),
+        ("ingest_inflight_bytes", "bytes of OTLP messages being processed", app.ingest.inflight_bytes() as u64),
+        ("queries_running", "queries that are running or waiting", app.engine.running().len() as u64),
+        (
+            "store_problems",
+            "problems of the store, listed by GET /api/v1/health",
+            app.store.health().problems.len() as u64,
+        ),
     ];
     let mut text = app.counters.prometheus(&gauges, &stats);
     scrape_text(&mut text, &app);

@@ -1,5 +1,5 @@
 //! Jaeger's HTTP query API, under `/jaeger`, so that Grafana's Jaeger data source and Jaeger's own page can be pointed here:
-//! the unversioned one that they use, and version 3 (OTLP JSON). Its ways are kept: an envelope around every answer, times in
+//! the unversioned one that they use, and version 3 (OTLP JSON). Its conventions are kept: an envelope around every response, times in
 //! microseconds, a filter that must hold for one span, a missing trace as 404 with an error in the envelope. Parameters that we do
 //! not know are ignored, as Jaeger does.
 
@@ -27,12 +27,12 @@ use crate::problem::Problem;
 use crate::query::{collect, int_column, sql_text, text_column};
 
 const DEFAULT_LIMIT: usize = 100;
-/// More traces at once than anybody looks at.
+/// The most traces in one response.
 const MAX_LIMIT: usize = 1500;
 const MAX_OPERATIONS: usize = 10_000;
-/// How far back is looked where nobody says.
+/// How far back a search goes by default.
 const DEFAULT_LOOKBACK_NS: i64 = 2 * 24 * 3600 * time::NS_PER_S;
-/// Spans of one answer; more are a mistake or an attack, and one trace can be had alone.
+/// The most spans in one response. More are a mistake or an attack, and a trace can be fetched alone.
 const MAX_SPANS: usize = 2_000_000;
 
 pub fn router(app: &App) -> Router {
@@ -109,17 +109,17 @@ fn envelope(data: Value, total: usize) -> Response {
 
 /// A path of Jaeger's that is not served here.
 pub(super) fn unknown(path: &str) -> Response {
-    let message = format!("there is no {path}; docs/jaeger.md lists what there is of Jaeger's API");
+    let message = format!("there is no {path}; docs/jaeger.md lists the supported endpoints of Jaeger's API");
     Failure { status: StatusCode::NOT_FOUND, message, v3: path.starts_with("/jaeger/api/v3/") }.into_response()
 }
 
 async fn wrong_method(request: Request) -> Response {
     let (method, path) = (request.method(), request.uri().path());
-    let message = format!("{path} does not take {method}");
+    let message = format!("{path} does not support {method}");
     Failure { status: StatusCode::METHOD_NOT_ALLOWED, message, v3: path.starts_with("/jaeger/api/v3/") }.into_response()
 }
 
-/// The query string; of a name that comes several times, all values.
+/// The query string, with all values of a name that is given several times.
 struct Query(Vec<(String, String)>);
 
 impl Query {
@@ -146,7 +146,7 @@ impl Query {
             Some(text) => text
                 .parse()
                 .map(Some)
-                .map_err(|_| Failure::bad(format!("unable to parse param '{name}': {text:?} is no number"))),
+                .map_err(|_| Failure::bad(format!("unable to parse param '{name}': {text:?} is not a number"))),
         }
     }
 
@@ -155,7 +155,7 @@ impl Query {
             None => Ok(None),
             Some(text) => duration_ns(text).map(Some).ok_or_else(|| {
                 Failure::bad(format!(
-                    "unable to parse param '{}': {text:?} is no duration such as 1.2s, 100ms, 500us",
+                    "unable to parse param '{}': {text:?} is not a duration such as 1.2s, 100ms, 500us",
                     names[0]
                 ))
             }),
@@ -231,11 +231,11 @@ async fn operations_v3(State(app): State<App>, RawQuery(query): RawQuery) -> Res
 /// `{"key":"value"}` of a `tags` parameter.
 fn tags(search: &mut TraceSearch, text: &str, parameter: &str) -> Result<(), Failure> {
     let parsed: Value = serde_json::from_str(text).map_err(|_| {
-        Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of text: {text}"))
+        Failure::bad(format!("malformed '{parameter}' parameter, expecting a JSON object of strings: {text}"))
     })?;
     let Some(object) = parsed.as_object() else {
         return Err(Failure::bad(format!(
-            "malformed '{parameter}' parameter, expecting a JSON object of text: {text}"
+            "malformed '{parameter}' parameter, expecting a JSON object of strings: {text}"
         )));
     };
     for (key, value) in object {
@@ -296,7 +296,7 @@ fn parse_id(text: &str) -> Result<TraceId, Failure> {
     let padded = if text.len() % 2 == 1 { format!("0{text}") } else { text.to_string() };
     match hex::decode(&padded) {
         Ok(raw) if (1..=16).contains(&raw.len()) => Ok(trace_id_from_bytes(&raw)),
-        _ => Err(Failure::bad(format!("{text:?} is no trace id"))),
+        _ => Err(Failure::bad(format!("{text:?} is not a trace id; expected up to 32 hex digits"))),
     }
 }
 

@@ -1,4 +1,4 @@
-//! `GET /api/v1/live`: server-sent events that say "there is something new". What is new, the page asks for itself.
+//! `GET /api/v1/live`: server-sent events that report changes. The page then requests what is new.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -22,22 +22,25 @@ use crate::metrics::Counters;
 use crate::params::Params;
 use crate::problem::Problem;
 
-/// No more than five events a second, however fast the store changes.
+/// At most five events per second, however fast the store changes.
 const PAUSE: Duration = Duration::from_millis(200);
 /// A comment when nothing happens, so that a dead connection is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// An event `{"version": N, "runs": [...]}`: at once, and whenever the store has changed. `runs` are those that got rows since
-/// the event before; empty: any may have changed.
+/// Streams an event `{"version": N, "runs": [...]}` at once and whenever the store has changed. `runs` lists the runs that got
+/// rows since the previous event. If it is empty, any run may have changed.
 #[utoipa::path(get, path = "/api/v1/live", tag = "server", responses(
     (status = 200, description = "Server-sent events", body = String, content_type = "text/event-stream"),
-    (status = 503, description = "max_live_clients are listening", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "The limit max_live_clients is reached", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn live(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
     let client = Client::new(&app.counters);
     if client.0.live_clients.load(Relaxed) > app.limits.max_live_clients as u64 {
-        let detail = format!("max_live_clients ({}) are listening", app.limits.max_live_clients);
+        let detail = format!(
+            "the limit max_live_clients ({}) is reached; close another page or raise the limit",
+            app.limits.max_live_clients
+        );
         return Err(Problem::unavailable(detail, Duration::from_secs(5)).with_limit("max_live_clients"));
     }
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
@@ -86,10 +89,10 @@ fn events(app: &App, client: Client) -> impl Stream<Item = Result<Bytes, Infalli
     })
 }
 
-/// More runs than this at once are told as "any".
+/// If more runs than this change at once, the event reports none, which means any.
 const MAX_RUNS: usize = 64;
 
-/// Runs that got rows after a version. Empty where that cannot be told.
+/// Runs that got rows after a version. Empty if they are unknown.
 fn changed_runs(snapshot: &Snapshot, since: u64) -> Vec<String> {
     let mut runs = BTreeSet::new();
     for table in Table::ALL {

@@ -1,5 +1,5 @@
 //! Metrics of a run, for charts: names with their last and extreme values, and points thinned to what a screen can show. A point
-//! stands for a stretch of the axis and carries the smallest, the largest and the last value in it, so that no spike is hidden.
+//! represents an interval of the axis and has the smallest, the largest and the last value in it, so that no spike is hidden.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,7 +19,7 @@ use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::run::Run;
 use crate::sinks::SinkStatus;
 
-/// Metrics asked for at one time.
+/// The most metrics in one request.
 const MAX_NAMES: usize = 500;
 const MAX_POINTS: i64 = 20_000;
 /// NaN sorts above, so that a comparison leaves it out too.
@@ -27,7 +27,7 @@ const FINITE: &str = "value >= -1.7976931348623157e308 and value <= 1.7976931348
 
 #[derive(Serialize, ToSchema)]
 pub struct MetricsAnswer {
-    /// By name.
+    /// Sorted by name.
     metrics: Vec<MetricInfo>,
 }
 
@@ -46,7 +46,7 @@ pub struct MetricInfo {
     min_step: Option<i64>,
     max: Option<f64>,
     max_step: Option<i64>,
-    /// Worked out by rollscope, rather than logged by the run.
+    /// True if rollscope computed it, false if the run logged it.
     computed: bool,
 }
 
@@ -54,7 +54,7 @@ fn finite(value: Option<f64>) -> Option<f64> {
     value.filter(|v| v.is_finite())
 }
 
-/// The metrics of a run, each with its last, smallest and largest value.
+/// Lists the metrics of a run, each with its last, smallest and largest value.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/metrics", tag = "metrics", params(("run" = String, Path)),
     responses((status = 200, body = MetricsAnswer)))]
 pub async fn metrics(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
@@ -97,27 +97,27 @@ pub async fn metrics(State(app): State<App>, Run(run): Run, params: Params) -> R
 
 #[derive(Serialize, ToSchema)]
 pub struct PointsAnswer {
-    /// `step`, `time` (milliseconds since the epoch) or `tokens` (trained on so far).
+    /// `step`, `time` (milliseconds since the epoch) or `tokens` (number of tokens trained on so far).
     x: &'static str,
-    /// One of each metric that has points there, by name.
+    /// One entry per metric that has points, sorted by name.
     series: Vec<PointSeries>,
 }
 
-/// A metric over the axis; every list is as long as `x`. Null where no value is finite.
+/// A metric over the axis. All lists have the same length. A value is null if none in its interval is finite.
 #[derive(Default, Serialize, ToSchema)]
 pub struct PointSeries {
     name: String,
-    /// Where on the axis: the last place of the stretch.
+    /// End of each interval on the axis.
     x: Vec<f64>,
-    /// The training step there.
+    /// Training step at the end of the interval.
     step: Vec<Option<i64>>,
     lo: Vec<Option<f64>>,
     hi: Vec<Option<f64>>,
     mean: Vec<Option<f64>>,
     last: Vec<Option<f64>>,
-    /// Values in the stretch.
+    /// Number of values in the interval.
     n: Vec<i64>,
-    /// Of these, NaN or infinite.
+    /// Number of values that are NaN or infinite.
     not_finite: Vec<i64>,
 }
 
@@ -162,29 +162,29 @@ impl Axis {
 fn names(text: &str) -> Result<Vec<String>, Problem> {
     let names: Vec<String> = match text.starts_with('[') {
         true => serde_json::from_str(text)
-            .map_err(|_| Problem::parameter("names", "names with commas between, or a JSON array of text"))?,
+            .map_err(|_| Problem::parameter("names", "comma-separated names, or a JSON array of strings"))?,
         false => text.split(',').map(str::to_string).collect(),
     };
     match names.is_empty() || names.len() > MAX_NAMES {
-        true => Err(Problem::parameter("names", format!("1 to {MAX_NAMES} names"))),
+        true => Err(Problem::parameter("names", format!("a list of 1 to {MAX_NAMES} names"))),
         false => Ok(names),
     }
 }
 
-/// Metrics over steps, time or tokens, thinned without hiding a spike.
+/// Returns metrics over steps, time or tokens, thinned without hiding spikes.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/metrics/points", tag = "metrics", params(
     ("run" = String, Path),
-    ("names" = String, Query, description = "names with commas between, or a JSON array of text"),
-    ("x" = Option<String>, Query, description = "step (default), time or tokens"),
-    ("from" = Option<f64>, Query, description = "first place on the axis"),
-    ("to" = Option<f64>, Query, description = "last place on the axis"),
-    ("points" = Option<i64>, Query, description = "most points of a metric; default 1000"),
+    ("names" = String, Query, description = "Comma-separated names, or a JSON array of strings"),
+    ("x" = Option<String>, Query, description = "Axis: step (default), time or tokens"),
+    ("from" = Option<f64>, Query, description = "Start on the axis"),
+    ("to" = Option<f64>, Query, description = "End on the axis"),
+    ("points" = Option<i64>, Query, description = "Maximum number of points per metric. The default is 1000"),
 ), responses(
     (status = 200, body = PointsAnswer),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn points(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
-    let names = names(params.text("names").ok_or_else(|| Problem::parameter("names", "given"))?)?;
+    let names = names(params.text("names").ok_or_else(|| Problem::missing_parameter("names", "metric names"))?)?;
     let axis = match params.text("x") {
         None | Some("step") => Axis::Step,
         Some("time") => Axis::Time,
@@ -259,14 +259,14 @@ pub struct SinksAnswer {
     sinks: Vec<SinkStatus>,
 }
 
-/// Where metrics go besides the store, and whether they arrive.
+/// Lists the sinks that metrics are written to besides the store, with their state.
 #[utoipa::path(get, path = "/api/v1/sinks", tag = "metrics", responses((status = 200, body = SinksAnswer)))]
 pub async fn sinks(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
     to_json(&SinksAnswer { sinks: app.sinks.status() })
 }
 
-/// Letters that a name in Prometheus may have.
+/// Replaces characters that Prometheus does not allow in a name.
 fn prometheus_name(name: &str) -> String {
     let safe: String = name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' { c } else { '_' }).collect();
     if safe.starts_with(|c: char| c.is_ascii_digit()) || safe.is_empty() { format!("_{safe}") } else { safe }
@@ -304,7 +304,7 @@ pub async fn last_step(State(app): State<App>, Run(run): Run) -> Result<Response
     let Some(step) = step else { return Err(Problem::not_found(format!("run `{run}` has no metrics with a step"))) };
     let run = quote(&run);
     let mut out = format!(
-        "# HELP rollscope_step the step these metrics are of\n# TYPE rollscope_step gauge\nrollscope_step{{run=\"{run}\"}} {step}\n"
+        "# HELP rollscope_step step of these metrics\n# TYPE rollscope_step gauge\nrollscope_step{{run=\"{run}\"}} {step}\n"
     );
     for (family, members) in families {
         let _ = writeln!(out, "# HELP {family} {}", quote(&members[0].0));

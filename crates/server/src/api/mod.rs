@@ -1,4 +1,4 @@
-//! `/api/v1`: what the page, the command line and other programs ask. Bulk data is Arrow IPC, small answers are JSON, errors
+//! `/api/v1`: the API of the page, the command line and other programs. Bulk data is Arrow IPC, small responses are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
 mod answers;
@@ -36,9 +36,9 @@ use crate::problem::Problem;
 #[openapi(
     info(
         title = "rollscope",
-        description = "Traces, samples, conversations and metrics of reinforcement learning runs. Bulk answers are Arrow IPC \
-                       streams (`application/vnd.apache.arrow.stream`), errors are problem JSON (RFC 9457). In hand-made JSON \
-                       answers nanoseconds are text, because they do not fit the numbers of JavaScript; in SQL answers every \
+        description = "Traces, samples, conversations and metrics of reinforcement learning runs. Bulk data is sent as Arrow IPC \
+                       streams (`application/vnd.apache.arrow.stream`), errors as problem JSON (RFC 9457). In most JSON \
+                       responses, nanoseconds are text, because they exceed the numbers of JavaScript. In SQL results, every \
                        integer is a number."
     ),
     paths(
@@ -128,12 +128,12 @@ pub fn router(app: &App) -> Router {
         .merge(jaeger::router(app))
 }
 
-/// Only whether the server lives: for the OTLP ports.
+/// Whether the server is alive and ready, for the OTLP ports.
 pub fn health_router(app: &App) -> Router {
     Router::new().route("/healthz", get(health::healthz)).route("/readyz", get(health::readyz)).with_state(app.clone())
 }
 
-/// This description.
+/// Returns this OpenAPI document.
 #[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server", responses((status = 200, description = "OpenAPI document")))]
 async fn openapi() -> Response {
     match ApiDoc::openapi().to_json() {
@@ -142,15 +142,15 @@ async fn openapi() -> Response {
     }
 }
 
-/// The answer to a path that nothing serves, where it stands under an API's prefix: an error in that API's form. A program that
-/// asks there must not get the page.
+/// The response to an unknown path under the prefix of an API: an error in the form of that API. A program that sends a
+/// request there must not get the page.
 pub fn unknown_path(path: &str) -> Option<Response> {
     let prefix = path.trim_start_matches('/').split('/').next().unwrap_or_default();
     match prefix {
         "jaeger" => Some(jaeger::unknown(path)),
         "prometheus" => Some(prometheus::unknown_path(path)),
         "api" | "v1" | "metrics" | "healthz" | "readyz" => {
-            let detail = format!("there is no {path}; /api/v1/openapi.json lists what there is");
+            let detail = format!("there is no {path}; /api/v1/openapi.json lists all paths");
             Some(Problem::not_found(detail).into_response())
         }
         _ => None,
@@ -159,12 +159,12 @@ pub fn unknown_path(path: &str) -> Option<Response> {
 
 async fn unknown(request: Request) -> Problem {
     let path = request.uri().path();
-    Problem::not_found(format!("there is no /api/v1{path}; /api/v1/openapi.json lists what there is"))
+    Problem::not_found(format!("there is no /api/v1{path}; /api/v1/openapi.json lists all paths"))
 }
 
 async fn wrong_method(request: Request) -> Problem {
     let (method, path) = (request.method(), request.uri().path());
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not take {method}; see /api/v1/openapi.json"))
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, format!("{path} does not support {method}; see /api/v1/openapi.json"))
 }
 
 /// JSON that must not be cached.

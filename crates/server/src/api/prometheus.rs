@@ -1,5 +1,5 @@
-//! `/prometheus/api/v1`: Prometheus's HTTP query API over the table `series`, so that Grafana, promtool and whoever else
-//! speaks it can be pointed at us. Parameters, answers and errors are Prometheus's; questions may come by GET or as a POSTed form.
+//! `/prometheus/api/v1`: Prometheus's HTTP query API over the table `series`, so that Grafana, promtool and other
+//! clients can use it. Parameters, responses and errors are Prometheus's. Queries may come by GET or as a POSTed form.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -86,7 +86,7 @@ async fn unknown(request: Request) -> Response {
 }
 
 pub(super) fn unknown_path(path: &str) -> Response {
-    let message = format!("there is no {path} here");
+    let message = format!("there is no {path}; docs/serving.md describes PromQL in rollscope");
     Failed { status: StatusCode::NOT_FOUND, kind: "not_found", message }.into_response()
 }
 
@@ -99,10 +99,10 @@ impl Form {
         if request.method() == axum::http::Method::POST {
             let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
             if !kind.starts_with("application/x-www-form-urlencoded") {
-                return Err(Failed::bad("a POST carries a form (application/x-www-form-urlencoded)"));
+                return Err(Failed::bad("the content type must be application/x-www-form-urlencoded"));
             }
             let body = app.read_api_body(request.into_body()).await?;
-            let text = std::str::from_utf8(&body).map_err(|_| Failed::bad("the form is no UTF-8"))?;
+            let text = std::str::from_utf8(&body).map_err(|_| Failed::bad("the form is not valid UTF-8"))?;
             all.extend(pairs(text));
         }
         Ok(Form(all))
@@ -128,12 +128,12 @@ impl Form {
         match self.get("limit").unwrap_or_default() {
             "" | "0" => Ok(usize::MAX),
             text => text.parse().map_err(|_| {
-                Failed::bad(format!("invalid parameter \"limit\": {text:?} is no whole number from 0 on"))
+                Failed::bad(format!("invalid parameter \"limit\": {text:?} is not a non-negative integer"))
             }),
         }
     }
 
-    /// How long the sender is ready to wait.
+    /// How long the client is ready to wait.
     fn timeout(&self) -> Result<Option<Duration>, Failed> {
         let Some(text) = self.get("timeout").filter(|t| !t.is_empty()) else { return Ok(None) };
         match step(text) {
@@ -357,12 +357,14 @@ async fn query(State(app): State<App>, request: Request) -> Result<Response, Fai
 async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
     let form = Form::read(&app, request).await?;
     let limit = form.limit()?;
-    let needed = |name: &str| Failed::bad(format!("invalid parameter \"{name}\": it is missing"));
+    let needed = |name: &str| Failed::bad(format!("missing parameter \"{name}\""));
     let start = form.time("start")?.ok_or_else(|| needed("start"))?;
     let end = form.time("end")?.ok_or_else(|| needed("end"))?;
     let text = form.get("step").ok_or_else(|| needed("step"))?;
     let step = step(text).ok_or_else(|| {
-        Failed::bad(format!("invalid parameter \"step\": {text:?} is no positive number of seconds and no duration"))
+        Failed::bad(format!(
+            "invalid parameter \"step\": {text:?} is neither a positive number of seconds nor a duration"
+        ))
     })?;
     if end < start {
         return Err(Failed::bad("invalid parameter \"end\": end timestamp must not be before start time"));
@@ -459,7 +461,7 @@ async fn metadata(State(app): State<App>, request: Request) -> Result<Response, 
     Ok(success(&serde_json::Value::Object(data).to_string()))
 }
 
-/// Grafana asks this to know what it is talking to. The language is that of Prometheus 3 (windows are open on the left).
+/// Grafana requests this to detect the kind of server. The language is that of Prometheus 3 (windows are open on the left).
 async fn buildinfo() -> Response {
     let data = serde_json::json!({
         "version": "3.0.0", "revision": concat!("rollscope ", env!("CARGO_PKG_VERSION")), "branch": "", "buildUser": "",

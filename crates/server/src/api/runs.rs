@@ -25,7 +25,7 @@ use crate::run::Run;
 
 #[derive(Serialize, ToSchema)]
 pub struct RunsAnswer {
-    /// Newest first.
+    /// The newest run comes first.
     runs: Vec<RunInfo>,
 }
 
@@ -37,19 +37,19 @@ pub struct RunInfo {
     name: Option<String>,
     framework: Option<String>,
     tags: Vec<String>,
-    /// `running`, `finished`, `failed`; null if nobody said.
+    /// `running`, `finished` or `failed`. Null if unknown.
     status: Option<String>,
     started_ns: Option<String>,
     ended_ns: Option<String>,
-    /// The latest time in any of its rows.
+    /// Latest time in any of its rows.
     last_ns: Option<String>,
     spans: i64,
     samples: i64,
-    /// From its first step to its last, both counted.
+    /// Number of steps from the first to the last, both included.
     steps: i64,
-    /// On disk: its segments, and about what its rows take in the log.
+    /// Bytes on disk: its segments, plus an estimate for its rows in the log.
     bytes: u64,
-    /// The part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
+    /// Part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
     log_bytes: u64,
 }
 
@@ -57,18 +57,18 @@ pub(super) fn ns(value: Option<i64>) -> Option<String> {
     value.map(|v| v.to_string())
 }
 
-/// All runs.
+/// Lists all runs.
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", responses((status = 200, body = RunsAnswer)))]
 pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
     to_json(&RunsAnswer { runs: listed(&app).await? })
 }
 
-/// One run, by its id, its name, `project/name`, or a beginning of these that fits one run only. Every other path that takes a
-/// run takes it so, too; only deleting asks for the id.
+/// Returns one run, by its id, its name, `project/name`, or the beginning of one of these if it fits only one run. All paths
+/// accept a run in this way, except that deleting a run requires its id.
 #[utoipa::path(get, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)), responses(
     (status = 200, body = RunInfo),
-    (status = 400, description = "Several runs fit", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "The name is ambiguous", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn run(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
@@ -131,7 +131,7 @@ impl Extent {
     }
 }
 
-/// What the rows of a batch take without the room that was set aside around them.
+/// The size of the rows of a batch without unused capacity.
 fn batch_bytes(batch: &RecordBatch) -> u64 {
     let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
     sizes.sum::<usize>() as u64
@@ -152,7 +152,7 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
             let Some(run) = batch.column_by_name("run_id") else { continue };
             let run = run.as_dictionary::<Int32Type>();
             let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
-            // The log has a batch as it came, not compressed: what it takes here, by rows.
+            // The log has a batch as it arrived, not compressed: what it takes here, by rows.
             let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
             let names = run.values().as_string::<i32>();
             if let (1, 0) = (names.len(), run.null_count()) {
@@ -184,8 +184,8 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
     runs
 }
 
-/// Deletes a run with everything in it, from every table, and the media that no other run names. There is no way back.
-/// A run that still sends comes back with what it sends next.
+/// Deletes a run: its rows in every table, and the media that no other run uses. This cannot be undone.
+/// A run that is still sending comes back with what it sends next.
 #[utoipa::path(delete, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)), responses(
     (status = 204, description = "Deleted"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
@@ -199,17 +199,17 @@ pub async fn delete_run(State(app): State<App>, Path(run): Path<String>, params:
             tracing::info!(run, "deleted a run");
             Ok(StatusCode::NO_CONTENT.into_response())
         }
-        // What cannot be undone is not done to a run that was only described.
+        // Deleting cannot be undone, so the run must be named by its id.
         false => {
             let id = app.engine.find_run(&run).await?;
             Err(Problem::not_found(format!(
-                "there is no run with the id `{run}`; to delete {run}, give its id, `{id}`"
+                "there is no run with the id `{run}`; to delete this run, pass its id `{id}`"
             )))
         }
     }
 }
 
-/// Most tags of a run, and characters in one.
+/// The most tags of a run, and the most characters of a tag.
 const MAX_TAGS: usize = 64;
 const MAX_TAG_CHARS: usize = 100;
 
@@ -222,7 +222,7 @@ pub struct TagsBody {
 /// Replaces the tags of a run.
 #[utoipa::path(put, path = "/api/v1/runs/{run}/tags", tag = "runs", params(("run" = String, Path)), request_body = TagsBody, responses(
     (status = 204, description = "Done"),
-    (status = 400, description = "Not tags", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid tags", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn set_tags(State(app): State<App>, Run(run): Run, params: Params, body: Body) -> Result<Response, Problem> {
@@ -230,13 +230,13 @@ pub async fn set_tags(State(app): State<App>, Run(run): Run, params: Params, bod
     let body = app.read_api_body(body).await?;
     let bad = |what: String| Problem::new(StatusCode::BAD_REQUEST, what);
     let TagsBody { mut tags } =
-        serde_json::from_slice(&body).map_err(|e| bad(format!("not {{\"tags\": [text]}}: {e}")))?;
+        serde_json::from_slice(&body).map_err(|e| bad(format!("the body must be {{\"tags\": [\"...\"]}}: {e}")))?;
     tags.iter_mut().for_each(|t| *t = t.trim().to_string());
     tags.retain(|t| !t.is_empty());
     let mut seen = HashSet::new();
     tags.retain(|t| seen.insert(t.clone()));
     if tags.len() > MAX_TAGS || tags.iter().any(|t| t.chars().count() > MAX_TAG_CHARS) {
-        return Err(bad(format!("at most {MAX_TAGS} tags of at most {MAX_TAG_CHARS} characters")));
+        return Err(bad(format!("`tags` must have at most {MAX_TAGS} tags of at most {MAX_TAG_CHARS} characters")));
     }
     let _held = app.store.hold_runs().await;
     let batch = app.engine.runs().await?;

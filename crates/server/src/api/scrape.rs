@@ -1,4 +1,4 @@
-//! What is scraped, and how it goes.
+//! The scrape targets and their state.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -14,11 +14,11 @@ use crate::scrape::TargetStatus;
 #[derive(Serialize, ToSchema)]
 pub struct ScrapeAnswer {
     targets: Vec<TargetStatus>,
-    /// What is wrong with lists of targets, and which targets are down.
+    /// Problems with target lists, and targets that are down.
     problems: Vec<String>,
 }
 
-/// Scrape targets: whether they are up, and what was wrong with their pages.
+/// Lists the scrape targets, whether they are up, and problems with their pages.
 #[utoipa::path(get, path = "/api/v1/scrape", tag = "metrics", responses((status = 200, body = ScrapeAnswer)))]
 pub async fn scrape(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;

@@ -18,12 +18,12 @@ fn internal(error: arrow::error::ArrowError) -> Problem {
     Problem::internal(error.to_string())
 }
 
-/// Everything about one span.
+/// Returns one span.
 ///
-/// A JSON object with every column of `spans`; nanoseconds are text, attributes, resource and scope are objects.
+/// A JSON object with every column of `spans`. Nanoseconds are text. Attributes, resource and scope are objects.
 #[utoipa::path(get, path = "/api/v1/spans/{trace}/{span}", tag = "runs", params(
-    ("trace" = String, Path, description = "hex"),
-    ("span" = String, Path, description = "hex"),
+    ("trace" = String, Path, description = "Trace id in hex"),
+    ("span" = String, Path, description = "Span id in hex"),
 ), responses(
     (status = 200, description = "The span", body = Object),
     (status = 404, description = "No such span", body = Problem, content_type = "application/problem+json"),
@@ -45,7 +45,7 @@ pub async fn span(
     Err(Problem::not_found(format!("there is no span {span} in trace {trace}")))
 }
 
-/// The row as JSON: nanoseconds as text, resource and scope as the objects that they are.
+/// The row as JSON: nanoseconds as text, resource and scope as objects.
 fn detail(batch: &RecordBatch, row: usize) -> Result<Vec<u8>, Problem> {
     let bytes = encode::json_object(batch, row).map_err(internal)?;
     let mut span: Value = serde_json::from_slice(&bytes).map_err(|e| Problem::internal(e.to_string()))?;
@@ -71,10 +71,10 @@ fn text_times(object: &mut Value) {
     }
 }
 
-/// All spans of a trace.
+/// Returns all spans of a trace.
 ///
 /// An Arrow IPC stream with every column of `spans`, sorted by start.
-#[utoipa::path(get, path = "/api/v1/traces/{trace}", tag = "runs", params(("trace" = String, Path, description = "hex")), responses(
+#[utoipa::path(get, path = "/api/v1/traces/{trace}", tag = "runs", params(("trace" = String, Path, description = "Trace id in hex")), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
 ))]

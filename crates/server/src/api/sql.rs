@@ -14,27 +14,27 @@ use crate::params::Params;
 use crate::problem::Problem;
 use crate::query;
 
-/// One question.
+/// An SQL query.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SqlRequest {
     /// Read-only SQL over the tables of `GET /api/v1/tables`.
     query: String,
-    /// `arrow`, `json` or `csv`. Missing: by the `Accept` header, else `json`.
+    /// `arrow`, `json` or `csv`. By default it follows from the `Accept` header, else it is `json`.
     format: Option<String>,
-    /// Fewer rows than the server's limit allows.
+    /// Maximum number of rows, if it is below the server's limit.
     max_rows: Option<u64>,
 }
 
-/// An answer as JSON.
+/// A result as JSON.
 #[derive(Serialize, ToSchema)]
 #[allow(dead_code, reason = "the body is streamed; this is its description")]
 pub struct SqlAnswer {
     columns: Vec<SqlColumn>,
-    /// One array a row. Integers are numbers of up to 64 bits, bytes are hex text, attributes are objects, NaN is null.
+    /// One array per row. Integers are numbers of up to 64 bits, bytes are hex text, attributes are objects, NaN is text.
     #[schema(value_type = Vec<Vec<Object>>)]
     rows: Vec<Vec<serde_json::Value>>,
-    /// There were more rows than the limit.
+    /// True if there were more rows than the limit.
     truncated: bool,
 }
 
@@ -48,22 +48,22 @@ pub struct SqlColumn {
 
 /// Runs read-only SQL.
 ///
-/// The answer is streamed; closing the connection cancels the query. Whether rows were cut off is told by `truncated` (JSON),
-/// by the header `rollscope-truncated` (answers under 256 KiB), else by a trailer of that name.
+/// The result is streamed. Closing the connection cancels the query. Whether rows were cut off is reported in `truncated`
+/// (JSON), in the header `rollscope-truncated` (results under 256 KiB), or in a trailer of that name.
 #[utoipa::path(post, path = "/api/v1/sql", tag = "sql", request_body = SqlRequest, responses(
     (status = 200, description = "The rows", content(
         (SqlAnswer = "application/json"),
         (String = "text/csv"),
         (Vec<u8> = "application/vnd.apache.arrow.stream"),
     )),
-    (status = 400, description = "No SQL, or not possible", body = Problem, content_type = "application/problem+json"),
-    (status = 408, description = "It took longer than the limit", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "It needs more memory than the limit", body = Problem, content_type = "application/problem+json"),
-    (status = 415, description = "The body is no JSON", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "The SQL is invalid or not allowed", body = Problem, content_type = "application/problem+json"),
+    (status = 408, description = "The query took longer than the limit", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The query needs more memory than the limit", body = Problem, content_type = "application/problem+json"),
+    (status = 415, description = "The body is not JSON", body = Problem, content_type = "application/problem+json"),
     (status = 503, description = "Cancelled", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn sql(State(app): State<App>, headers: HeaderMap, body: Body) -> Result<Response, Problem> {
-    // Not a type that a form of another site could send.
+    // A form on another site cannot send this content type.
     let kind = headers.get(header::CONTENT_TYPE).map_or("", |v| v.to_str().unwrap_or(""));
     if !kind.to_ascii_lowercase().starts_with("application/json") {
         return Err(Problem::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json"));
@@ -102,14 +102,14 @@ fn accepted(headers: &HeaderMap) -> Format {
     first.unwrap_or(Format::Json)
 }
 
-/// Queries that are running, with their progress.
+/// Running queries with their progress.
 #[derive(Serialize, ToSchema)]
 pub struct QueriesAnswer {
     #[schema(value_type = Vec<Object>)]
     queries: serde_json::Value,
 }
 
-/// What is running now.
+/// Lists the running queries.
 #[utoipa::path(get, path = "/api/v1/queries", tag = "sql", responses((status = 200, body = QueriesAnswer)))]
 pub async fn queries(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
@@ -119,11 +119,12 @@ pub async fn queries(State(app): State<App>, params: Params) -> Result<Response,
 
 /// Cancels a running query.
 #[utoipa::path(delete, path = "/api/v1/queries/{id}", tag = "sql", params(("id" = u64, Path)), responses(
-    (status = 204, description = "Told to stop"),
-    (status = 404, description = "Not running", body = Problem, content_type = "application/problem+json"),
+    (status = 204, description = "The query is being cancelled"),
+    (status = 404, description = "No such query is running", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn cancel(State(app): State<App>, Path(id): Path<String>) -> Result<Response, Problem> {
-    let id: u64 = id.parse().map_err(|_| Problem::parameter("id", "the number of a query, see GET /api/v1/queries"))?;
+    let id: u64 =
+        id.parse().map_err(|_| Problem::parameter("id", "the number of a running query; see GET /api/v1/queries"))?;
     match app.engine.cancel(id) {
         true => Ok(StatusCode::NO_CONTENT.into_response()),
         false => Err(Problem::not_found(format!("no query {id} is running"))),

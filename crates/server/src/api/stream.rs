@@ -1,5 +1,5 @@
 //! A running query as the body of an answer. The first part is made before the status is sent, so that a query that fails
-//! early is answered with a problem, and a short answer says in its headers whether it is complete. A long answer says so in
+//! early is answered with a problem, and a short response has a header that states whether it is complete. A long response has
 //! a trailer. An error after the first part breaks the body off: no reader can take it for a whole one.
 
 use std::io;
@@ -133,7 +133,7 @@ impl Rows {
 }
 
 fn internal(error: arrow::error::ArrowError) -> Problem {
-    Problem::internal(format!("cannot write the answer: {error}"))
+    Problem::internal(format!("cannot write the response: {error}"))
 }
 
 /// Answers with the rows of a query, at most `max_rows` of them.
@@ -163,7 +163,7 @@ fn frames(first: Bytes, rows: Rows) -> impl futures::Stream<Item = io::Result<Fr
                 Ok(part) if rows.done => Some((Ok(Frame::data(part)), Next::Trailer(rows.flag()))),
                 Ok(part) => Some((Ok(Frame::data(part)), Next::Part(rows))),
                 Err(problem) => {
-                    tracing::debug!(detail = problem.detail(), "an answer broke off");
+                    tracing::debug!(detail = problem.detail(), "a response ended early");
                     Some((Err(io::Error::other(problem.detail())), Next::Nothing))
                 }
             },

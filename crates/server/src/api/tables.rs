@@ -1,4 +1,4 @@
-//! What there is to query.
+//! The tables that can be queried.
 
 use axum::extract::State;
 use axum::response::Response;
@@ -32,11 +32,11 @@ pub struct ColumnInfo {
     #[serde(rename = "type")]
     kind: String,
     nullable: bool,
-    /// What it means.
+    /// Meaning of the column.
     doc: String,
 }
 
-/// Tables, their columns and their sizes.
+/// Lists the tables with their columns and sizes.
 #[utoipa::path(get, path = "/api/v1/tables", tag = "sql", responses((status = 200, body = TablesAnswer)))]
 pub async fn tables(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;

@@ -27,11 +27,11 @@ use crate::problem::Problem;
 use crate::query::{self, collect, int_column, sql_text};
 use crate::run::Run;
 
-/// Most spans in one timeline: the page draws a few million, and a window can always be narrower.
+/// The most spans in one timeline. The page draws a few million, and a window can always be narrower.
 const MAX_SPANS: usize = 4_000_000;
-/// Version of the store that an answer shows: what to give as `since` next time.
+/// Version of the store that a response shows, to pass as `since` next time.
 const VERSION: HeaderName = HeaderName::from_static("rollscope-version");
-/// `true` on an answer to `since` that has only what is new.
+/// `true` on a response to `since` that has only new spans.
 const DELTA: HeaderName = HeaderName::from_static("rollscope-delta");
 
 /// A step, or a window of time in nanoseconds.
@@ -42,45 +42,47 @@ enum Window {
 }
 
 fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
-    let good = "nanoseconds since the epoch, as an integer";
-    let step = params.number("step", "an integer, as in GET /api/v1/runs/{run}/steps")?;
+    let good = "an integer: nanoseconds since the epoch";
+    let step = params.number("step", "an integer; see GET /api/v1/runs/{run}/steps")?;
     let (from, to) = (params.number("from_ns", good)?, params.number("to_ns", good)?);
     match (step, from, to) {
         (Some(step), None, None) => Ok(Some(Window::Step(step))),
         (None, Some(from), Some(to)) if from <= to => Ok(Some(Window::Time { from, to })),
-        (None, Some(_), Some(_)) => Err(Problem::parameter("to_ns", "no less than `from_ns`")),
-        (None, Some(_), None) => Err(Problem::parameter("to_ns", "given together with `from_ns`")),
-        (None, None, Some(_)) => Err(Problem::parameter("from_ns", "given together with `to_ns`")),
-        (Some(_), _, _) => Err(Problem::parameter("step", "given alone, without `from_ns` and `to_ns`")),
+        (None, Some(_), Some(_)) => Err(Problem::parameter("to_ns", "at least `from_ns`")),
+        (None, Some(_), None) => Err(Problem::missing_parameter("to_ns", "the end of the window")),
+        (None, None, Some(_)) => Err(Problem::missing_parameter("from_ns", "the start of the window")),
+        (Some(_), _, _) => Err(Problem::parameter("step", "left out if `from_ns` or `to_ns` is given")),
         (None, None, None) => Ok(None),
     }
 }
 
-/// The spans of a step or a window as the page draws them.
+/// Returns the spans of a step or a time window as the page draws them.
 ///
-/// An Arrow IPC stream of one batch, packed: parents as row numbers, lanes given, sorted by sample, lane and start, without
-/// attributes (`crates/formats/src/export/timeline` has the columns). Spans of the same traces that know of no step or sit in
-/// another run, such as those of a serving engine, are there too, under the sample of their trace. The header
-/// `rollscope-version` says what the answer shows; given as `since`, only spans that came later are answered, unpacked, as
-/// the store has them, with `rollscope-delta: true` (or, where that cannot be told, everything, without it).
+/// An Arrow IPC stream of one packed batch: parents as row numbers, lanes, sorted by sample, lane and start, without
+/// attributes (`crates/formats/src/export/timeline` defines the columns). It includes spans of the same traces that name no
+/// step or belong to another run, such as those of a serving engine, under the sample of their trace. The header
+/// `rollscope-version` gives the version of the store. Pass it as `since` to get only spans that came later, unpacked, as the
+/// store has them, with `rollscope-delta: true`. If they cannot be determined, you get all spans without that header.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/timeline", tag = "runs", params(
     ("run" = String, Path),
-    ("step" = Option<i64>, Query, description = "a step; or"),
-    ("from_ns" = Option<i64>, Query, description = "a window of time"),
-    ("to_ns" = Option<i64>, Query, description = "its end"),
-    ("live" = Option<u8>, Query, description = "1: the step runs, open spans reach to the newest time"),
-    ("since" = Option<u64>, Query, description = "with `step`: only what came after this version"),
+    ("step" = Option<i64>, Query, description = "Step. Pass this, or `from_ns` and `to_ns`"),
+    ("from_ns" = Option<i64>, Query, description = "Start of a time window, in nanoseconds since the epoch"),
+    ("to_ns" = Option<i64>, Query, description = "End of the time window"),
+    ("live" = Option<u8>, Query, description = "1 if the step is running: open spans then reach to the newest time"),
+    ("since" = Option<u64>, Query, description = "With `step`: only spans that came after this version"),
 ), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "Too many spans for one timeline", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn timeline(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     let live = params.number::<u8>("live", "0 or 1")?.unwrap_or(0) == 1;
-    let since = params.number::<u64>("since", "the rollscope-version of an earlier answer")?;
+    let since = params.number::<u64>("since", "the `rollscope-version` of an earlier response")?;
     params.done()?;
-    let Some(window) = found else { return Err(Problem::parameter("step", "given, or `from_ns` and `to_ns`")) };
+    let Some(window) = found else {
+        return Err(Problem::missing_parameter("step", "`step`, or `from_ns` and `to_ns`"));
+    };
     // Taken before the rows are read: what comes in between is sent again, which does no harm.
     let snapshot = app.store.snapshot();
     if let (Some(since), Window::Step(step)) = (since, window)
@@ -137,13 +139,13 @@ async fn rows(app: &App, sql: &str) -> Result<Vec<RecordBatch>, Problem> {
 }
 
 fn too_many_spans() -> String {
-    format!("more than {MAX_SPANS} spans; ask for a window of time with from_ns and to_ns")
+    format!("more than {MAX_SPANS} spans; request a time window with `from_ns` and `to_ns`")
 }
 
-/// The spans of the window, and those of the same traces that only their trace tells of.
+/// The spans of the window, and those of the same traces that belong to it only by their trace.
 async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
-    // Attributes are read only where some span has prefill and decode times among them.
+    // Attributes are read only if some span has prefill and decode times in them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with("pd_")));
     let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
     let (from, to) = match window {
@@ -201,11 +203,11 @@ fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
 
 type Traces = HashSet<TraceId>;
 
-/// Traces of the steps that pages watch, so that what is new in them can be told without reading the step again.
+/// Traces of the steps that pages watch, so that new spans are found without reading the step again.
 #[derive(Default)]
 pub struct Watched(Mutex<Vec<((String, i64), Traces)>>);
 
-/// Steps that are remembered; the one asked for longest ago goes first.
+/// Steps that are remembered. The one that was requested longest ago is dropped first.
 const MAX_WATCHED: usize = 16;
 
 fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<(), Problem> {
@@ -219,7 +221,7 @@ fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<()
     Ok(())
 }
 
-/// Rows of a step that came after a version, from the tail alone. None where the tail cannot tell, or nobody watches.
+/// Rows of a step that came after a version, from the tail alone. `None` if the tail does not have them all, or no page watches.
 fn delta(
     app: &App,
     snapshot: &Snapshot,
@@ -237,7 +239,7 @@ fn delta(
             .and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
         name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
     };
-    // Own rows first: their traces tell which others belong.
+    // Own rows first: their traces show which others belong.
     let mut own = Vec::with_capacity(batches.len());
     for batch in &batches {
         let mine: Vec<bool> = (0..batch.num_rows()).map(|row| is_own(batch, row)).collect();
@@ -271,24 +273,24 @@ fn delta(
     Ok(Some(vec![concat_batches(&columns_of(&Table::Spans.schema()), &out).map_err(internal)?]))
 }
 
-/// Links between spans of a step or a window.
+/// Returns the links between spans of a step or a time window.
 ///
 /// An Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/links", tag = "runs", params(
     ("run" = String, Path),
-    ("step" = Option<i64>, Query, description = "a step; or"),
-    ("from_ns" = Option<i64>, Query, description = "a window of time"),
-    ("to_ns" = Option<i64>, Query, description = "its end"),
+    ("step" = Option<i64>, Query, description = "Step. Pass this, or `from_ns` and `to_ns`"),
+    ("from_ns" = Option<i64>, Query, description = "Start of a time window, in nanoseconds since the epoch"),
+    ("to_ns" = Option<i64>, Query, description = "End of the time window"),
 ), responses(
     (status = 200, description = "Links", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn links(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     params.done()?;
     let run = sql_text(&run);
     let filter = match found {
-        None => return Err(Problem::parameter("step", "given, or `from_ns` and `to_ns`")),
+        None => return Err(Problem::missing_parameter("step", "`step`, or `from_ns` and `to_ns`")),
         Some(Window::Time { from, to }) => overlaps(from, to),
         Some(Window::Step(step)) => {
             let own = format!("run_id = {run} and step = {step}");
@@ -310,18 +312,18 @@ pub async fn links(State(app): State<App>, Run(run): Run, mut params: Params) ->
     respond(answer, Format::Arrow, u64::MAX).await
 }
 
-/// The samples of a run, of one of its steps, or of a window.
+/// Returns the samples of a run, of one of its steps, or of a time window.
 ///
-/// An Arrow IPC stream of the table `samples`, or of some of its columns, sorted by step and sample.
+/// An Arrow IPC stream of the table `samples` or of some of its columns, sorted by step and sample.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/samples", tag = "runs", params(
     ("run" = String, Path),
-    ("step" = Option<i64>, Query, description = "a step; or"),
-    ("from_ns" = Option<i64>, Query, description = "a window of time"),
-    ("to_ns" = Option<i64>, Query, description = "its end"),
-    ("columns" = Option<String>, Query, description = "names, separated by commas; all if left out"),
+    ("step" = Option<i64>, Query, description = "Step. Pass this, or `from_ns` and `to_ns`"),
+    ("from_ns" = Option<i64>, Query, description = "Start of a time window, in nanoseconds since the epoch"),
+    ("to_ns" = Option<i64>, Query, description = "End of the time window"),
+    ("columns" = Option<String>, Query, description = "Comma-separated column names. All by default"),
 ), responses(
     (status = 200, description = "Samples", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn samples(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let mut filter = format!("run_id = {}", sql_text(&run));
@@ -330,7 +332,7 @@ pub async fn samples(State(app): State<App>, Run(run): Run, mut params: Params) 
     params.done()?;
     let schema = Table::Samples.schema();
     if columns != "*" && columns.split(',').any(|c| schema.column_with_name(c).is_none()) {
-        return Err(Problem::parameter("columns", "names of columns of `samples`, separated by commas"));
+        return Err(Problem::parameter("columns", "comma-separated names of columns of `samples`"));
     }
     match found {
         None => {}

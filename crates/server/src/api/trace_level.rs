@@ -1,5 +1,5 @@
-//! The level at which SDKs record, set for all of them at once. They hear of it with the next answer to what they send.
-//! SGLang's engines are told at their own address.
+//! The level at which SDKs record, set for all of them at once. They get it with the next response to what they send.
+//! SGLang's engines get it at their own address.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,16 +15,16 @@ use crate::problem::Problem;
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Level {
-    /// 0 off, 1 important spans, 2 all but nested, 3 all; null: every SDK keeps its own.
+    /// 0 (off), 1 (important spans), 2 (all but nested) or 3 (all). Null: each SDK keeps its own level.
     level: Option<u8>,
 }
 
 #[derive(Deserialize, utoipa::ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetLevel {
-    /// As in the answer.
+    /// As in the response.
     level: Option<u8>,
-    /// Set the level of the serving engines too: those that are scraped. SGLang has no level of its own to go back to.
+    /// Also set the level of the serving engines that are scraped. SGLang has no level of its own to return to.
     #[serde(default)]
     engines: bool,
 }
@@ -39,34 +39,34 @@ pub struct LevelSet {
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct EngineLevel {
     url: String,
-    /// Why it did not take the level.
+    /// Why the level could not be set.
     problem: Option<String>,
 }
 
-/// Time that an engine has to take its level.
+/// How long an engine may take to set its level.
 const ENGINE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Engines that are asked at the same time.
+/// How many engines are called at the same time.
 const AT_ONCE: usize = 16;
 
-/// The trace level that SDKs are told.
+/// Returns the trace level that SDKs get.
 #[utoipa::path(get, path = "/api/v1/trace-level", tag = "server", responses((status = 200, description = "The level", body = Level)))]
 pub async fn get_level(State(app): State<App>) -> Result<Response, Problem> {
     super::to_json(&Level { level: app.ingest.level().get() })
 }
 
-/// Sets the trace level of every SDK that sends here and, if asked, of the engines that are scraped.
+/// Sets the trace level of every SDK that sends to this server and, with `engines`, of the engines that are scraped.
 #[utoipa::path(put, path = "/api/v1/trace-level", tag = "server", request_body = SetLevel,
-    responses((status = 200, description = "The level as it is now", body = LevelSet), (status = 400, description = "No level", body = Problem)))]
+    responses((status = 200, description = "The new level", body = LevelSet), (status = 400, description = "Invalid level", body = Problem)))]
 pub async fn set_level(State(app): State<App>, body: axum::body::Body) -> Result<Response, Problem> {
     let bytes = app.read_api_body(body).await?;
     let asked: SetLevel = serde_json::from_slice(&bytes).map_err(|e| {
-        Problem::bad_request(format!("write {{\"level\": 0..{HIGHEST_LEVEL}}} or {{\"level\": null}}: {e}"))
+        Problem::bad_request(format!("the body must be {{\"level\": 0..{HIGHEST_LEVEL}}} or {{\"level\": null}}: {e}"))
     })?;
     if asked.level.is_some_and(|level| level > HIGHEST_LEVEL) {
-        return Err(Problem::bad_request(format!("a trace level is 0 to {HIGHEST_LEVEL}, or null")));
+        return Err(Problem::bad_request(format!("`level` must be 0 to {HIGHEST_LEVEL}, or null")));
     }
     app.ingest.level().set(asked.level);
-    // Only engines that this server was told to scrape: it asks no address that a client names.
+    // Only engines that this server is configured to scrape: it never calls an address that a client names.
     let urls: BTreeSet<String> = match asked.level {
         Some(_) if asked.engines => app.scraping.status().iter().filter_map(|t| origin(&t.url)).collect(),
         _ => BTreeSet::new(),

@@ -16,28 +16,28 @@ use crate::params::{self, Params, pairs};
 use crate::problem::Problem;
 use crate::query::{collect, int_column, text_column};
 
-/// Most traces of one answer.
+/// The most traces in one response.
 const MAX_LIMIT: usize = 5000;
-/// Most conditions on attributes.
+/// The most conditions on attributes.
 const MAX_ATTRIBUTES: usize = 20;
 
-/// Find traces.
+/// Finds traces.
 ///
-/// All conditions on spans hold for one and the same span; the duration is that of the whole trace. `attr=KEY=VALUE` may be given
-/// several times. With `points=true` only what a scatter plot needs is answered.
+/// All conditions on spans must hold for the same span. The duration is that of the whole trace. `attr=KEY=VALUE` can be
+/// repeated. `points=true` returns only what a scatter plot needs.
 #[utoipa::path(get, path = "/api/v1/traces", tag = "runs", params(
     ("run" = Option<String>, Query), ("step" = Option<i64>, Query), ("sample" = Option<String>, Query),
-    ("rid" = Option<String>, Query, description = "request id of the serving engine"),
-    ("service" = Option<String>, Query), ("name" = Option<String>, Query, description = "of a span; `*` stands for anything"),
-    ("status" = Option<String>, Query, description = "unset, ok or error"),
-    ("attr" = Option<String>, Query, description = "KEY=VALUE, of the span or its resource"),
+    ("rid" = Option<String>, Query, description = "Request id of the serving engine"),
+    ("service" = Option<String>, Query), ("name" = Option<String>, Query, description = "Name of a span. `*` matches anything"),
+    ("status" = Option<String>, Query, description = "Status of a span: unset, ok or error"),
+    ("attr" = Option<String>, Query, description = "KEY=VALUE of the span or its resource"),
     ("from_ns" = Option<i64>, Query), ("to_ns" = Option<i64>, Query),
-    ("min_duration" = Option<String>, Query, description = "such as 250ms"), ("max_duration" = Option<String>, Query),
-    ("sort" = Option<String>, Query, description = "start, duration, spans or errors; `-` before it for descending"),
+    ("min_duration" = Option<String>, Query, description = "Duration such as 250ms"), ("max_duration" = Option<String>, Query),
+    ("sort" = Option<String>, Query, description = "start, duration, spans or errors, with a leading `-` for descending order"),
     ("limit" = Option<usize>, Query), ("offset" = Option<usize>, Query), ("points" = Option<bool>, Query),
 ), responses(
-    (status = 200, description = "Traces, and how many there are in all", body = Object),
-    (status = 400, description = "A bad parameter", body = Problem, content_type = "application/problem+json"),
+    (status = 200, description = "Traces and their total number", body = Object),
+    (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Problem> {
     let (mut search, points) = parse(query.as_deref().unwrap_or(""))?;
@@ -113,13 +113,13 @@ fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
     let mut seen: Vec<String> = Vec::new();
     for (key, value) in pairs(query) {
         if value.len() > 4096 {
-            return Err(Problem::parameter(&key, "at most 4096 bytes"));
+            return Err(Problem::parameter(&key, "at most 4096 bytes long"));
         }
         if key != "attr" && seen.contains(&key) {
-            return Err(Problem::parameter(&key, "given once"));
+            return Err(Problem::parameter(&key, "given only once"));
         }
         let number = |good: &str| value.parse::<i64>().map_err(|_| Problem::parameter(&key, good));
-        let ns = "nanoseconds since the epoch, as an integer";
+        let ns = "an integer: nanoseconds since the epoch";
         match key.as_str() {
             "run" => search.run = Some(value),
             "step" => search.step = Some(number("an integer")?),
@@ -152,7 +152,7 @@ fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
                 let Some((_, sort)) = Sort::NAMES.iter().find(|(n, _)| *n == name) else {
                     return Err(Problem::parameter(
                         "sort",
-                        "start, duration, spans or errors, with `-` for descending",
+                        "start, duration, spans or errors, with a leading `-` for descending order",
                     ));
                 };
                 (search.sort, search.descending) = (*sort, value.starts_with('-'));
@@ -165,15 +165,13 @@ fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
                     .ok_or_else(|| Problem::parameter("limit", format!("a number from 1 to {MAX_LIMIT}")))?;
             }
             "offset" => {
-                search.offset = value.parse().map_err(|_| Problem::parameter("offset", "a number, 0 or more"))?;
+                search.offset = value.parse().map_err(|_| Problem::parameter("offset", "a non-negative integer"))?;
             }
             "points" => points = value != "false",
             _ => {
-                return Err(Problem::parameter(
-                    &key,
-                    "one of: run, step, sample, rid, service, name, status, attr, from_ns, to_ns, min_duration, max_duration, \
-                     sort, limit, offset, points",
-                ));
+                let known = "run, step, sample, rid, service, name, status, attr, from_ns, to_ns, min_duration, \
+                             max_duration, sort, limit, offset, points";
+                return Err(Problem::unknown_parameter(&key, &[known]));
             }
         }
         seen.push(key);
@@ -208,13 +206,14 @@ pub fn duration_ns(text: &str) -> Option<i64> {
     (total < i64::MAX as f64).then_some(total.round() as i64)
 }
 
-/// A trace, laid out.
+/// Returns a trace with its layout.
 ///
-/// Parents before children, with depth, size of the subtree, time in the span itself, lane, damage. Spans of other traces that
-/// served its requests hang under the span that asked (`joined=false`: only its own). The answer is 4 bytes (the length of a
-/// JSON text, little endian), the JSON text with the summary, padded with spaces to a multiple of 8, and an Arrow IPC stream.
+/// Parents come before children, with depth, size of the subtree, own time, lane and damage. Spans of other traces that served
+/// its requests are placed under the span that made the request (`joined=false` leaves them out). The response is 4 bytes (the
+/// length of a JSON text, little endian), the JSON text with the summary, padded with spaces to a multiple of 8, and an Arrow
+/// IPC stream.
 #[utoipa::path(get, path = "/api/v1/traces/{trace}/view", tag = "runs", params(
-    ("trace" = String, Path, description = "hex"),
+    ("trace" = String, Path, description = "Trace id in hex"),
     ("joined" = Option<bool>, Query),
 ), responses(
     (status = 200, description = "Summary and spans", body = Vec<u8>, content_type = "application/octet-stream"),
@@ -310,9 +309,9 @@ mod tests {
     }
 }
 
-/// The critical path of a trace: which span held it, moment by moment.
+/// Returns the critical path of a trace: which span held it, moment by moment.
 #[utoipa::path(get, path = "/api/v1/traces/{trace}/path", tag = "runs", params(("trace" = String, Path)), responses(
-    (status = 200, description = "Parts in order, from `start_ns` on, and their sums by name", body = Object),
+    (status = 200, description = "Parts in order, starting at `start_ns`, and their sums per name", body = Object),
     (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn path(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {

@@ -1,27 +1,27 @@
-//! What can be asked for, read and judged in one place, for the API, the command line and the export.
+//! The parameters of a search for conversations, read and checked in one place for the API, the command line and the export.
 
 use rollscope_search::{FACETS, MAX_LIMIT, MAX_OFFSET, Node, Place, Request, parse_search, parse_sort};
 
 use crate::params::Params;
 use crate::problem::Problem;
 
-/// Conversations in an answer when nobody says how many.
+/// How many conversations are returned by default.
 pub const DEFAULT_LIMIT: usize = 50;
 
-/// A question for [`super::Conversations::list`].
+/// A search for [`super::Conversations::list`].
 pub struct Ask {
     pub project: Option<String>,
     pub run: Option<String>,
     /// Everything but the runs.
     pub request: Request,
-    /// As asked: a cursor belongs to it.
+    /// As requested, because a cursor belongs to it.
     pub sort: String,
     pub messages: bool,
     pub snippets: bool,
 }
 
 impl Ask {
-    /// Reads the parameters of a request. Every name that is not known is refused.
+    /// Reads the parameters of a request. Unknown names are refused.
     pub fn read(mut params: Params) -> Result<Ask, Problem> {
         let project = params.text("project").map(str::to_string);
         let run = params.text("run").map(str::to_string);
@@ -49,7 +49,7 @@ impl Ask {
         if limit > MAX_LIMIT {
             return Err(Problem::parameter("limit", good));
         }
-        let good = format!("an integer from 0 to {MAX_OFFSET}; further on, follow `next` with `cursor`");
+        let good = format!("an integer from 0 to {MAX_OFFSET}; to go further, pass `next` as `cursor`");
         let offset: usize = params.number("offset", &good)?.unwrap_or(0);
         if offset > MAX_OFFSET {
             return Err(Problem::parameter("offset", good));
@@ -59,7 +59,7 @@ impl Ask {
             Some(text) => Some(parse_cursor(&sort, text)?),
         };
         if after.is_some() && offset > 0 {
-            return Err(Problem::parameter("offset", "left out where there is a `cursor`"));
+            return Err(Problem::parameter("offset", "left out if there is a `cursor`"));
         }
         let facets = match params.text("facets") {
             None | Some("") => Vec::new(),
@@ -67,7 +67,9 @@ impl Ask {
                 .split(',')
                 .map(|name| {
                     let known = FACETS.iter().find(|f| **f == name.trim()).copied();
-                    known.ok_or_else(|| Problem::parameter("facets", format!("a list of: {}", FACETS.join(", "))))
+                    known.ok_or_else(|| {
+                        Problem::parameter("facets", format!("a comma-separated list of: {}", FACETS.join(", ")))
+                    })
                 })
                 .collect::<Result<Vec<_>, _>>()?,
         };
@@ -93,13 +95,13 @@ fn flag(params: &mut Params, name: &'static str, default: bool) -> Result<bool, 
     }
 }
 
-/// Where the next page begins, as text. Belongs to one order.
+/// Where the next page begins, as text. It is valid for one order only.
 pub fn cursor(sort: &str, place: &Place) -> String {
     format!("{sort}~{}", place.to_text())
 }
 
 fn parse_cursor(sort: &str, text: &str) -> Result<Place, Problem> {
-    let bad = || Problem::parameter("cursor", "the `next` of an answer with the same `sort`, unchanged");
+    let bad = || Problem::parameter("cursor", "the unchanged `next` of a response with the same `sort`");
     let (of, place) = text.rsplit_once('~').ok_or_else(bad)?;
     if of != sort {
         return Err(bad());
@@ -132,11 +134,11 @@ mod tests {
             ("sort", "bogus", "one of: relevance, step, reward, time"),
             ("sort", "-metadata.", "metadata.NAME"),
             ("step", "x", "an integer, a range"),
-            ("facets", "colour", "a list of: step, reward"),
-            ("cursor", "abc", "the `next` of an answer"),
-            ("cursor", "step~i1.2.3", "the `next` of an answer"),
+            ("facets", "colour", "a comma-separated list of: step, reward"),
+            ("cursor", "abc", "the unchanged `next` of a response"),
+            ("cursor", "step~i1.2.3", "the unchanged `next` of a response"),
             ("messages", "maybe", "true or false"),
-            ("search", "stpe:3", "there is no field `stpe`"),
+            ("search", "stpe:3", "unknown field `stpe`"),
             ("serach", "x", "one of: project, run"),
         ] {
             let error = ask(&[(name, value)]).err().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! A selection of conversations as a file: JSON lines, one conversation a line with its `messages` as OpenAI writes them,
+//! A selection of conversations as a file: JSON lines, one conversation per line with its `messages` in OpenAI's format,
 //! or Parquet with the columns of the table.
 
 use arrow::array::RecordBatch;
@@ -8,7 +8,7 @@ use super::Conversations;
 use super::ask::Ask;
 use crate::problem::Problem;
 
-/// Read at one time.
+/// How many conversations are read at a time.
 const PAGE: usize = 200;
 /// Most bytes of text in one Parquet file: it is made in memory.
 const MAX_PARQUET_BYTES: usize = 1 << 30;
@@ -77,7 +77,7 @@ impl Pages {
             if bytes > MAX_PARQUET_BYTES {
                 return Err(Problem::too_large(
                     "MAX_PARQUET_BYTES",
-                    format!("the selection has more than {MAX_PARQUET_BYTES} bytes: narrow it, or export JSON lines"),
+                    format!("the selection is larger than {MAX_PARQUET_BYTES} bytes; narrow it, or export JSON lines"),
                 ));
             }
         }

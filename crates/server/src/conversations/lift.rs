@@ -1,5 +1,5 @@
-//! Images that came inside messages, as `data:` addresses, become files beside the tables, each kept once. What is no
-//! image that can be shown stays where it was.
+//! Images inside messages, as `data:` addresses, become files next to the tables, each stored once. Anything but an image
+//! that can be shown stays where it was.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::media::sniff;
 
 /// Larger files stay in their message.
 const MAX_MEDIA_BYTES: usize = 32 << 20;
-/// Most files of one conversation, and how deep they may stand.
+/// Most files of one conversation, and how deep they may be nested.
 const MAX_MEDIA: usize = 256;
 const MAX_DEPTH: usize = 8;
 

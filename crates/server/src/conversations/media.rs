@@ -1,4 +1,4 @@
-//! Images of conversations. What a file is, its own first bytes say, never its name or what a message claims. Images that
+//! Images of conversations. The type of a file follows from its first bytes, never from its name or from a message. Images that
 //! browsers draw without running anything are shown; everything else (SVG and HTML above all) can only be downloaded.
 
 use std::io::Cursor;
@@ -48,7 +48,7 @@ pub fn respond(hash: &str, data: Bytes) -> Response {
 pub fn thumbnail(data: &[u8], side: u32) -> Result<Vec<u8>, Problem> {
     let refuse = |why: String| Problem::new(axum::http::StatusCode::UNPROCESSABLE_ENTITY, why);
     let Some((_, format)) = sniff(data) else {
-        return Err(refuse("this file is no image that can be shown: PNG, JPEG, GIF or WebP".into()));
+        return Err(refuse("this file is not a PNG, JPEG, GIF or WebP image, so it has no thumbnail".into()));
     };
     let mut reader = ImageReader::with_format(Cursor::new(data), format);
     let mut limits = Limits::default();
@@ -56,7 +56,7 @@ pub fn thumbnail(data: &[u8], side: u32) -> Result<Vec<u8>, Problem> {
     limits.max_image_height = Some(MAX_SIDE);
     limits.max_alloc = Some(MAX_DECODED_BYTES);
     reader.limits(limits);
-    let image = reader.decode().map_err(|e| refuse(format!("this image cannot be decoded: {e}")))?;
+    let image = reader.decode().map_err(|e| refuse(format!("cannot decode this image: {e}")))?;
     let small = if image.width().max(image.height()) > side { image.thumbnail(side, side) } else { image };
     let mut out = Vec::new();
     small.write_to(&mut Cursor::new(&mut out), ImageFormat::Png).map_err(|e| Problem::internal(e.to_string()))?;

@@ -1,7 +1,7 @@
-//! Conversations: what the API, the command line and the export ask. The index says which ones and in which order
-//! (`rollscope-search`), the store has what was said. One implementation for all who ask.
+//! Conversations, for the API, the command line and the export. The index finds them and their order
+//! (`rollscope-search`), and the store has the messages.
 //!
-//! [`Conversations::list`] goes: [`ask`] (parameters, judged in one place) -> the index -> the messages of this page, where
+//! [`Conversations::list`] goes: [`ask`] (parameters, checked in one place) -> the index -> the messages of this page, where
 //! they are wanted. [`scan`] looks through texts where the question is a substring or a regular expression. [`timing`]
 //! lays the spans beside the messages. [`media`] hands out images, checked.
 
@@ -111,7 +111,7 @@ impl Conversations {
         Conversations { engine, ..self }
     }
 
-    /// Builds the index of a folder anew. Returns how many conversations are in it.
+    /// Rebuilds the index of a folder. Returns how many conversations are in it.
     pub async fn reindex(dir: &Path) -> Result<u64, SearchError> {
         // Held while it is built: no server may write the index meanwhile.
         let store = Store::open(StoreOptions::at(dir)).await?;
@@ -263,7 +263,7 @@ fn message_keys(messages: &str) -> Vec<timing::MessageKey> {
         .collect()
 }
 
-/// Adds the messages to a JSON object, as they are. Text that is no JSON becomes a JSON text.
+/// Adds the messages to a JSON object, as they are. Text that is not JSON becomes a JSON string.
 pub(crate) fn put_messages(object: &mut Vec<u8>, messages: &str) {
     let empty = object.ends_with(b"{}");
     object.pop();

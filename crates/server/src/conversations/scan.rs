@@ -1,5 +1,5 @@
 //! Substrings and regular expressions: no index helps, so the texts themselves are read, those of what the rest of the
-//! question leaves. Bounded by the time a query may take.
+//! search leaves. Bounded by the time that a query may take.
 
 use std::collections::HashSet;
 
@@ -66,7 +66,7 @@ pub async fn look(engine: &Engine, search: &Search, request: &Request) -> Result
     }
     if running.truncated.load(std::sync::atomic::Ordering::Relaxed) {
         return Err(Problem::bad_request(
-            "parameter `search`: there are more conversations than may be looked through; narrow it by run, step or words",
+            "parameter `search`: too many conversations to scan; narrow the search by run, step or words",
         ));
     }
     Ok(found)

@@ -23,7 +23,7 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// What `accept-encoding` says.
+    /// The value of `accept-encoding`.
     pub const ACCEPTED: &'static str = "gzip, zstd, deflate, identity";
 
     pub fn from_name(name: &str) -> Option<Encoding> {
@@ -71,7 +71,7 @@ impl Charge {
         self.bytes += bytes;
         if before + bytes > self.budget.limit {
             return Err(Refusal::Overload {
-                detail: format!("the server holds max_inflight_bytes ({}) of messages; send again", self.budget.limit),
+                detail: format!("too many messages in flight (max_inflight_bytes = {}); send again", self.budget.limit),
                 after: Duration::from_secs(1),
             });
         }
@@ -88,12 +88,14 @@ impl Drop for Charge {
 fn over(limit: usize) -> Refusal {
     Refusal::TooLarge {
         limit: "max_message_bytes",
-        detail: format!("the message exceeds max_message_bytes ({limit}); send smaller batches or raise the limit"),
+        detail: format!(
+            "the message is larger than max_message_bytes ({limit}); send smaller batches or raise the limit"
+        ),
     }
 }
 
-/// Takes what a refused sender still has to say, within bounds: one that is cut off while it sends sees a broken
-/// connection instead of the answer that tells it why.
+/// Reads what a refused sender is still sending, within bounds. A sender that is cut off sees a broken connection instead of
+/// the response with the reason.
 pub async fn discard(mut body: Body) {
     const MOST: usize = 256 << 20;
     let all = async {
@@ -126,9 +128,11 @@ async fn read_within(body: &mut Body, limit: usize, silence: Duration, charge: &
     let mut total = 0;
     loop {
         let frame = match tokio::time::timeout(silence, body.frame()).await {
-            Err(_) => return Err(Refusal::Timeout(format!("no byte for body_timeout_s ({} s)", silence.as_secs()))),
+            Err(_) => {
+                return Err(Refusal::Timeout(format!("no data received for body_timeout_s ({} s)", silence.as_secs())));
+            }
             Ok(None) => break,
-            Ok(Some(Err(error))) => return Err(Refusal::Malformed(format!("the body broke off: {error}"))),
+            Ok(Some(Err(error))) => return Err(Refusal::Malformed(format!("the body ended early: {error}"))),
             Ok(Some(Ok(frame))) => frame,
         };
         let Ok(data) = frame.into_data() else { continue };
@@ -161,7 +165,7 @@ pub fn decompress(bytes: Bytes, encoding: Encoding, limit: usize, charge: &mut C
         Encoding::Deflate => drain(flate2::read::ZlibDecoder::new(&bytes[..]), limit, charge, |e| bad(e, "zlib")),
         Encoding::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(&bytes[..]).map_err(|e| bad(e, "zstd"))?;
-            // A frame may ask for a window of gigabytes; no sender of batches needs more than this.
+            // A frame may request a window of gigabytes; no sender of batches needs more than this.
             decoder.window_log_max(26).map_err(|e| bad(e, "zstd"))?;
             drain(decoder, limit, charge, |e| bad(e, "zstd"))
         }

@@ -1,4 +1,4 @@
-//! Model calls that log events told, on their way into `conversations`: an instrumentation sends the messages of a call as
+//! Model calls in log events, which become rows of `conversations`: an instrumentation sends the messages of a call as
 //! records of their own, in as many requests as it likes, so each is joined with what is stored of its call.
 
 use std::time::Duration;
@@ -42,7 +42,7 @@ impl ModelCalls {
         }
         let _turn = self.joining.lock().await;
         self.join(&mut calls).await.map_err(|problem| Refusal::Unavailable {
-            detail: format!("cannot look up what is stored of the model calls: {problem}"),
+            detail: format!("cannot look up stored model calls: {problem}"),
             after: Duration::from_secs(1),
         })?;
         let Finished { batch, rejected, reasons } = calls.finish();

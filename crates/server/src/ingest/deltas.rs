@@ -1,5 +1,5 @@
-//! Metrics of delta temporality on their way into the store: running totals of every source (a run and a target) that sends
-//! them. The totals here are a memory of what the store has: whatever is not here, after a restart for one, is looked up.
+//! Metrics with delta temporality: running totals of every source (a run and a target) that sends
+//! them. The totals here are a cache of what the store has. What is not here, for instance after a restart, is looked up.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ pub struct Deltas {
     sources: Mutex<Sources>,
 }
 
-/// Totals that are on their way into the store. Whatever ends this before [`Counted::stored`] (the store refuses them, the
+/// Totals that are being stored. If this ends before [`Counted::stored`] (the store refuses them, the
 /// sender goes away) makes their sources forget what they added up.
 pub struct Counted<'d> {
     deltas: &'d Deltas,

@@ -81,7 +81,7 @@ async fn take(ingest: &Ingest, signal: Signal, request: Request) -> Result<Outco
     let encoding = match (compressed, named) {
         (false, _) => Encoding::Identity,
         (true, Encoding::Identity) => {
-            return Err(Refusal::Malformed("the frame says compressed, but grpc-encoding is missing".into()));
+            return Err(Refusal::Malformed("the frame is compressed, but grpc-encoding is missing".into()));
         }
         (true, encoding) => encoding,
     };
@@ -91,7 +91,7 @@ async fn take(ingest: &Ingest, signal: Signal, request: Request) -> Result<Outco
 /// The one message of a unary call, and whether it is compressed.
 fn unframe(mut body: Bytes) -> Result<(bool, Bytes), Refusal> {
     if body.len() < 5 {
-        return Err(Refusal::Malformed("the gRPC frame is cut short".into()));
+        return Err(Refusal::Malformed("the gRPC frame is truncated".into()));
     }
     let compressed = match body.get_u8() {
         0 => false,
@@ -101,7 +101,7 @@ fn unframe(mut body: Bytes) -> Result<(bool, Bytes), Refusal> {
     let length = body.get_u32() as usize;
     if length != body.len() {
         let (said, got) = (length, body.len());
-        return Err(Refusal::Malformed(format!("the gRPC frame says {said} bytes, {got} came")));
+        return Err(Refusal::Malformed(format!("the gRPC frame has {got} bytes instead of {said}")));
     }
     Ok((compressed, body))
 }

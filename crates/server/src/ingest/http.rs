@@ -34,7 +34,7 @@ async fn logs(State(ingest): State<Ingest>, request: Request) -> Response {
 
 async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
     if request.method() != Method::POST {
-        let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "OTLP is sent with POST");
+        let problem = Problem::new(StatusCode::METHOD_NOT_ALLOWED, "use POST to send OTLP");
         return (problem.status(), [(header::ALLOW, "POST")], problem).into_response();
     }
     let Some(form) = form(request.headers()) else {

@@ -1,11 +1,11 @@
-//! The trace level that the operator set for every SDK that sends here: told in a header of each answer.
+//! The trace level that the operator set for every SDK that sends here. It is sent in a header of each response.
 
 use std::sync::atomic::{AtomicI8, Ordering};
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use rollscope_model::names::event::LEVEL_HEADER;
 
-/// 0 off, 1 important, 2 all but nested, 3 all; or nothing said, then each SDK keeps its own.
+/// 0 (off), 1 (important), 2 (all but nested) or 3 (all). If it is not set, each SDK keeps its own.
 #[derive(Debug)]
 pub struct TraceLevel(AtomicI8);
 

@@ -1,8 +1,8 @@
 //! Where `rollscope collect` puts what it takes: JSON lines in files that rotate by size. One thread writes: what waits is
-//! written and synced together, then every sender is told. Files are `traces.jsonl`, `traces.1.jsonl`, `traces.2.jsonl`, ...
+//! written and synced together, then every sender gets its response. Files are `traces.jsonl`, `traces.1.jsonl`, `traces.2.jsonl`, ...
 //!
 //! A line that was not finished when the process died was never acknowledged: it is cut off at the next start. A write
-//! that fails is undone, and the senders are asked to come again.
+//! that fails is undone, and the senders are asked to send again.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -27,7 +27,7 @@ struct Job {
     done: oneshot::Sender<Result<(), String>>,
 }
 
-/// The way to the writer.
+/// A handle to the writer.
 #[derive(Clone)]
 pub struct Lines {
     to: mpsc::Sender<Job>,
@@ -49,7 +49,7 @@ impl Lines {
         let (to, mut jobs) = mpsc::channel::<Job>(WAITING);
         let written = Arc::new(Written::default());
         let counts = written.clone();
-        // It ends when the last way to it is gone. Nobody needs to wait for it: what it has not written is not acknowledged.
+        // It ends when the last handle is dropped. No one has to wait for it: what it has not written is not acknowledged.
         vitals.thread("lines", move || {
             let mut group: Vec<Job> = Vec::new();
             while let Some(first) = jobs.blocking_recv() {
@@ -88,7 +88,7 @@ impl Lines {
         match answer.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(Refusal::Unavailable {
-                detail: format!("cannot write: {error}; send again"),
+                detail: format!("cannot write the file: {error}; send again"),
                 after: Duration::from_secs(5),
             }),
             Err(_) => Err(gone()),
@@ -172,13 +172,13 @@ impl Files {
     }
 }
 
-/// The file, ready to be appended to; a line that was not finished is cut off. The folder knows of it for certain.
+/// The file, ready to be appended to; an unfinished line is removed. The entry in the folder is synced.
 fn open_at_end(path: &Path) -> io::Result<(File, u64)> {
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
     let len = file.metadata()?.len();
     let good = after_last_newline(&mut file, len)?;
     if good < len {
-        tracing::warn!(file = %path.display(), bytes = len - good, "cut off a line that was not finished");
+        tracing::warn!(file = %path.display(), bytes = len - good, "removed an unfinished line");
         file.set_len(good)?;
     }
     file.seek(SeekFrom::Start(good))?;

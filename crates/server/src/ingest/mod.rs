@@ -1,5 +1,5 @@
 //! OTLP in. [`grpc`] and [`http`] know their protocol's envelope; both end in [`Ingest::accept`], which undoes the compression,
-//! decodes into a batch, and appends it. It returns when the rows are on disk and visible; only then is the sender told so.
+//! decodes into a batch, and appends it. It returns when the rows are on disk and visible. Only then does the sender get its acknowledgement.
 
 mod body;
 mod calls;
@@ -59,7 +59,7 @@ pub enum Form {
     Json,
 }
 
-/// Why a message was not taken. Each protocol has its own way to say it.
+/// Why a message was refused. Each protocol reports it in its own form.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
     #[error("{0}")]
@@ -71,7 +71,7 @@ pub enum Refusal {
     Unsupported(String),
     #[error("{0}")]
     Timeout(String),
-    /// Too much at one time; the same message is welcome later.
+    /// Too much at the same time. The same message is accepted later.
     #[error("{detail}")]
     Overload { detail: String, after: Duration },
     /// The store takes nothing now (disk full, for one); the same message is welcome later.
@@ -120,7 +120,7 @@ pub struct Message {
     pub charge: Charge,
 }
 
-/// The way in, shared by all listeners.
+/// Ingest, shared by all listeners.
 #[derive(Clone)]
 pub struct Ingest {
     inner: Arc<Inner>,
@@ -146,7 +146,7 @@ struct Inner {
     options: DecodeOptions,
     budget: Arc<Budget>,
     level: TraceLevel,
-    /// Large messages decoded at one time: as many as there are processors.
+    /// Limits how many large messages are decoded at the same time: one per processor.
     workers: tokio::sync::Semaphore,
 }
 
@@ -186,7 +186,7 @@ impl Ingest {
         self.inner.budget.used()
     }
 
-    /// The run was deleted: if it speaks again, it is entered again.
+    /// The run was deleted. If it sends again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
         if let Target::Store { runs, deltas, .. } = &self.inner.target {
             runs.forget(run_id);
@@ -194,7 +194,7 @@ impl Ingest {
         }
     }
 
-    /// The trace level that SDKs are told.
+    /// The trace level that SDKs get.
     pub fn level(&self) -> &TraceLevel {
         &self.inner.level
     }
@@ -312,11 +312,12 @@ impl Ingest {
         let counters = inner.counters.ingest(message.protocol);
         if message.signal != Signal::Traces {
             return Err(Refusal::Unsupported(
-                "this collector takes traces; switch the exporters of metrics and logs off".into(),
+                "this collector accepts traces only; turn off the exporters of metrics and logs".into(),
             ));
         }
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        let permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let permit =
+            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
         let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
         let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
         drop(permit);
@@ -336,7 +337,8 @@ impl Ingest {
         if message.bytes.len() <= inline {
             return decode(message, inner.limits.max_message_bytes, &inner.options);
         }
-        let _permit = inner.workers.acquire().await.map_err(|_| Refusal::Internal("shutting down".into()))?;
+        let _permit =
+            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
         let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
@@ -392,10 +394,10 @@ struct Rows {
     batches: Vec<(Table, RecordBatch)>,
     /// Metrics that are to be added up first.
     deltas: Vec<Delta>,
-    /// Rows of `runs` that somebody wrote on purpose.
+    /// Rows of `runs` that an SDK sent explicitly.
     written: Vec<RunRecord>,
     media: Vec<Vec<u8>>,
-    /// Model calls that log events told.
+    /// Model calls in log events.
     calls: Calls,
     runs: Vec<RunSeen>,
     rejected: u64,

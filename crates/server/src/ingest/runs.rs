@@ -1,5 +1,5 @@
-//! Runs enter the `runs` table by being heard of: the first message that names a run writes a row for it, status
-//! `running`. A row that somebody wrote on purpose (the SDK's `init` and `finish`) is never overwritten by this.
+//! Runs enter the `runs` table with their first message: the first message that names a run writes a row for it, status
+//! `running`. A row that was sent explicitly (the SDK's `init` and `finish`) is never overwritten by this.
 
 use std::collections::{HashMap, HashSet};
 
@@ -84,7 +84,7 @@ impl Runs {
     }
 
     /// Writes rows that their sender wrote on purpose. One that is older than the end of its run changes nothing: it
-    /// was held up on its way, in a spilled file for one.
+    /// was delayed, for instance in a spilled file.
     pub async fn write(&self, records: &[RunRecord]) -> Result<(), Refusal> {
         let _turn = self.entering.lock().await;
         let ended = match self.ended(records).await {
@@ -104,7 +104,7 @@ impl Runs {
         Ok(())
     }
 
-    /// When the rows of these runs that say "ended" were written.
+    /// When the rows that mark these runs as ended were written.
     async fn ended(&self, records: &[RunRecord]) -> Result<HashMap<String, i64>, crate::problem::Problem> {
         let list: Vec<String> = records.iter().map(|run| sql_text(&run.run_id)).collect();
         let list = list.join(", ");

@@ -1,4 +1,4 @@
-//! What is scraped, and how. Targets are configured by the operator, never by data.
+//! What is scraped and how. The operator configures targets, data never does.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -12,11 +12,11 @@ use crate::config::Secret;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScrapeConfig {
-    /// Seconds between two scrapes, where a target does not say.
+    /// Seconds between two scrapes, unless a target sets its own.
     pub interval_s: f64,
-    /// Seconds a scrape may take; never more than the interval.
+    /// Seconds that a scrape may take. At most the interval.
     pub timeout_s: f64,
-    /// Prometheus configuration files whose `scrape_configs` are taken over.
+    /// Prometheus configuration files whose `scrape_configs` are used.
     pub prometheus_files: Vec<PathBuf>,
     pub limits: ScrapeLimits,
     pub targets: Vec<ScrapeTarget>,
@@ -34,19 +34,19 @@ impl Default for ScrapeConfig {
     }
 }
 
-/// Over one of these a scrape fails as a whole: `up` is 0 and the target says why.
+/// If one of these is exceeded, the whole scrape fails: `up` is 0, and the status of the target gives the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ScrapeLimits {
     /// Bytes of a page, after decompression.
     pub max_page_bytes: u64,
-    /// Samples of a page: what a label set that explodes runs into.
+    /// Samples per page. This stops label sets that explode.
     pub max_samples: usize,
-    /// Labels of a series. Over this and the next the line is rejected.
+    /// Labels per series. If this or the next limit is exceeded, only the line is rejected.
     pub max_labels: usize,
     /// Bytes of a label's value.
     pub max_label_bytes: usize,
-    /// Targets in all.
+    /// Total number of targets.
     pub max_targets: usize,
 }
 
@@ -67,9 +67,9 @@ impl Default for ScrapeLimits {
 #[serde(default, deny_unknown_fields)]
 pub struct ScrapeTarget {
     pub url: String,
-    /// 0: as in `[server.scrape]`.
+    /// 0 means the value in `[server.scrape]`.
     pub interval_s: f64,
-    /// 0: as in `[server.scrape]`.
+    /// 0 means the value in `[server.scrape]`.
     pub timeout_s: f64,
     /// The label `job`. Empty: `rollscope`.
     pub job: String,
@@ -84,11 +84,11 @@ pub struct ScrapeTarget {
     pub bearer_token_file: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<ScrapeTls>,
-    /// Labels of the page win over those of the target; otherwise the page's are renamed to `exported_...`.
+    /// Labels of the page take precedence over those of the target. Otherwise the page's are renamed to `exported_...`.
     pub honor_labels: bool,
-    /// Times that the page gives are ignored.
+    /// Ignore the times on the page.
     pub ignore_timestamps: bool,
-    /// The run that the series belong to. Empty: none in particular; they show under every run of their time.
+    /// The run that the series belong to. Empty: no run in particular. They then show under every run at that time.
     pub run: String,
 }
 
@@ -109,7 +109,7 @@ impl ScrapeTarget {
     /// `URL` or `URL@10s`, as on the command line.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (url, interval) = match text.rsplit_once('@') {
-            // `user@host` is no interval.
+            // `user@host` is not an interval.
             Some((url, interval))
                 if interval.starts_with(|c: char| c.is_ascii_digit()) && !interval.contains(['/', '.', ':']) =>
             {
@@ -130,7 +130,7 @@ impl ScrapeTarget {
         let rest = self.url.strip_prefix("http://").or_else(|| self.url.strip_prefix("https://"));
         match rest {
             Some(rest) if !rest.is_empty() && !rest.starts_with('/') => Ok(()),
-            _ => Err(format!("{:?} is no address to scrape: write http://HOST:PORT/metrics", self.url)),
+            _ => Err(format!("{:?} is not a valid address; expected http://HOST:PORT/metrics", self.url)),
         }
     }
 
@@ -150,7 +150,7 @@ impl ScrapeTarget {
 
 /// Prometheus's durations: `10s`, `1m30s`, `500ms`.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is no duration: write 10s, 1m or 500ms");
+    let bad = || format!("{text:?} is not a duration; expected one such as 10s, 1m or 500ms");
     let (mut rest, mut total) = (text.trim(), Duration::ZERO);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;

@@ -123,7 +123,7 @@ pub struct Discovery {
 fn read(path: &Path) -> Result<String, String> {
     let size = std::fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?.len();
     if size > MAX_BYTES {
-        return Err(format!("{}: larger than {MAX_BYTES} bytes", path.display()));
+        return Err(format!("{}: the file is larger than {MAX_BYTES} bytes", path.display()));
     }
     std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))
 }
@@ -132,8 +132,8 @@ fn refuse(path: &Path, place: &str, rest: &BTreeMap<String, Value>) -> Result<()
     match rest.keys().next() {
         None => Ok(()),
         Some(key) => Err(format!(
-            "{}: {place}`{key}` is not understood: rollscope takes static_configs and file_sd_configs with their addresses, \
-             labels, intervals, credentials and TLS; leave it out, or let Prometheus do this job",
+            "{}: {place}`{key}` is not supported; rollscope supports static_configs and file_sd_configs with their addresses, \
+             labels, intervals, credentials and TLS; remove it, or let Prometheus scrape this job",
             path.display()
         )),
     }
@@ -153,7 +153,7 @@ pub fn load(path: &Path) -> Result<Jobs, String> {
         let like = template(job, &file.global, base).map_err(fail)?;
         let scheme = job.scheme.clone().unwrap_or_else(|| "http".into());
         if scheme != "http" && scheme != "https" {
-            return Err(fail(format!("scheme {scheme:?} is neither http nor https")));
+            return Err(fail(format!("unknown scheme {scheme:?}; expected http or https")));
         }
         let path = with_params(job);
         for group in &job.static_configs {
@@ -205,7 +205,7 @@ fn template(job: &Job, global: &Global, base: &Path) -> Result<ScrapeTarget, Str
             headers.insert("authorization".into(), Secret::new(format!("{kind} {credentials}")));
         }
         match &auth.credentials_file {
-            Some(_) if kind != "Bearer" => return Err("credentials_file is only understood with type Bearer".into()),
+            Some(_) if kind != "Bearer" => return Err("credentials_file is supported only with type Bearer".into()),
             file => token_file = file.clone().or(token_file),
         }
     }
@@ -230,11 +230,11 @@ fn template(job: &Job, global: &Global, base: &Path) -> Result<ScrapeTarget, Str
 
 fn expand(like: &ScrapeTarget, scheme: &str, path: &str, group: &Group) -> Result<Vec<ScrapeTarget>, String> {
     if let Some(special) = group.labels.keys().find(|k| k.starts_with("__")) {
-        return Err(format!("the label {special:?} is not understood: it is for relabelling"));
+        return Err(format!("the label {special:?} is not supported, because it is for relabelling"));
     }
     let targets = group.targets.iter().map(|address| {
         if address.contains('/') {
-            return Err(format!("{address:?} is no host and port"));
+            return Err(format!("{address:?} is not a valid address; expected HOST:PORT"));
         }
         let port = if scheme == "https" { 443 } else { 80 };
         let full = if address.contains(':') { address.clone() } else { format!("{address}:{port}") };
@@ -327,7 +327,7 @@ mod tests {
             ("scrape_configs: [{job_name: a, kubernetes_sd_configs: []}]", "`kubernetes_sd_configs`"),
             ("remote_write: []", "`remote_write`"),
             ("global: {query_log_file: x}", "`query_log_file`"),
-            ("scrape_configs: [{job_name: a, static_configs: [{targets: ['http://x/y']}]}]", "no host and port"),
+            ("scrape_configs: [{job_name: a, static_configs: [{targets: ['http://x/y']}]}]", "not a valid address"),
             ("scrape_configs: [{job_name: a, scrape_interval: soon}]", "soon"),
             ("scrape_configs: [{job_name: a, static_configs: [{targets: [x], labels: {__path__: y}}]}]", "__path__"),
             ("[", "prometheus.yml"),

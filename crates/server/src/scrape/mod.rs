@@ -1,4 +1,4 @@
-//! Scraping: a loop a target asks for its page every so often, [`page`] turns it into rows, the store takes them. [`files`]
+//! Scraping: one loop per target reads its page at intervals, [`page`] turns it into rows, the store appends them. [`files`]
 //! reads Prometheus's configuration. A target that is down is visible (`GET /api/v1/scrape`, `up`) and counted.
 //!
 //! The time of a sample is the planned time of its scrape if it began within half a percent of the interval of it: regular
@@ -28,7 +28,7 @@ use config::{ScrapeConfig, ScrapeLimits, ScrapeTarget};
 use files::Discovery;
 use page::Pages;
 
-/// How often lists of targets in files are looked at again.
+/// How often files with lists of targets are read again.
 const REFRESH: Duration = Duration::from_secs(5);
 /// What we can read, best first: word for word what Prometheus 3 asks for. Without `escaping=allow-utf-8` newer clients
 /// write `_` for every colon and dot of a name.
@@ -105,7 +105,7 @@ impl Scraping {
         }
         if targets.len() > config.limits.max_targets {
             return Err(format!(
-                "there are {} targets, more than max_targets = {}",
+                "there are {} targets, more than max_targets = {}; remove some or raise the limit",
                 targets.len(),
                 config.limits.max_targets
             ));
@@ -130,7 +130,7 @@ impl Scraping {
     pub fn problems(&self) -> Vec<String> {
         let mut problems = self.problems.lock().clone();
         for target in self.status().iter().filter(|t| t.up == Some(false)) {
-            let why = target.problem.as_deref().unwrap_or("no reason given");
+            let why = target.problem.as_deref().unwrap_or("unknown reason");
             problems.push(format!("the scrape target {} is down: {why}", target.url));
         }
         problems
@@ -170,7 +170,7 @@ impl Runner {
             let over = wanted.len().saturating_sub(self.config.limits.max_targets);
             if over > 0 {
                 problems.push(format!(
-                    "{over} scrape targets are left out: max_targets = {}",
+                    "{over} scrape targets were left out because of max_targets = {}",
                     self.config.limits.max_targets
                 ));
                 wanted.truncate(self.config.limits.max_targets);
@@ -287,7 +287,7 @@ impl Job {
                     }
                     Err(e) => {
                         pages = Pages::new(&self.target, &self.limits);
-                        Err(format!("the page could not be read: {e}"))
+                        Err(format!("cannot read the page: {e}"))
                     }
                 }
             }
@@ -330,8 +330,8 @@ impl Job {
         };
         if let Err(e) = stored {
             add(&self.counters.not_stored, 1);
-            tracing::warn!(url = self.target.url, error = e, "scraped samples were not stored");
-            status.problem = Some(format!("not stored: {e}"));
+            tracing::warn!(url = self.target.url, error = e, "cannot store scraped samples");
+            status.problem = Some(format!("cannot store the samples: {e}"));
         }
         *self.status.lock() = status;
         pages
@@ -356,7 +356,7 @@ fn agent(target: &ScrapeTarget, timeout: Duration) -> Result<ureq::Agent, String
                 })
                 .collect();
             if certs.is_empty() {
-                return Err(format!("{}: there is no certificate in it", path.display()));
+                return Err(format!("{}: the file has no certificate", path.display()));
             }
             builder = builder.root_certs(tls::RootCerts::new_with_certs(&certs));
         }
@@ -383,7 +383,7 @@ fn fetch(target: &ScrapeTarget, limit: u64, timeout: Duration) -> Result<(String
     }
     let mut response = request.call().map_err(|e| e.to_string())?;
     if !response.status().is_success() {
-        return Err(format!("it answered {}", response.status()));
+        return Err(format!("the target answered {}", response.status()));
     }
     let kind = response.headers().get("content-type").and_then(|v| v.to_str().ok()).unwrap_or_default();
     let open_metrics = kind.starts_with("application/openmetrics-text");
@@ -392,6 +392,6 @@ fn fetch(target: &ScrapeTarget, limit: u64, timeout: Duration) -> Result<(String
         other => other.to_string(),
     })?;
     let text = String::from_utf8(body)
-        .map_err(|e| format!("the page is no UTF-8, at byte {}", e.utf8_error().valid_up_to()))?;
+        .map_err(|e| format!("the page is not valid UTF-8 at byte {}", e.utf8_error().valid_up_to()))?;
     Ok((text, open_metrics))
 }

@@ -137,7 +137,7 @@ impl Pages {
                 if series.page == page {
                     out.samples += 1;
                     out.duplicates += 1;
-                    reason(&mut reasons, format!("line {}: {} stands on the page twice", line.number, series.name));
+                    reason(&mut reasons, format!("line {}: duplicate sample {}", line.number, series.name));
                     return;
                 }
                 out.samples += 1;
@@ -151,14 +151,17 @@ impl Pages {
                 series.own_times = own.is_some();
                 let repeated = own.is_some() && time_ms == series.last_ms;
                 if repeated {
-                    // The page says again what it said: nothing new, nothing wrong.
+                    // The same sample again: nothing new, nothing wrong.
                     return;
                 }
                 if time_ms <= series.last_ms || time_ms > at_ms.saturating_add(MAX_AHEAD_MS) || time_ms < 0 {
                     out.out_of_order += 1;
                     reason(
                         &mut reasons,
-                        format!("line {}: the time of {} goes back or lies ahead", line.number, series.name),
+                        format!(
+                            "line {}: the time of {} is before the previous sample or in the future",
+                            line.number, series.name
+                        ),
                     );
                     return;
                 }
@@ -181,7 +184,7 @@ impl Pages {
         );
         if too_many {
             return Err(format!(
-                "the page has more than max_samples = {max_samples} samples: a label may be exploding; nothing of it is kept"
+                "the page has more than max_samples = {max_samples} samples, so none was stored; check for a label with too many values"
             ));
         }
         out.bad_lines = bad_lines + bad_series;
@@ -189,7 +192,7 @@ impl Pages {
         out.reasons.extend(reasons);
         out.reasons.truncate(MAX_REASONS);
         if out.samples == 0 && out.bad_lines > 0 {
-            return Err(format!("the page is no Prometheus text: {}", out.reasons.join("; ")));
+            return Err(format!("the page is not Prometheus text: {}", out.reasons.join("; ")));
         }
         self.end_missing(&mut builder, at_ms);
         self.figures(&mut builder, at_ms, took_s, Some(&out));
@@ -230,7 +233,7 @@ impl Pages {
         }
     }
 
-    /// What Prometheus says of every scrape, under its names.
+    /// The figures that Prometheus adds to every scrape, under its names.
     fn figures(&self, builder: &mut SeriesBuilder, at_ms: i64, took_s: f64, outcome: Option<&Outcome>) {
         let count = |n: Option<usize>| n.unwrap_or(0) as f64;
         for (name, value) in [
@@ -333,12 +336,12 @@ mod tests {
         assert!(out.reasons.iter().any(|r| r.contains("line 3")) && out.reasons.iter().any(|r| r.contains("twice")));
         let (_, out) = pages.read("a 1\nd 5 4000\n", false, 11_000, 0.0).unwrap();
         assert_eq!(out.out_of_order, 1);
-        // The same time again is no mistake, and no new sample.
+        // The same time again is neither a mistake nor a new sample.
         let (batch, out) = pages.read("a 1\nd 4 5000\n", false, 12_000, 0.0).unwrap();
         assert_eq!((out.out_of_order, rows(&batch).len()), (0, 1));
-        // A series with times of its own does not end by being left out.
+        // A series with its own times does not end when it is missing.
         assert_eq!(rows(&pages.read("a 1\n", false, 13_000, 0.0).unwrap().0).len(), 1);
-        assert!(pages.read("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("no Prometheus text"));
+        assert!(pages.read("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("not Prometheus text"));
     }
 
     #[test]

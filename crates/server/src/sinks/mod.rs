@@ -1,6 +1,6 @@
-//! Where the metrics of a step go besides the store: TensorBoard, Weights & Biases, a file of JSON lines. Once a step, each on
-//! a task of its own behind a queue with a bound: a sink that fails or is slow never holds up anything, and what it
-//! missed is counted (`GET /api/v1/sinks`).
+//! Where the metrics of a step go besides the store: TensorBoard, Weights & Biases, a file of JSON lines. Each sink gets every
+//! step once, on its own thread behind a bounded queue. A sink that fails or is slow never holds up anything, and the steps
+//! that it missed are counted (`GET /api/v1/sinks`).
 
 mod wandb;
 
@@ -25,15 +25,15 @@ pub use wandb::WandbConfig;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct SinkConfig {
-    /// Folder for TensorBoard event files, one folder a run below it.
+    /// Folder for TensorBoard event files, with one subfolder per run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tensorboard: Option<PathBuf>,
-    /// File that gets a JSON object a step.
+    /// File that gets one JSON object per step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub json_lines: Option<PathBuf>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wandb: Option<WandbConfig>,
-    /// Steps that may wait for a sink. More are dropped and counted.
+    /// How many steps may wait for a sink. Further steps are dropped and counted.
     pub max_backlog: usize,
 }
 
@@ -135,7 +135,7 @@ impl Sinks {
         for sink in self.0.iter() {
             if sink.queue.try_send(row.clone()).is_err() {
                 sink.figures.dropped.fetch_add(1, Relaxed);
-                tracing::warn!(sink = sink.name, step = row.step, "the sink is behind: a step was dropped");
+                tracing::warn!(sink = sink.name, step = row.step, "the backlog of a sink is full; a step was dropped");
             }
         }
     }
@@ -162,7 +162,7 @@ fn start(name: &'static str, mut sink: Box<dyn Sink>, capacity: usize, vitals: &
             match sink.write(&row) {
                 Ok(()) => counted.written.fetch_add(1, Relaxed),
                 Err(error) => {
-                    tracing::warn!(sink = name, run = row.run, step = row.step, error, "a sink failed");
+                    tracing::warn!(sink = name, run = row.run, step = row.step, error, "a sink failed to write a step");
                     *counted.last_error.lock() = Some(error);
                     counted.failed.fetch_add(1, Relaxed)
                 }
@@ -170,7 +170,7 @@ fn start(name: &'static str, mut sink: Box<dyn Sink>, capacity: usize, vitals: &
         }
     });
     if let Err(error) = spawned {
-        tracing::error!(sink = name, %error, "the sink could not be started");
+        tracing::error!(sink = name, %error, "cannot start a sink");
     }
     Running { name, queue, capacity, figures }
 }
@@ -186,7 +186,7 @@ pub(crate) fn folder_name(run: &str) -> String {
     }
 }
 
-/// Event files open at one time.
+/// How many event files are open at the same time.
 const MAX_OPEN: usize = 64;
 
 struct TensorBoard {

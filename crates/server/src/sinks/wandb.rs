@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{Sink, StepRow, folder_name};
 
 const HELPER: &str = include_str!("wandb_sink.py");
-/// Runs that are written to at one time.
+/// How many runs are written at the same time.
 const MAX_RUNS: usize = 8;
 
 /// `[server.sinks.wandb]` of the configuration file. Credentials are W&B's own business (`wandb login`, `WANDB_API_KEY`).
@@ -57,11 +57,11 @@ impl Helper {
         loop {
             let mut line = String::new();
             match self.answers.read_line(&mut line) {
-                Ok(0) => return Err("the Python process ended; is the package wandb installed there?".into()),
+                Ok(0) => return Err("the Python process ended; check that the package wandb is installed there".into()),
                 Err(e) => return Err(e.to_string()),
                 Ok(_) => {}
             }
-            // Whatever else is printed is W&B talking.
+            // Any other output is W&B's own.
             let line = line.trim();
             if line == "ok" || line == "ready" {
                 return Ok(line.into());
@@ -120,7 +120,7 @@ impl Sink for Wandb {
         let line = format!("{}\n", row.json());
         let sent = match helper.child.stdin.as_mut() {
             Some(stdin) => stdin.write_all(line.as_bytes()).map_err(|e| e.to_string()),
-            None => Err("its input is closed".into()),
+            None => Err("the input of the Python process is closed".into()),
         };
         let done = sent.and_then(|()| helper.answer());
         if done.is_err() && helper.child.try_wait().ok().flatten().is_some() {

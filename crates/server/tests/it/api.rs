@@ -102,7 +102,7 @@ async fn bad_questions_are_answered_with_problems() {
     rig.put(&spans("r", 1, 1)).await;
     for (path, status, part) in [
         ("/api/v1/nowhere", 404, "openapi.json"),
-        ("/api/v1/runs/q/timeline?step=1", 404, "there is no run `q`; near: `r`"),
+        ("/api/v1/runs/q/timeline?step=1", 404, "there is no run `q`; did you mean: `r`"),
         ("/api/nowhere", 404, "openapi.json"),
         ("/api/v1/runs?limit=3", 400, "`limit`"),
         ("/api/v1/runs/r/timeline", 400, "`step`"),

@@ -138,7 +138,7 @@ async fn what_cannot_be_kept_is_refused_with_words_and_the_rest_is_kept() {
     let said = ExportLogsServiceResponse::decode(&answer.body[..]).unwrap().partial_success.unwrap();
     assert_eq!(said.rejected_log_records, 8);
     for reason in
-        ["log records are not kept", "docs/wire.md", "must be JSON", "before the year 2000", "run id is longer"]
+        ["log records are not stored", "docs/wire.md", "not valid JSON", "before the year 2000", "run id is longer"]
     {
         assert!(said.error_message.contains(reason), "{}", said.error_message);
     }
@@ -148,7 +148,7 @@ async fn what_cannot_be_kept_is_refused_with_words_and_the_rest_is_kept() {
     let answer = post_json(&rig.otlp("/v1/logs"), line).await;
     let said = &answer.json()["partialSuccess"];
     assert_eq!((answer.status, said["rejectedLogRecords"].as_str()), (200, Some("1")));
-    assert!(said["errorMessage"].as_str().unwrap().contains("log records are not kept"));
+    assert!(said["errorMessage"].as_str().unwrap().contains("log records are not stored"));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,5 @@
-//! What was collected goes on to a server: line by line from the files, so that the files are the buffer while the server
-//! is away, and a restart goes on where it stopped. At least once: the server counts a span that comes twice once.
+//! Forwards the collected data to a server, line by line from the files. The files are the buffer while the server is away,
+//! and after a restart the collector continues where it stopped. Delivery is at least once: the server counts duplicates once.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Seek, SeekFrom, Write};
@@ -20,7 +20,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const IDLE: Duration = Duration::from_millis(100);
 /// At the end, this long is tried to get the rest through.
 const LAST_TRY: Duration = Duration::from_secs(5);
-/// The position is written down after so many bytes, and whenever there is nothing left to send.
+/// The position is saved after this many bytes, and whenever there is nothing left to send.
 const REMEMBER_EVERY: u64 = 1 << 20;
 
 pub struct Forward {
@@ -53,7 +53,7 @@ enum Answer {
 impl Forward {
     pub fn new(url: &str, token: Option<String>, keep: bool, first: &Path) -> anyhow::Result<Forward> {
         if !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err(Usage(format!("--forward {url}: write http://HOST:PORT")).into());
+            return Err(Usage(format!("--forward {url}: expected http://HOST:PORT")).into());
         }
         let url = format!("{}/v1/traces", url.trim_end_matches('/').trim_end_matches("/v1/traces"));
         let agent = ureq::Agent::config_builder()
@@ -94,7 +94,7 @@ impl Forward {
                 }
                 Ok(Some((line, after))) => match self.send(&line) {
                     Answer::Later(why) => {
-                        tracing::warn!(url = self.url, why, "the server does not take it; trying again");
+                        tracing::warn!(url = self.url, why, "the server does not accept data; trying again");
                         if stopping {
                             break;
                         }
@@ -107,7 +107,7 @@ impl Forward {
                             tracing::error!(
                                 url = self.url,
                                 why,
-                                "the server refused a message for good; it is in refused.jsonl"
+                                "the server refused a message for good; writing it to refused.jsonl"
                             );
                             self.set_aside(&line);
                         }
@@ -126,7 +126,7 @@ impl Forward {
                     }
                 },
                 Err(error) => {
-                    tracing::warn!(%error, "cannot read what was collected");
+                    tracing::warn!(%error, "cannot read the collected files; trying again");
                     pause(LONGEST_WAIT, stop);
                 }
             }
@@ -134,10 +134,10 @@ impl Forward {
         self.remember(position);
     }
 
-    /// The next line and the position behind it; an empty line where one file gives way to the next.
+    /// The next line and the position after it. The line is empty where one file ends and the next begins.
     fn next(&self, position: Position) -> std::io::Result<Option<(Vec<u8>, Position)>> {
         let there = indices(&self.first)?;
-        // Somebody may have cleared the folder: then it begins anew.
+        // The folder may have been cleared: then start again.
         let current = there.iter().copied().find(|i| *i >= position.file).or_else(|| there.first().copied());
         let Some(current) = current else { return Ok(None) };
         let offset = if current == position.file { position.offset } else { 0 };
@@ -197,7 +197,7 @@ impl Forward {
             file.sync_data()
         });
         if let Err(error) = written {
-            tracing::warn!(%error, "cannot write down how far the server has come; some will be sent again");
+            tracing::warn!(%error, "cannot save how much was forwarded; some data will be sent again");
         }
     }
 
@@ -205,7 +205,7 @@ impl Forward {
         let path = self.first.with_file_name("refused.jsonl");
         let written = File::options().append(true).create(true).open(path).and_then(|mut f| f.write_all(line));
         if let Err(error) = written {
-            tracing::error!(%error, "a refused message could not be set aside");
+            tracing::error!(%error, "cannot write a refused message to refused.jsonl");
         }
     }
 }

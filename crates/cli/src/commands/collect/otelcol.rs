@@ -1,5 +1,5 @@
-//! The configuration that ROLL writes for OpenTelemetry's collector, and exactly that: whatever else stands in the file is
-//! named and refused, because leaving it out in silence would lose data that somebody counts on.
+//! The configuration that ROLL writes for OpenTelemetry's collector, and exactly that. Anything else in the file is an error
+//! that names it, because ignoring it would silently lose data.
 
 use std::path::{Path, PathBuf};
 
@@ -95,14 +95,14 @@ pub fn read(path: &Path) -> anyhow::Result<(ServerConfig, PathBuf)> {
 }
 
 fn parse(yaml: &str) -> Result<(ServerConfig, PathBuf), String> {
-    let only = "rollscope stands in for otelcol with one otlp receiver over gRPC and one file exporter of traces";
+    let only = "rollscope supports one otlp receiver over gRPC and one file exporter, for traces";
     let config: Otelcol = serde_yaml_ng::from_str(yaml).map_err(|e| format!("{e}; {only}"))?;
     let traces = &config.service.pipelines.traces;
     if let Some(other) = traces.receivers.iter().find(|r| *r != "otlp") {
-        return Err(format!("service.pipelines.traces.receivers: {other:?} is not known; {only}"));
+        return Err(format!("service.pipelines.traces.receivers: unknown receiver {other:?}; {only}"));
     }
     if let Some(other) = traces.exporters.iter().find(|e| *e != "file") {
-        return Err(format!("service.pipelines.traces.exporters: {other:?} is not known; {only}"));
+        return Err(format!("service.pipelines.traces.exporters: unknown exporter {other:?}; {only}"));
     }
     if traces.receivers.is_empty() || traces.exporters.is_empty() {
         return Err(format!("service.pipelines.traces needs a receiver and an exporter; {only}"));
@@ -110,13 +110,16 @@ fn parse(yaml: &str) -> Result<(ServerConfig, PathBuf), String> {
     if let Some(level) = config.service.telemetry.as_ref().and_then(|t| t.metrics.as_ref())
         && level.level != "none"
     {
-        return Err(format!("service.telemetry.metrics.level: {:?} is not known, only \"none\"; {only}", level.level));
+        return Err(format!(
+            "service.telemetry.metrics.level: {:?} is not supported; expected \"none\"; {only}",
+            level.level
+        ));
     }
     let server = ServerConfig {
         listen: String::new(),
         otlp_grpc: config.receivers.otlp.protocols.grpc.endpoint,
         otlp_http: String::new(),
-        // otelcol asks nobody for a token; whoever wrote 0.0.0.0 there has decided.
+        // otelcol knows no tokens. The user who wrote 0.0.0.0 has decided.
         insecure_no_auth: true,
         ..ServerConfig::default()
     };

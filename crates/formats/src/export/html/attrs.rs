@@ -29,7 +29,7 @@ struct Shape<'a> {
     values: Vec<Vec<Cell<'a>>>,
 }
 
-/// A value, which is JSON text in the store: put in as it is, or as a text where it is no JSON.
+/// A value, which is JSON text in the store: written as it is, or as a string if it is not JSON.
 #[derive(Clone, Copy, PartialEq)]
 struct Cell<'a>(&'a str);
 

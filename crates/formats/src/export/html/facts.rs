@@ -1,4 +1,4 @@
-//! What the lists of runs and steps say, gathered while the rows pass by.
+//! The lists of runs and steps, collected while the rows pass by.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Float64Type, Int64Type};
 use arrow::error::ArrowError;
 use serde::Serialize;
 
-/// One run, as `GET /api/v1/runs` tells it.
+/// One run, as `GET /api/v1/runs` returns it.
 #[derive(Clone, Debug, Default)]
 pub struct RunFacts {
     pub project: Option<String>,
@@ -23,7 +23,7 @@ pub struct RunFacts {
     pub steps: u64,
 }
 
-/// One step, as `GET /api/v1/runs/{run}/steps` tells it.
+/// One step, as `GET /api/v1/runs/{run}/steps` returns it.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepFacts {
     pub step: Option<i64>,
@@ -141,7 +141,7 @@ impl RunFacts {
         self.steps += u64::from(step.step.is_some());
     }
 
-    /// What the row of the table `runs` says.
+    /// Takes over a row of the table `runs`.
     pub fn describe(runs: &mut BTreeMap<String, RunFacts>, batch: &RecordBatch) -> Result<(), ArrowError> {
         let text = |name| column(batch, name, &DataType::Utf8);
         let (ids, projects, names) = (text("run_id")?, text("project")?, text("name")?);

@@ -1,7 +1,7 @@
 //! One HTML file with the data inside: it opens from disk, without a server.
 //!
 //! A [`Page`] is the page's template, cut at its marker, with blocks in between: `<script id="rs-NAME">TEXT</script>`,
-//! the text being gzip of Arrow IPC, JSON or [`words`], in seven bits a character ([`ascii`]). What the blocks are is told in `ui/src/data/static.ts`, which reads them. A
+//! the text being gzip of Arrow IPC, JSON or [`words`], in seven bits per character ([`ascii`]). `ui/src/data/static.ts` reads the blocks and describes them. A
 //! [`Window`] takes the rows of one step, packs them on every core ([`pool`]) and writes them into one page or several
 //! (a dump's own and that of the whole folder) without holding more than the columns of the timeline in memory.
 
@@ -31,10 +31,10 @@ pub const MARKER: &str = "<!--ROLLSCOPE_DATA-->";
 pub const CHUNK_ROWS: usize = 4096;
 /// Time spent on packing is spent once; the file is kept, mailed and opened. The levels above take longer for a hundredth.
 const PACKING: Compression = Compression::new(6);
-/// Text of conversations in one page, before compression. What is beyond is left out, and said.
+/// Text of conversations in one page, before compression. The rest is left out, and a note says so.
 pub const MAX_CONVERSATION_BYTES: usize = 256 << 20;
 
-/// A page on its way to a file.
+/// A page that is being written to a file.
 pub struct Page {
     out: Box<dyn Write + Send>,
     /// The template after the marker.
@@ -88,7 +88,7 @@ impl Page {
     /// Writes the template up to its marker. `generator` is the program and its version, for people.
     pub fn begin(mut out: Box<dyn Write + Send>, template: &str, generator: &str) -> io::Result<Page> {
         let Some((head, rest)) = template.split_once(MARKER) else {
-            return Err(io::Error::other("the page has no place for data: build it with `make ui`"));
+            return Err(io::Error::other("the page has no place for data; build it with `make ui`"));
         };
         out.write_all(head.as_bytes())?;
         Ok(Page {

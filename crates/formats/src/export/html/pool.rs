@@ -1,4 +1,4 @@
-//! Packing on every core, results in the order they were asked for, memory bounded.
+//! Packing on every core, results in the order of the requests, memory bounded.
 
 use std::collections::VecDeque;
 use std::io;

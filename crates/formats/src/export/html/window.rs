@@ -1,4 +1,4 @@
-//! The rows of one step on their way into pages.
+//! Writes the rows of one step into pages.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arr
 /// The columns that a timeline is packed from.
 const TIMELINE: [&str; 15] = timeline::COLUMNS;
 
-/// Ids as they came, where they were no W3C ids: half of a page would be these, and nothing is found by them. They are in the
+/// Ids as sent, if they were not W3C ids: they would take half of a page, and nothing is found by them. They are in the
 /// dump, and where it is served.
 const LEFT_OUT: [&str; 3] = ["original_trace_id", "original_span_id", "original_parent_span_id"];
 
@@ -134,7 +134,7 @@ impl<'a> Window<'a> {
         Ok(())
     }
 
-    /// Cuts what the timeline lacks into chunks of equal length, whatever the length of the batches.
+    /// Cuts what the timeline lacks into chunks of equal length, independent of the length of the batches.
     fn rest_of(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
         let schema = batch.schema_ref();
         let rest: Vec<usize> = (0..batch.num_columns())
@@ -249,7 +249,7 @@ impl<'a> Window<'a> {
             if self.conversations_left_out > 0 {
                 let step = self.step.map_or_else(String::new, |s| format!(" of step {s}"));
                 page.note(format!(
-                    "{} conversations{step} were left out to keep this file small: open the original with `rollscope view`",
+                    "{} conversations{step} were left out to keep this file small; open the original with `rollscope view`",
                     self.conversations_left_out
                 ));
             }
@@ -282,7 +282,7 @@ fn added(list: &mut Vec<String>, kind: String) -> String {
     name
 }
 
-/// One row a link, as `GET /runs/{run}/links` tells it: trace_id, span_id, to_trace_id, to_span_id.
+/// One row per link, as `GET /runs/{run}/links` returns it: trace_id, span_id, to_trace_id, to_span_id.
 fn links_of(batch: &RecordBatch) -> Result<Option<RecordBatch>, ArrowError> {
     let Some(links) = batch.column_by_name("links").and_then(|c| c.as_list_opt::<i32>()) else { return Ok(None) };
     let owners: UInt32Array =

@@ -1,8 +1,8 @@
 //! Texts as numbers of words. A word that occurs again costs its number, not its letters, and the numbers of frequent words
-//! are small; with the bytes of all numbers sorted by their place, gzip leaves a fifth to a quarter of a text where it
+//! are small; with the bytes of all numbers sorted by their place, gzip leaves a fifth to a quarter of a text. It
 //! leaves a third of the letters themselves.
 //!
-//! A text is cut into words (letters, digits, everything that is not ASCII) and what stands between them. One space between
+//! A text is cut into words (letters, digits, everything that is not ASCII) and what is between them. One space between
 //! two words is left out: two words in a row have one between them.
 //!
 //! All numbers little-endian: the number of texts, of tokens, and of distinct tokens, u32 each; the number of tokens of every
@@ -21,7 +21,7 @@ fn end_of_token(text: &[u8], from: usize) -> usize {
     let word = is_word(text[from]);
     let mut to = from;
     while to < text.len() && is_word(text[to]) == word {
-        // What follows a backslash in JSON is no part of a word: `\nThe` is a line's end and `The`.
+        // What follows a backslash in JSON is not part of a word: `\nThe` is a line's end and `The`.
         to += if text[to] == b'\\' { 2 } else { 1 };
     }
     to.min(text.len())

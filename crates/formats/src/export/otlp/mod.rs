@@ -15,7 +15,7 @@ use crate::import::otlp::DecodeError;
 /// A protobuf `ExportTraceServiceRequest` as one line of OTLP JSON, field by field, and how many spans it holds.
 pub fn protobuf_to_json_line(bytes: &[u8]) -> Result<(Vec<u8>, u64), DecodeError> {
     let request = ExportTraceServiceRequest::decode(bytes)
-        .map_err(|e| DecodeError(format!("no ExportTraceServiceRequest in protobuf: {e}")))?;
+        .map_err(|e| DecodeError(format!("not an ExportTraceServiceRequest in protobuf: {e}")))?;
     let scopes = request.resource_spans.iter().flat_map(|r| &r.scope_spans);
     let spans: u64 = scopes.map(|s| s.spans.len() as u64).sum();
     let mut line = Vec::with_capacity(spans as usize * 700 + 64);

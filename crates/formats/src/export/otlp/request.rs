@@ -1,6 +1,6 @@
 //! Rows of `spans` as an `ExportTraceServiceRequest`: grouped by resource and scope in the order they first appear.
 //! What OTLP has no field for (state, the start/end split, foreign ids) travels in the reserved `rollscope.*` attributes;
-//! what a row knows without an attribute that says so (a row that came from a dump) gets one.
+//! what is in a column but in no attribute (a row from a dump) gets an attribute.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ use crate::any_value::{entries, from_text, pair};
 pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
     let columns = Columns::new(batch);
     let mut out = ExportTraceServiceRequest::default();
-    // Both stand in the description of the scope, so the resource's part of it belongs to the key of the resource.
+    // Both are in the description of the scope, so the resource's part of it belongs to the key of the resource.
     let mut resources: HashMap<(&str, ResourceRest), usize> = HashMap::new();
     let mut scopes: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
     for row in 0..batch.num_rows() {
@@ -53,7 +53,7 @@ pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
     out
 }
 
-/// The `scope` column, taken apart.
+/// The parsed `scope` column.
 #[derive(Default)]
 struct ScopeText {
     scope: InstrumentationScope,
@@ -257,7 +257,7 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// Says what the columns say, where neither the span nor its resource does.
+    /// Adds what the columns state if neither the span nor its resource does.
     fn add_identity(&self, row: usize, attributes: &mut Vec<KeyValue>, resource: &[KeyValue]) {
         let ints = |array: &Int64Array| array.is_valid(row).then(|| Value::IntValue(array.value(row)));
         let small = |array: &Int32Array| array.is_valid(row).then(|| Value::IntValue(array.value(row).into()));

@@ -35,7 +35,7 @@ impl Chrome {
                 write!(to, "\"baseTimeNanoseconds\":{},", self.zero_ns)?;
             }
             to.write_all(b"\"traceEvents\":[\n")?;
-            // A list that ends in a comma is no JSON; an event that says nothing can be first.
+            // A list that ends in a comma is not JSON, so an empty event comes first.
             to.write_all(b"{\"ph\":\"M\",\"name\":\"trace_writer\",\"pid\":0,\"args\":{\"name\":\"rollscope\"}}")?;
         }
         Ok(())

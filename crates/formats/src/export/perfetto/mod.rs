@@ -1,9 +1,9 @@
 //! Spans, metrics and series for Perfetto: its native protobuf, or Chrome's JSON.
 //!
-//! Batches come in any order. What a span will say is written at once, in the wanted format, into a [`spill::Spill`] (in
-//! memory while it is small, else a file); of the span itself stays a [`Record`] of some fifty bytes. When all is in, parents and
+//! Batches come in any order. The content of a span is written at once, in the wanted format, into a [`spill::Spill`] (in
+//! memory while it is small, else a file); of the span itself, a [`Record`] of about fifty bytes is kept. When all are read, parents and
 //! links are resolved, every span gets its place ([`tracks`]) and slot ([`slots`]), and all is written in the order of time.
-//! One span of the input is one slice (or, where it has no duration by nature, one instant) of the output.
+//! One span of the input is one slice (or one instant, if it has no duration by nature) of the output.
 
 mod chrome;
 mod proto;
@@ -47,7 +47,7 @@ pub enum Format {
 
 pub struct Options {
     pub format: Format,
-    /// Where more than `memory_bytes` of what spans say are put.
+    /// Folder for the content of spans beyond `memory_bytes`.
     pub spill_folder: PathBuf,
     pub memory_bytes: usize,
 }
@@ -73,7 +73,7 @@ pub struct Written {
     /// Links and parents that are not in the input.
     pub links_elsewhere: u64,
     pub parents_missing: u64,
-    /// Values that are no number, which neither format can draw.
+    /// Values that are not numbers, which neither format can draw.
     pub values_left_out: u64,
     /// Events of a merged profile.
     pub merged: u64,
@@ -93,7 +93,7 @@ struct Item<'a> {
 
 /// A format.
 trait Encoder {
-    /// What a span says, apart from when and where.
+    /// The content of a span, apart from its time and place.
     fn span(&mut self, out: &mut Vec<u8>, spans: &Spans, row: usize);
     fn event(&mut self, out: &mut Vec<u8>, spans: &Spans, i: usize);
     fn carried(&mut self, out: &mut Vec<u8>, key: &str, json: &str);
@@ -154,7 +154,7 @@ fn key(trace: &[u8], span: &[u8]) -> u64 {
     let mut both = [0; 24];
     both[..16].copy_from_slice(trace);
     both[16..].copy_from_slice(span);
-    // Zero stands for "none".
+    // Zero means "none".
     xxh3_64(&both).max(1)
 }
 
@@ -395,7 +395,7 @@ impl Exporter {
         (leaves, arrives)
     }
 
-    /// What a span does not say of itself it has from the nearest ancestor that does: its thread, the sample if it is of
+    /// What a span does not state itself comes from the nearest ancestor that does: its thread, the sample if it is of
     /// the same service, and the request.
     fn inherit(&mut self) {
         let mut keys: Vec<Option<Key>> = vec![None; self.services.len()];

@@ -8,9 +8,9 @@ use super::super::rows::{Spans, int, small};
 use super::{Encoder, Item, Tracks, hex};
 use crate::json::{Error, Reader};
 
-/// Distinct texts that are kept once and referred to by number; more are written where they stand.
+/// Distinct texts that are kept once and referred to by number; more are written in place.
 const MAX_INTERNED: usize = 100_000;
-/// Longer texts are written where they stand.
+/// Longer texts are written in place.
 const MAX_INTERNED_BYTES: usize = 4096;
 /// Deeper values are written as text.
 const MAX_DEPTH: usize = 32;

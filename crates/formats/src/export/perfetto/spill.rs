@@ -6,7 +6,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
-/// Reads go through blocks of this size, of which so many are kept. Many samples go on at the same time, each of them in
+/// Reads go through blocks of this size, and this many blocks are kept. Many samples go on at the same time, each of them in
 /// order: everyone's next record is in the block of the one before.
 const BLOCK: usize = 16 << 10;
 const BLOCKS: usize = 512;
@@ -107,7 +107,7 @@ impl Spill {
     }
 }
 
-/// A file without a name: nobody else sees it, and it goes away with the process.
+/// A file without a name: no other process sees it, and it disappears with this process.
 fn unnamed(folder: &Path) -> io::Result<File> {
     let path = folder.join(format!(".rollscope-{}-{:x}.spill", std::process::id(), rollscope_model::time::now_ns()));
     let file = File::options().read(true).write(true).create_new(true).open(&path)?;

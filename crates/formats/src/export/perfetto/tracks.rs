@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use super::super::rows::{Spans, int, small};
 use super::slots::Slots;
 
-/// What tells one place from another.
+/// What distinguishes one place from another.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Key {
     Thread { service: String, host: String, pid: Option<i64>, label: String, ranks: [Option<i32>; 3] },
@@ -103,7 +103,7 @@ impl Key {
     }
 }
 
-/// SGLang's way: eight characters of the host, a colon, the label.
+/// As SGLang writes it: eight characters of the host, a colon, the label.
 fn on_host(host: &str, name: &str) -> String {
     let short: String = host.chars().take(8).collect();
     if short.is_empty() { name.to_string() } else { format!("{short}:{name}") }
@@ -171,7 +171,7 @@ impl Tracks {
         self.processes.len() as u32 - 1
     }
 
-    /// These ids are taken by somebody else.
+    /// These ids are already in use.
     pub fn reserve(&mut self, pids: impl IntoIterator<Item = i64>) {
         self.pids.extend(pids);
     }

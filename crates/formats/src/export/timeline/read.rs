@@ -75,7 +75,7 @@ impl Items {
 }
 
 fn missing(name: &str) -> ArrowError {
-    ArrowError::SchemaError(format!("spans for a timeline need the column {name} as the store has it"))
+    ArrowError::SchemaError(format!("the timeline needs the column {name} as the store has it"))
 }
 
 fn dict<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a DictionaryArray<Int32Type>, ArrowError> {

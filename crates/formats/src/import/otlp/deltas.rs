@@ -1,10 +1,10 @@
-//! Delta temporality: points that say what was added since the last one. `series` holds running totals, which is what
-//! rates are taken of, so every stream of deltas (a metric with its labels, from one source) is added up here.
+//! Delta temporality: points that state what was added since the last one. `series` holds running totals, because rates
+//! need them. So every stream of deltas (a metric with its labels, from one source) is summed here.
 //!
 //! - A point that comes again (a retry) is recognised by its interval and adds nothing.
 //! - A point that comes late (another sender of the same stream was faster) is entered just after the last one.
 //! - A series begins with a sample of what it was before its first point, so that the first point counts in a rate.
-//! - What was added up is in the store, at the last sample of each series: [`Source::of_stored`] goes on from there.
+//! - The sums are in the store, at the last sample of each series: [`Source::of_stored`] continues from there.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -25,7 +25,7 @@ const MAX_SOURCE_BYTES: usize = 32 << 20;
 /// What a stream takes beside its name and its buckets.
 const STREAM_BYTES: usize = 256 + REMEMBERED * 16;
 
-/// One data point that says what was added between two times.
+/// One data point that states what was added between two times.
 #[derive(Clone, Debug)]
 pub struct Delta {
     pub run_id: String,
@@ -34,7 +34,7 @@ pub struct Delta {
     pub(super) name: String,
     /// Sorted; values as JSON text.
     pub(super) labels: Vec<(String, String)>,
-    /// Zero if the sender does not say.
+    /// Zero if the sender does not set it.
     pub(super) start_ns: i64,
     pub(super) time_ns: i64,
     /// None: the series ended.
@@ -102,7 +102,7 @@ impl Total {
 }
 
 impl Histogram {
-    /// How many are at most `bound`; none if the buckets do not tell.
+    /// How many are at most `bound`; `None` if the buckets do not show it.
     fn at(&self, bound: f64) -> Option<f64> {
         match self.buckets.binary_search_by(|(b, _)| b.total_cmp(&bound)) {
             Ok(i) => Some(self.buckets[i].1),
@@ -264,7 +264,7 @@ impl Source {
     pub fn add(&mut self, deltas: Vec<Delta>, out: &mut Summed) {
         let mut deltas: Vec<(String, Delta)> = deltas.into_iter().map(|d| (d.stream(), d)).collect();
         deltas.sort_by(|(a, x), (b, y)| (a, x.time_ns, x.start_ns).cmp(&(b, y.time_ns, y.start_ns)));
-        // The same interval twice in one message is no retry: two scopes have a metric of the same name.
+        // The same interval twice in one message is not a retry: two scopes have a metric of the same name.
         deltas.dedup_by(|(key, next), (kept_key, kept)| {
             let same = key == kept_key && (next.time_ns, next.start_ns) == (kept.time_ns, kept.start_ns);
             match (same, &mut kept.added, &next.added) {
@@ -313,8 +313,8 @@ impl Source {
             return Err(Reason::TooManyDeltas(MAX_SOURCE_BYTES));
         }
         self.bytes = (self.bytes + bytes).saturating_sub(if is_new { 0 } else { before.bytes() });
-        // What a new series was before: just after the start, where the last sample of an older one may stand, and before
-        // the point itself. PromQL tells milliseconds apart.
+        // What a new series was before: just after the start, where the last sample of an older one may be, and before
+        // the point itself. PromQL distinguishes milliseconds.
         if delta.start_ns > 0 {
             point.time_ns = (delta.start_ns / NS_PER_MS + 1).min(time_ns / NS_PER_MS - 1) * NS_PER_MS;
             let opening = before.at_bounds_of(&total);
@@ -333,7 +333,7 @@ impl Source {
 }
 
 impl Total {
-    /// The same total, told at the bounds of another.
+    /// The same total at the bounds of another.
     fn at_bounds_of(&self, other: &Total) -> Total {
         match (self, other) {
             (Total::Histogram(h), Total::Histogram(other)) => {

@@ -1,7 +1,7 @@
 //! Files of OTLP: JSON (one object, an array, or lines) and protobuf (one request, or the collector's stream of requests
 //! with their lengths). Read piece by piece in bounded memory; rows are handed on in batches that suit the store.
 //!
-//! A piece that is damaged does not take the others with it: it is counted, and the summary says which it was.
+//! A piece that is damaged does not take the others with it: it is counted, and the summary names it.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
@@ -53,7 +53,7 @@ impl Importer for OtlpJson {
         let mut import = Import::new(&decode, options, sink);
         let mut input = BufReader::with_capacity(1 << 20, input);
         let mut line = Vec::new();
-        // The first line tells: if it is a whole object, so is every line; otherwise brackets are counted.
+        // The first line decides: if it is a whole object, so is every line; otherwise brackets are counted.
         let mut number = 0u64;
         loop {
             line.clear();
@@ -137,7 +137,7 @@ impl Importer for OtlpProtobuf {
 }
 
 fn cut_off(name: &str) -> ImportError {
-    ImportError::Malformed(format!("{name}: the file is cut off or damaged here"))
+    ImportError::Malformed(format!("{name}: the file is truncated or damaged here"))
 }
 
 fn too_long(what: String) -> ImportError {
@@ -237,7 +237,7 @@ impl Brackets {
     }
 }
 
-/// Objects that go over several lines, or stand in an array: taken one by one.
+/// Objects that span several lines or are in an array, read one by one.
 fn by_brackets(mut text: Vec<u8>, input: &mut impl BufRead, import: &mut Import) -> Result<(), ImportError> {
     // Where the value in hand (or the gap before it) begins, and up to where brackets have been counted.
     let mut start = if text.starts_with(BOM) { BOM.len() } else { 0 };
@@ -255,7 +255,7 @@ fn by_brackets(mut text: Vec<u8>, input: &mut impl BufRead, import: &mut Import)
             inside = start < text.len();
             number += u64::from(inside);
             if inside && text[start] != b'{' {
-                import.damage(&format!("value {number}"), "an object is expected");
+                import.damage(&format!("value {number}"), "expected an object");
                 return Ok(());
             }
         }
@@ -448,7 +448,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
     }
 }
 
-/// Rows for `runs`. They are dated at the start of the run, so that whatever the run said of itself later counts more
+/// Rows for `runs`. They are dated at the start of the run, so that what the run reports about itself later counts more
 /// than what we conclude from its spans.
 fn runs_batch(runs: &[RunSeen]) -> arrow::array::RecordBatch {
     let mut columns = RunsBuilder::default();

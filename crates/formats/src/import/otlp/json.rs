@@ -58,7 +58,7 @@ pub(super) fn resource_spans_list<'a>(r: &mut Reader<'a>, writer: &mut Writer) -
     elements(r, |r| resource_spans(r, &mut span, writer))
 }
 
-/// The resource is needed before its spans. Where it stands behind them, they are passed over and visited again.
+/// The resource is needed before its spans. If it comes after them, they are skipped and visited again.
 fn resource_spans<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, writer: &mut Writer) -> Result<()> {
     let mut begun = false;
     let mut later = Vec::new();
@@ -424,7 +424,7 @@ fn values<'a>(r: &mut Reader<'a>, mut each: impl FnMut(&mut Reader<'a>) -> Resul
     })
 }
 
-/// `{"key": ..., "value": ...}` inside a map; the two may stand in any order.
+/// `{"key": ..., "value": ...}` inside a map; the two may come in any order.
 fn entry(r: &mut Reader, out: &mut Vec<u8>, depth: usize, limits: &Limits) -> Result<()> {
     let mut key = Text::default();
     let mut value = None;
@@ -492,7 +492,7 @@ pub(super) fn int(r: &mut Reader) -> Result<i64> {
     text.parse().or_else(|_| whole(&text, i64::MIN as f64, i64::MAX as f64).map(|d| d as i64)).map_err(Fault::Bad)
 }
 
-/// A whole number that somebody wrote with a point or an exponent. `max` itself is one too many.
+/// A whole number written with a point or an exponent. `max` itself is one too many.
 fn whole(text: &str, min: f64, max: f64) -> std::result::Result<f64, Reason> {
     match text.parse::<f64>() {
         Ok(d) if d.fract() == 0.0 && d >= min && d < max && text.contains(['.', 'e', 'E']) => Ok(d),

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 
 use rollscope_model::names::{self, reserved};
 
-/// What a known attribute says.
+/// The meaning of a known attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Meaning {
@@ -22,7 +22,7 @@ pub(super) enum Meaning {
     TpRank,
     DpRank,
     PpRank,
-    // From here on: only looked for in resources.
+    // From here on: only read from resources.
     Service,
     Project,
     RunName,

@@ -1,5 +1,5 @@
 //! What our SDK sends that OTLP's spans cannot carry: runs, metrics, conversations, media and its own counters, as log
-//! records told apart by their event name (`docs/wire.md`); and the events in which instrumentations of model clients tell
+//! records distinguished by their event name (`docs/wire.md`); and the events in which instrumentations of model clients tell
 //! messages ([`crate::conversations::events`]). Any other log record is refused: logs are not kept.
 //!
 //! These are few beside spans, so this goes through the generated structs.
@@ -33,9 +33,9 @@ const MAX_NAME_BYTES: usize = 4096;
 /// One decoded request of log records.
 #[derive(Debug, Default)]
 pub struct DecodedLogs {
-    /// Rows of `runs` that somebody wrote on purpose, in the order they came.
+    /// Rows of `runs` that an SDK sent explicitly, in order.
     pub runs: Vec<RunRecord>,
-    /// Metrics, conversations and series, where there are any.
+    /// Metrics, conversations and series, if there are any.
     pub batches: Vec<(Table, RecordBatch)>,
     /// Files to keep, before the rows that name them.
     pub media: Vec<Vec<u8>>,

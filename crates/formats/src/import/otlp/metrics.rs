@@ -1,4 +1,4 @@
-//! OTLP metrics into `series`, one row a value, named as Prometheus would: a histogram is `name_bucket` with a label
+//! OTLP metrics into `series`, one row per value, named as Prometheus would: a histogram is `name_bucket` with a label
 //! `le`, `name_sum` and `name_count`; a summary is `name` with a label `quantile`. Names stay as they came. Points of
 //! delta temporality are handed on as they are, to be added up ([`super::deltas`]).
 //!
@@ -27,7 +27,7 @@ use crate::any_value;
 /// Buckets of one histogram.
 pub(super) const MAX_BUCKETS: usize = 512;
 /// The finest scale at which exponential histograms are added up: eight buckets for every factor of two. Deltas choose
-/// their scale anew each time; a series for every bound that was ever seen would be of no use.
+/// their scale again each time; a series for every bound that was ever seen would be of no use.
 const MAX_DELTA_SCALE: i32 = 3;
 /// Text of the labels of one data point: it is repeated in every bucket.
 const MAX_LABELS_BYTES: usize = 16 << 10;
@@ -85,7 +85,7 @@ impl<'o> SeriesWriter<'o> {
         self.rows
     }
 
-    /// The rows so far, and whatever else there is to say.
+    /// The rows so far, with what was rejected.
     pub fn finish(&mut self) -> Decoded {
         self.rows = 0;
         self.label_bytes = 0;
@@ -278,7 +278,7 @@ impl<'o> SeriesWriter<'o> {
         Ok(())
     }
 
-    /// A point that says what was added since the last one.
+    /// A point that states what was added since the last one.
     fn delta(
         &mut self,
         name: &str,

@@ -23,7 +23,7 @@ pub use file::{OtlpJson, OtlpProtobuf};
 pub use logs::{DecodedLogs, MAX_CONVERSATION_BYTES, MAX_MEDIA_BYTES, RunRecord, runs_batch};
 use write::Writer;
 
-/// The largest request that is decoded. Bounds what a column can hold: text grows at most sixfold on its way in, and
+/// The largest request that is decoded. Bounds what a column can hold: text grows at most sixfold when it is stored, and
 /// Arrow counts its bytes in 31 bits.
 pub const MAX_REQUEST_BYTES: usize = 256 << 20;
 
@@ -65,7 +65,7 @@ pub struct Decoded {
     /// Points of delta temporality: they become rows when they are added up ([`Source::add`]).
     pub deltas: Vec<Delta>,
     pub rejected: u64,
-    /// First few reasons, each said once with its count.
+    /// The first few reasons, each once with its count.
     pub reasons: Vec<String>,
     /// Runs named by the resources, so that the server can enter them into `runs`.
     pub runs: Vec<RunSeen>,
@@ -135,7 +135,9 @@ pub fn decode_logs_json(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded
 fn check_size(bytes: &[u8]) -> Result<(), DecodeError> {
     if bytes.len() > MAX_REQUEST_BYTES {
         let len = bytes.len();
-        return Err(DecodeError(format!("a request of {len} bytes exceeds {MAX_REQUEST_BYTES} (MAX_REQUEST_BYTES)")));
+        return Err(DecodeError(format!(
+            "the request has {len} bytes, more than {MAX_REQUEST_BYTES} (MAX_REQUEST_BYTES)"
+        )));
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 const FIXED32: u8 = 5;
 
-/// A message being read. `base` is where it starts in the request, so that errors can say at which byte.
+/// A message being read. `base` is where it starts in the request, so that errors can give the byte.
 #[derive(Clone, Copy)]
 pub(super) struct Wire<'a> {
     bytes: &'a [u8],
@@ -111,7 +111,7 @@ impl<'a> Wire<'a> {
         self.take().map(u32::from_le_bytes)
     }
 
-    /// A length-delimited field, as a message of its own.
+    /// A length-delimited field, as a message.
     #[inline]
     fn message(&mut self, wire: u8) -> Result<Wire<'a>> {
         self.expect(wire, BYTES)?;
@@ -137,7 +137,7 @@ impl<'a> Wire<'a> {
             FIXED64 => self.take::<8>().map(drop),
             BYTES => self.message(wire).map(drop),
             FIXED32 => self.take::<4>().map(drop),
-            _ => self.malformed("an unknown wire type"),
+            _ => self.malformed("a field has an unknown wire type"),
         }
     }
 }
@@ -154,7 +154,7 @@ pub(super) fn request(bytes: &[u8], writer: &mut Writer) -> Result<()> {
     Ok(())
 }
 
-/// Fields may stand in any order and the resource is needed first, so this walks its (few) fields twice.
+/// Fields may come in any order and the resource is needed first, so this walks its (few) fields twice.
 fn resource_spans<'a>(message: Wire<'a>, span: &mut Span<&'a str>, writer: &mut Writer) -> Result<()> {
     let mut resource = Ok(Resource::default());
     let mut schema_url = Ok("");

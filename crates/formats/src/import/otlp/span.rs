@@ -1,4 +1,4 @@
-//! One span on its way from the wire into columns: what both readers (protobuf, JSON) fill and the one writer takes.
+//! One span between the wire and the columns: both readers (protobuf, JSON) fill it, and the one writer reads it.
 //! It lives on the reader's stack and is filled again for every span; nothing is kept.
 
 use std::fmt;
@@ -32,7 +32,7 @@ impl From<Reason> for Fault {
 }
 
 impl Fault {
-    /// A fault outside of any span: the request as a whole is no good.
+    /// A fault outside of any span: the request as a whole is invalid.
     pub fn into_error(self) -> DecodeError {
         match self {
             Fault::Malformed { what, at } => DecodeError(format!("malformed request: {what} at byte {at}")),
@@ -84,51 +84,51 @@ pub(super) enum Reason {
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
-            Reason::TraceId => f.write_str("the trace id is missing, zero or not 16 bytes"),
-            Reason::SpanId => f.write_str("the span id is missing, zero or not 8 bytes"),
-            Reason::ParentId => f.write_str("the parent span id is not 8 bytes"),
-            Reason::LinkId => f.write_str("a link's ids are not 16 and 8 bytes"),
+            Reason::TraceId => f.write_str("the trace id is missing, zero or not 16 bytes long"),
+            Reason::SpanId => f.write_str("the span id is missing, zero or not 8 bytes long"),
+            Reason::ParentId => f.write_str("the parent span id is not 8 bytes long"),
+            Reason::LinkId => f.write_str("the ids of a link are not 16 and 8 bytes long"),
             Reason::EndBeforeStart => f.write_str("the end is before the start"),
             Reason::TimeTooLate => f.write_str("a time is after the year 2199"),
-            Reason::TimeTooEarly => f.write_str("a time is before the year 2000: is the sender's clock set?"),
+            Reason::TimeTooEarly => f.write_str("a time is before the year 2000; check the sender's clock"),
             Reason::Utf8 => f.write_str("text is not valid UTF-8"),
             Reason::Type => f.write_str("a field has the wrong JSON type"),
-            Reason::Number => f.write_str("a number is out of range or no number"),
+            Reason::Number => f.write_str("a value is not a number, or out of range"),
             Reason::Base64 => f.write_str("bytes are not valid base64"),
             Reason::RunTooLong => write!(f, "the run id is longer than {MAX_RUN_ID_BYTES} bytes"),
             Reason::TooManyRuns(n) => write!(f, "more than {n} runs in one request"),
-            Reason::TooManyRows(n) => write!(f, "more than {n} values, or labels too long, in one request"),
+            Reason::TooManyRows(n) => write!(f, "too many values (more than {n}) or too long labels in one request"),
             Reason::Attributes(n) => write!(f, "more than {n} attributes (attributes_per_span)"),
-            Reason::AttributeBytes(n) => write!(f, "an attribute or name has more than {n} bytes (attribute_bytes)"),
+            Reason::AttributeBytes(n) => write!(f, "an attribute or name is longer than {n} bytes (attribute_bytes)"),
             Reason::Events(n) => write!(f, "more than {n} events (events_per_span)"),
             Reason::Links(n) => write!(f, "more than {n} links (links_per_span)"),
             Reason::Nesting(n) => write!(f, "a value is nested more than {n} deep (nesting)"),
             Reason::NoMetricData => f.write_str("the metric has no data"),
             Reason::NoValue => f.write_str("the data point has no value"),
-            Reason::Buckets => f.write_str("the histogram's buckets do not fit its bounds"),
+            Reason::Buckets => f.write_str("the number of buckets of the histogram does not match its bounds"),
             Reason::TooManyBuckets(n) => write!(f, "the histogram has more than {n} buckets"),
             Reason::Logs => f.write_str(
-                "log records are not kept, only events of model calls (gen_ai.*): switch the exporter of logs off",
+                "log records are not stored, except events of model calls (gen_ai.*); turn off the log exporter",
             ),
-            Reason::LogsInFile => f.write_str("log records are not kept"),
+            Reason::LogsInFile => f.write_str("log records are not stored"),
             Reason::NoSpan => {
-                f.write_str("the message of a model call has no trace and span id to tell which call it belongs to")
+                f.write_str("the message of a model call has no trace and span id, so its call is unknown")
             }
-            Reason::InfiniteDelta => f.write_str("a delta is no finite number and cannot be added up"),
-            Reason::NegativeDelta => f.write_str("a delta of a monotonic sum is below zero"),
+            Reason::InfiniteDelta => f.write_str("a delta is not a finite number and cannot be summed"),
+            Reason::NegativeDelta => f.write_str("a delta of a monotonic sum is negative"),
             Reason::LateDelta => {
-                f.write_str("a delta ends before others that were added up: it was counted, or it came late")
+                f.write_str("a delta ends before others that were summed already; it is a duplicate or came too late")
             }
             Reason::TooManyDeltas(n) => write!(
                 f,
-                "more series of delta temporality than fit into {n} bytes; send fewer, or cumulative ones \
+                "the series with delta temporality need more than {n} bytes; send fewer, or cumulative ones \
                  (OTEL_EXPORTER_OTLP_METRICS_TEMPORALITY_PREFERENCE=cumulative)"
             ),
-            Reason::Event => f.write_str("the event name is none that rollscope knows (docs/wire.md)"),
-            Reason::Body => f.write_str("the body has the wrong type (docs/wire.md)"),
-            Reason::NotJson => f.write_str("a text that must be JSON is none"),
-            Reason::TooLarge(what, n) => write!(f, "a {what} has more than {n} bytes"),
-            Reason::Unknown => f.write_str("neither spans nor metrics"),
+            Reason::Event => f.write_str("unknown event name; docs/wire.md lists those that rollscope reads"),
+            Reason::Body => f.write_str("the body has the wrong type; see docs/wire.md"),
+            Reason::NotJson => f.write_str("a text is not valid JSON"),
+            Reason::TooLarge(what, n) => write!(f, "a {what} is larger than {n} bytes"),
+            Reason::Unknown => f.write_str("the request has neither spans nor metrics"),
         }
     }
 }
@@ -306,7 +306,7 @@ impl<S: AsRef<str> + Default> Span<S> {
     }
 }
 
-/// What a `Resource` message says.
+/// The content of a `Resource` message.
 pub(super) struct Resource<S> {
     pub attrs: Attrs<S>,
     pub dropped: u32,
@@ -322,7 +322,7 @@ pub(super) struct Entity<S> {
     pub description_keys: Vec<S>,
 }
 
-/// What an `InstrumentationScope` message says.
+/// The content of an `InstrumentationScope` message.
 pub(super) struct Scope<S> {
     pub name: S,
     pub version: S,

@@ -19,12 +19,12 @@ use super::{DecodeOptions, RunSeen};
 const MAX_SCOPE_BYTES: usize = 256 << 20;
 /// Distinct runs in one request or file.
 const MAX_RUNS: usize = 4096;
-/// Longer names of projects and runs are not taken over into `runs`; they stay in the resource.
+/// Longer names of projects and runs are not written to `runs`; they stay in the resource.
 const MAX_LABEL_BYTES: usize = 1024;
 const UNKNOWN_SERVICE: &str = "unknown_service";
 const DEFAULT_RUN: &str = "default";
 const DEFAULT_FRAMEWORK: &str = "opentelemetry";
-/// The framework, and the run of all its roles where nobody names one.
+/// The framework, and the run of all its roles if no run is named.
 const ROLL: &str = "roll";
 
 pub(super) struct Writer<'o> {
@@ -39,7 +39,7 @@ pub(super) struct Writer<'o> {
     resource: Inherited,
     scope: Vec<u8>,
     scope_framework: Option<&'static str>,
-    /// The run of the scope in hand, where it is not the resource's.
+    /// The run of the current scope, if it is not the resource's.
     scope_run: Option<&'static str>,
     scope_number: u32,
     /// Scopes of the resource in hand: the row each ends before, and its description, not yet closed.
@@ -56,7 +56,7 @@ struct Inherited {
     service: i32,
     run: String,
     run_key: i32,
-    /// Somebody said which run it is; else it is guessed.
+    /// True if the sender named the run, false if it is guessed.
     run_is_named: bool,
     service_name: String,
     instance: String,
@@ -76,7 +76,7 @@ struct Inherited {
     name: Option<String>,
     framework: Option<String>,
     dropped: u32,
-    /// JSON array of its entities; empty where it has none.
+    /// JSON array of its entities, or empty if it has none.
     entities: Vec<u8>,
 }
 
@@ -223,7 +223,7 @@ impl<'o> Writer<'o> {
         self.refuse_scope = None;
     }
 
-    /// The schema address of a resource often stands behind its spans, hence only here.
+    /// The schema address of a resource often comes after its spans, so it is written only here.
     pub fn end_resource(&mut self, schema_url: &str) -> Result<(), Fault> {
         let done = self.close_scopes(schema_url);
         self.refuse_resource = None;
@@ -247,7 +247,7 @@ impl<'o> Writer<'o> {
             text.push(b'}');
             self.scope_bytes += text.len();
             if self.scope_bytes > MAX_SCOPE_BYTES {
-                return Err(Fault::Malformed { what: "descriptions of scopes exceed 256 MiB", at: 0 });
+                return Err(Fault::Malformed { what: "the descriptions of scopes exceed 256 MiB", at: 0 });
             }
             let text = std::str::from_utf8(&text).expect("only UTF-8 is written");
             let key = self.columns.scope.intern(text);
@@ -359,7 +359,7 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
-    /// Enters a row into the runs seen. `run` is its name where it is not the resource's.
+    /// Enters a row into the runs seen. `run` is its name if it is not the resource's.
     fn see_run(&mut self, key: i32, run: Option<&str>, start: i64) -> Result<(), Reason> {
         let slot = key as usize;
         if self.run_of_key.len() <= slot {
@@ -439,7 +439,7 @@ fn check<S: AsRef<str>>(span: &Span<S>, options: &DecodeOptions) -> Result<(i64,
     Ok((span.start as i64, (span.end != 0).then_some(span.end as i64)))
 }
 
-/// Where in a list of attributes the known ones stand.
+/// The positions of the known attributes in a list.
 struct Found {
     /// By meaning: rank of the name (`NONE`: not found) and index of the attribute.
     at: [(u8, u32); Meaning::COUNT],
@@ -470,7 +470,7 @@ impl Found {
         (rank != NONE).then(|| &list.list[i as usize].1)
     }
 
-    /// Is this a reserved attribute that was understood? It becomes a column and is no attribute any more.
+    /// Is this a reserved attribute that was understood? It becomes a column and is no longer an attribute.
     #[inline]
     fn taken(&self, i: usize) -> bool {
         self.any_reserved
@@ -500,7 +500,7 @@ impl Found {
     }
 }
 
-/// Can the value say this at all? What cannot stays an attribute and is not believed.
+/// Can the value mean this at all? If not, it stays an attribute and is ignored here.
 fn usable<S: AsRef<str>>(meaning: Meaning, value: &Val<S>) -> bool {
     use Meaning as M;
     match meaning {
@@ -586,7 +586,7 @@ fn write_object<S: AsRef<str>>(out: &mut Vec<u8>, list: &Attrs<S>) {
     out.push(b'}');
 }
 
-/// Begins the next member of an object that is written piece by piece and closed by whoever adds the last.
+/// Begins the next member of an object that is written piece by piece and closed by the code that adds the last one.
 fn member(out: &mut Vec<u8>, key: &str) {
     out.push(if out.is_empty() { b'{' } else { b',' });
     attrs::write_key(out, key);

@@ -73,7 +73,7 @@ pub struct Summary {
     pub split: &'static str,
 }
 
-/// Everything of one sample, decoded when asked for.
+/// Everything of one sample, decoded on demand.
 #[derive(Clone, Debug, Default)]
 pub struct SampleDetails {
     pub sample_id: String,
@@ -143,7 +143,7 @@ impl Dump {
         self.done.clone()
     }
 
-    /// Now and then the parts of the file that were looked at are given back, lest they count as our memory.
+    /// From time to time, the parts of the file that were read are released, so that they do not count as our memory.
     pub(crate) fn went_through(&self, samples: usize) {
         let before = self.done.fetch_add(samples as u64, Ordering::Relaxed);
         let stretch = (self.samples.len() as u64 / FORGET_TIMES).max(1);
@@ -153,7 +153,7 @@ impl Dump {
         }
     }
 
-    /// The samples as they stand in the file.
+    /// The samples as written in the file.
     pub fn samples(&self) -> &[Value] {
         &self.samples
     }
@@ -219,7 +219,7 @@ impl Dump {
         tables::write(self, options, sink)
     }
 
-    /// What there is to know of one sample. At most `max_values` tokens and the like are decoded.
+    /// Everything about one sample. At most `max_values` tokens and the like are decoded.
     pub fn sample(&self, position: usize, max_values: usize) -> Option<SampleDetails> {
         let sample = *self.samples.get(position)?;
         let (torch, heap) = (&self.torch, &self.torch.heap);
@@ -239,7 +239,7 @@ impl Dump {
     }
 }
 
-/// The run a dump belongs to when nobody says: the folder of dumps it lies in.
+/// The default run of a dump: the name of the folder that it is in.
 pub fn default_run(path: &Path) -> String {
     let folder =
         std::path::absolute(path).ok().and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
@@ -263,14 +263,16 @@ fn no_dump(torch: &Torch) -> String {
                 if torch.heap.len(root) > 5 { ", ..." } else { "" }
             )
         }
-        Tag::List | Tag::Tuple => "a list of other things".into(),
+        Tag::List | Tag::Tuple => "a list of something else".into(),
         Tag::Object => match torch.class_name(root) {
             Some((module, name)) => short(format!("an object of {module}.{name}")),
             None => "an object".into(),
         },
         _ => short(torch.text(root)),
     };
-    format!("this torch file is no rollout dump: it holds {what}, not {{\"samples\": [...]}} or a list of samples")
+    format!(
+        "this torch file is not a rollout dump; it contains {what} instead of {{\"samples\": [...]}} or a list of samples"
+    )
 }
 
 fn short(text: String) -> String {

@@ -1,4 +1,4 @@
-//! Spans from slime's events: one pass over the events of one trace, in the order they stand, then a few linear passes
+//! Spans from slime's events: one pass over the events of one trace, in the order of the file, then a few linear passes
 //! over the spans. Dumps and live carriers both come through here.
 //!
 //! - A `span_start` opens, the `span_end` with the same id closes; an end without a start is an orphan; a start without
@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 pub enum Kind {
     Start,
     End,
-    /// An instant, whatever its type says.
+    /// An instant, regardless of its type.
     Other,
 }
 
@@ -26,7 +26,7 @@ pub struct Event<'a> {
     /// Seconds; finite.
     pub ts: f64,
     pub name: Cow<'a, str>,
-    /// Empty where there is none.
+    /// Empty if there is none.
     pub span_id: Cow<'a, [u8]>,
     pub parent_id: Cow<'a, [u8]>,
 }
@@ -85,7 +85,7 @@ pub struct Item {
     /// Depth in the chain of parents.
     pub depth: u32,
     pub parent: Parent,
-    /// Number of the parent's item, where it is among them.
+    /// Number of the parent's item, if it is among them.
     pub parent_item: Option<u32>,
 }
 

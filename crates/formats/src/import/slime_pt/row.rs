@@ -9,18 +9,18 @@ use crate::import::torch::{Number, Tag, Torch, Value};
 const FIELDS: [&str; 7] = ["type", "ts", "name", "attempt", "span_id", "parent_span_id", "attrs"];
 const ABSENT: u8 = u8::MAX;
 
-/// One event of the carrier, as it came.
+/// One event of the carrier, as written.
 #[derive(Clone, Copy, Debug)]
 pub struct RawEvent {
     pub name: Value,
     pub span_id: Value,
     pub parent_id: Value,
-    /// `None` where there are none, or where they are empty.
+    /// `None` if there are none, or if they are empty.
     pub attrs: Value,
     pub attempt: i64,
 }
 
-/// Reads samples; remembers where the fields of an event stand. One for each thread.
+/// Reads samples; remembers the positions of the fields of an event. One per thread.
 pub struct Reader<'a> {
     pub torch: &'a Torch,
     positions: Vec<Option<(u32, [u8; FIELDS.len()])>>,
@@ -114,10 +114,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What the summary needs to know of a row.
+/// What the summary needs from a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RowStats {
-    /// Seconds, as they stand in the events.
+    /// Seconds, as written in the events.
     pub start: f64,
     pub end: f64,
     pub closed: u64,
@@ -180,7 +180,7 @@ fn seconds(torch: &Torch, value: Value) -> Option<f64> {
     seconds.filter(|s| s.is_finite())
 }
 
-/// What `int(x or 0)` makes of a value, 0 where it would fail.
+/// What `int(x or 0)` makes of a value, or 0 if it would fail.
 pub fn whole(torch: &Torch, value: Value) -> i64 {
     match value.tag() {
         Tag::Int | Tag::Long => torch.heap.int(value).unwrap_or(0),
@@ -212,7 +212,7 @@ fn name_text(torch: &Torch, value: Value) -> Cow<'_, str> {
     }
 }
 
-/// Ids are text; any other kind is told apart from text by a leading NUL.
+/// Ids are text; any other kind is distinguished from text by a leading NUL.
 fn id_bytes(torch: &Torch, value: Value) -> Cow<'_, [u8]> {
     match torch.heap.str_bytes(value) {
         Some(bytes) => Cow::Borrowed(bytes),
@@ -227,7 +227,7 @@ pub fn status(torch: &Torch, sample: Value) -> Option<Value> {
     Some(torch.enum_value(status).unwrap_or(status))
 }
 
-/// Keys of metadata that are looked at: every sample of a dump may refer to the same dict.
+/// The most keys of metadata that are read: every sample of a dump may refer to the same dict.
 const MAX_METADATA_KEYS: usize = 1000;
 
 /// Where a sample's prompt came from: `source`, else the metadata's `source`, `source_name`, or any key that contains
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn microseconds_are_those_of_pythons_round() {
         for (seconds, rounded) in [
-            // Just below the middle: multiplied as a whole it would stand in the middle.
+            // Just below the middle: multiplied as a whole it would be in the middle.
             (1_756_000_000.874_621_4, 1_756_000_000.874_621),
             // Exactly in the middle: the even one.
             (0.007_812_5, 0.007_812),

@@ -113,7 +113,7 @@ pub fn write(
     for (count, why) in [
         (total.rejected, "spans have a time outside the years 1678 to 2262"),
         (total.skipped, "events have no time and were left out"),
-        (total.shortened, "values are too large and were replaced by a note"),
+        (total.shortened, "values were too large and were replaced by a note"),
     ] {
         if count > 0 {
             reasons.push(format!("{count} {why}"));
@@ -127,10 +127,10 @@ fn too_large(limit: u64) -> ImportError {
 }
 
 fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
-    ImportError::Malformed(format!("rows could not be built: {e}"))
+    ImportError::Malformed(format!("cannot build the rows: {e}"))
 }
 
-/// Fills the builders. One for each thread.
+/// Fills the builders. One per thread.
 struct Maker<'a> {
     dump: &'a Dump,
     run: &'a str,
@@ -520,7 +520,7 @@ fn id_text(id: &[u8]) -> Cow<'_, str> {
     }
 }
 
-/// The id of something that has none of its own, or one that was used before: made from its place in the trace.
+/// The id of something that has no id, or one that was used before: made from its place in the trace.
 fn derived_id(trace_id: TraceId, event: u32) -> SpanId {
     let mut bytes = [0; 24];
     bytes[..16].copy_from_slice(&trace_id);

@@ -30,13 +30,13 @@ pub(super) fn read(source: Source) -> Result<Torch, ImportError> {
         read_legacy(source)
     } else {
         Err(ImportError::Malformed(
-            "this is no torch file: it begins neither like a zip archive nor like torch's older format".into(),
+            "this is not a torch file; it is neither a zip archive nor in torch's older format".into(),
         ))
     }
 }
 
 fn zip_error(e: rawzip::Error) -> ImportError {
-    ImportError::Malformed(format!("the zip archive of the torch file is damaged or cut short: {e}"))
+    ImportError::Malformed(format!("the zip archive of the torch file is damaged or truncated: {e}"))
 }
 
 fn malformed<T>(what: impl Into<String>) -> Result<T, ImportError> {
@@ -55,15 +55,15 @@ fn read_zip(source: Source) -> Result<Torch, ImportError> {
             continue;
         }
         let Ok(name) = std::str::from_utf8(entry.file_path().as_bytes()).map(str::to_string) else {
-            return malformed("an entry of the archive has a name that is no text");
+            return malformed("an entry of the archive has a name that is not text");
         };
         if entry.compression_method() != rawzip::CompressionMethod::STORE {
-            return malformed(format!("the archive's entry {name:?} is compressed: torch writes no such file"));
+            return malformed(format!("the archive's entry {name:?} is compressed; torch does not write such files"));
         }
         let found = archive.get_entry(entry.wayfinder()).map_err(zip_error)?;
         let (start, end) = found.compressed_data_range();
         if entry.uncompressed_size_hint() != end - start {
-            return malformed(format!("the archive's entry {name:?} lies about its size"));
+            return malformed(format!("the archive's entry {name:?} has a wrong size"));
         }
         ranges.push((start, end));
         pickles += usize::from(name.ends_with("/data.pkl"));
@@ -71,12 +71,12 @@ fn read_zip(source: Source) -> Result<Torch, ImportError> {
     }
     ranges.sort_unstable();
     if ranges.windows(2).any(|w| w[0].1 > w[1].0) {
-        return malformed("entries of the archive overlap: torch writes no such file");
+        return malformed("entries of the archive overlap; torch does not write such files");
     }
     let pickle = named.iter().find(|(name, _)| name.ends_with("/data.pkl"));
     let (prefix, range) = match (pickles, pickle) {
         (1, Some((name, range))) => (name.strip_suffix("data.pkl").unwrap_or_default().to_string(), range.clone()),
-        (0, _) => return malformed("this zip archive is no torch file: it has no data.pkl"),
+        (0, _) => return malformed("this zip archive is not a torch file; it has no data.pkl"),
         _ => return malformed("the archive has more than one data.pkl"),
     };
     let mut big_endian = false;
@@ -130,7 +130,7 @@ fn read_legacy(source: Source) -> Result<Torch, ImportError> {
             .and_then(|n| Some(at + 8..(at + 8).checked_add(n)?))
             .filter(|r| r.end <= source.len());
         let Some(range) = range else {
-            return malformed("the torch file is cut short: the data of its tensors are missing");
+            return malformed("the torch file is truncated; the data of its tensors is missing");
         };
         at = range.end;
         storages.insert(key.into(), range);

@@ -2,7 +2,7 @@
 //!
 //! - A dict whose keys are text is a *shape* (its keys, shared by all dicts with the same keys in the same order) and a
 //!   stretch of values. A rollout dump has millions of event dicts and a few dozen shapes.
-//! - A list of numbers stays where it is: a stretch of opcodes in the file, decoded when asked for.
+//! - A list of numbers stays where it is: a stretch of opcodes in the file, decoded on demand.
 //! - Everything is found by number, so that shared and cyclic references need no care, and nothing is freed one by one.
 
 use hashbrown::{DefaultHashBuilder, HashMap, HashTable};
@@ -39,7 +39,7 @@ enum Obj {
     },
 }
 
-/// Numbers, booleans and `None` that stand next to each other in the file.
+/// Numbers, booleans and `None` that are next to each other in the file.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Run {
     pub start: u64,
@@ -50,7 +50,7 @@ pub(super) struct Run {
 /// An object that is not built: what it would have been made of.
 #[derive(Clone, Copy, Debug)]
 pub struct Object {
-    /// A [`Tag::Global`], or whatever stood in its place.
+    /// A [`Tag::Global`], or what was in its place.
     pub class: Value,
     /// Arguments of its constructor or of the function that makes it.
     pub args: Value,
@@ -79,7 +79,7 @@ pub struct Heap {
     keys: Vec<Value>,
     key_index: HashTable<Key>,
     hasher: DefaultHashBuilder,
-    /// Shapes met last, found by the positions of their keys, before any text is looked at.
+    /// Shapes met last, found by the positions of their keys, before any text is read.
     recent: Vec<Option<(Box<[Value]>, u32)>>,
     pub(super) globals: Vec<Global>,
     pub(super) things: Vec<Object>,
@@ -123,7 +123,7 @@ impl Heap {
 
     // ---- making, for the reader of pickles ----
 
-    /// Room for what a pickle of so many bytes usually holds, if there is any.
+    /// Memory for what a pickle of this size usually holds, if there is enough.
     pub(super) fn reserve(&mut self, bytes: usize) {
         let _ = self.objects.try_reserve(bytes / 48);
         let _ = self.slots.try_reserve(bytes / 16);
@@ -140,14 +140,14 @@ impl Heap {
         self.object(tag, Obj::Empty)
     }
 
-    /// Asks for memory before it is taken. What stands in the file once is always granted; what names the same list or text
+    /// Must be called before memory is used. What is in the file once is always granted; what names the same list or text
     /// again and again, to have it copied, is not.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), ImportError> {
         match self.room.checked_sub(bytes as u64) {
             Some(room) => self.room = room,
             None => {
                 return Err(ImportError::Limit {
-                    what: "what is made of the file, against its size,".into(),
+                    what: "the size of the values compared with the size of the file".into(),
                     name: "MAX_GROWTH",
                     limit: limits::MAX_GROWTH,
                 });
@@ -247,7 +247,7 @@ impl Heap {
         Ok(())
     }
 
-    /// The shape of a dict's first keys; `None` where it has too many or one is no text.
+    /// The shape of a dict's first keys; `None` if it has too many or one is not text.
     fn shape_of(&mut self, pairs: &[Value]) -> Result<Option<u32>, ImportError> {
         let count = pairs.len() / 2;
         if count > limits::MAX_SHAPE_KEYS {
@@ -346,7 +346,7 @@ impl Heap {
         }
     }
 
-    /// [`Heap::get`] for those who ask often: the key was looked up once.
+    /// [`Heap::get`] for frequent calls: the key was looked up once.
     pub fn get_key(&self, dict: Value, key: Key) -> Option<Value> {
         if dict.tag() != Tag::Dict {
             return None;
@@ -471,7 +471,7 @@ impl Heap {
         (value.tag() == Tag::Global).then(|| self.globals[value.payload() as usize].known)
     }
 
-    /// Bytes of a text, as they stand in the file: UTF-8, except that lone surrogates may occur.
+    /// Bytes of a text, as written in the file: UTF-8, except that lone surrogates may occur.
     pub fn str_bytes(&self, value: Value) -> Option<&[u8]> {
         (value.tag() == Tag::Str).then(|| text_bytes(&self.source, &self.owned, value))
     }
@@ -484,7 +484,7 @@ impl Heap {
         })
     }
 
-    /// Bytes objects that stand in the file as they are. Others: [`Heap::bytes`].
+    /// Bytes objects that are in the file as they are. Others: [`Heap::bytes`].
     pub(super) fn raw_bytes(&self, value: Value) -> Option<&[u8]> {
         (value.tag() == Tag::Bytes).then(|| text_bytes(&self.source, &self.owned, value))
     }

@@ -1,4 +1,4 @@
-//! What a torch file may ask of us. A dump of a gigabyte stays far below; a hostile file of a kilobyte too, because
+//! What a torch file may cost. A dump of a gigabyte stays far below; a hostile file of a kilobyte too, because
 //! nothing is allocated before its bytes were seen.
 
 use crate::import::ImportError;
@@ -23,13 +23,13 @@ pub const MAX_GLOBALS: u64 = 1_000_000;
 pub const MAX_ENTRIES: u64 = 10_000_000;
 /// Dimensions of a tensor or an array.
 pub const MAX_DIMENSIONS: usize = 64;
-/// Parts of a path; what has more is no path.
+/// Parts of a path; anything with more is not a path.
 pub const MAX_PATH_PARTS: usize = 256;
 /// Levels of lists and dicts that are shown.
 pub const MAX_DEPTH: usize = 64;
 /// What is made of a file in memory, and what is written of it, may each be this many times as large as the file, and a
-/// little more for small ones: values may be shared, and are copied or written wherever they stand. Without that a file of a
-/// kilobyte could ask for any amount.
+/// little more for small ones: values may be shared, and are copied or written wherever they occur. Without that a file of a
+/// kilobyte could use any amount.
 pub const MAX_GROWTH: u64 = 32;
 /// The little more of one value.
 pub const VALUE_BASE: u64 = 64 << 10;

@@ -3,7 +3,7 @@
 //! [`Torch::open`] maps the file, finds the pickle in its container ([`container`]: a zip archive, or the stream of torch
 //! before 1.6), and reads it with a machine that knows every opcode ([`pickle`]) and a short list of names ([`reduce`]).
 //! Values are eight bytes each ([`value`]) and live in a [`Heap`]; text, lists of numbers and tensors stay in the file
-//! until somebody looks at them ([`tensor`]). [`render`] turns values into JSON. Limits have names in [`limits`].
+//! until they are used ([`tensor`]). [`render`] turns values into JSON. Limits have names in [`limits`].
 //! Why not one of the pickle crates: `docs/adr/0003-torch-reader.md`.
 
 use std::collections::HashMap;

@@ -60,9 +60,9 @@ impl Memo {
     }
 }
 
-/// Room is made beforehand for pickles up to this size.
+/// Memory is reserved in advance for pickles up to this size.
 const MAX_RESERVED_FOR: usize = 2 << 30;
-/// Every so many bytes the part of the file that was read is given back.
+/// After this many bytes, the part of the file that was read is released.
 const FORGET_EVERY: usize = 32 << 20;
 
 impl Machine {
@@ -89,7 +89,7 @@ impl Machine {
         self.marks.clear();
         self.memo = Memo::default();
         // Address space, not memory: pages that are never written to are never there. To grow a step at a time would
-        // copy, and hold the old and the new place at once. Where it cannot be had, growing is what is left.
+        // copy, and hold the old and the new place at once. If that fails, the list has to grow.
         let bytes = self.end.saturating_sub(start).min(MAX_RESERVED_FOR);
         let _ = self.memo.dense.try_reserve(bytes / 12);
         self.heap.reserve(bytes);
@@ -163,20 +163,20 @@ impl Machine {
 
     fn pop(&mut self) -> Result<Value, ImportError> {
         if self.stack.len() <= self.floor() {
-            return self.fail("it takes a value that is not there");
+            return self.fail("it pops a value from an empty stack");
         }
-        self.stack.pop().ok_or_else(|| damaged(self.pos, "it takes a value that is not there"))
+        self.stack.pop().ok_or_else(|| damaged(self.pos, "it pops a value from an empty stack"))
     }
 
     fn top(&self) -> Result<Value, ImportError> {
         match self.stack.last() {
             Some(value) if self.stack.len() > self.floor() => Ok(*value),
-            _ => self.fail("it looks at a value that is not there"),
+            _ => self.fail("it reads a value from an empty stack"),
         }
     }
 
     fn pop_mark(&mut self) -> Result<usize, ImportError> {
-        self.marks.pop().ok_or_else(|| damaged(self.pos, "a mark is missing"))
+        self.marks.pop().ok_or_else(|| damaged(self.pos, "missing mark"))
     }
 
     fn remember(&mut self, at: u64) -> Result<(), ImportError> {
@@ -187,7 +187,7 @@ impl Machine {
     fn recall(&mut self, at: u64) -> Result<(), ImportError> {
         match self.memo.get(at) {
             Some(value) => self.push(value),
-            None => self.fail(format_args!("it refers to value {at}, which it never had")),
+            None => self.fail(format_args!("it refers to value {at}, which does not exist")),
         }
     }
 
@@ -260,7 +260,7 @@ impl Machine {
                 let from = self.pop_mark()?;
                 let mut stack = std::mem::take(&mut self.stack);
                 if from <= self.floor() || (stack.len() - from) % 2 == 1 {
-                    return self.fail("a key has no value, or no dict to go to");
+                    return self.fail("a key has no value or no dict");
                 }
                 self.set_items(stack[from - 1], &stack[from..])?;
                 stack.truncate(from);
@@ -275,7 +275,7 @@ impl Machine {
                 let from = self.pop_mark()?;
                 let mut stack = std::mem::take(&mut self.stack);
                 if from <= self.floor() {
-                    return self.fail("items have no list to go to");
+                    return self.fail("items have no list");
                 }
                 self.append(stack[from - 1], &stack[from..])?;
                 stack.truncate(from);
@@ -294,13 +294,13 @@ impl Machine {
             0x80 => {
                 let protocol = self.u8(src)?;
                 if protocol > 5 {
-                    return self.fail(format_args!("protocol {protocol} is not known"));
+                    return self.fail(format_args!("unknown protocol {protocol}"));
                 }
             }
             0x95 => {
                 self.u64(src)?;
             }
-            // Numbers and text in the old ways.
+            // Numbers and text in the old protocols.
             b'I' | b'L' => {
                 let line = self.line(src)?;
                 let value = match line {
@@ -313,7 +313,7 @@ impl Machine {
             b'F' => {
                 let line = self.line(src)?;
                 let Some(f) = std::str::from_utf8(line).ok().and_then(|t| t.trim().parse().ok()) else {
-                    return self.fail("a number is none");
+                    return self.fail("a number is invalid");
                 };
                 self.push(Value::float(f))?;
             }
@@ -411,7 +411,7 @@ impl Machine {
             b'p' | b'g' => {
                 let line = self.line(src)?;
                 let Some(n) = std::str::from_utf8(line).ok().and_then(|t| t.trim().parse().ok()) else {
-                    return self.fail("a reference is no number");
+                    return self.fail("a reference is not a number");
                 };
                 if op == b'p' { self.remember(n)? } else { self.recall(n)? }
             }
@@ -424,7 +424,7 @@ impl Machine {
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let (Some(module), Some(name)) = (self.heap.str(module), self.heap.str(name)) else {
-                    return self.fail("a class is named by something that is no text");
+                    return self.fail("the name of a class is not text");
                 };
                 let (module, name) = (module.into_owned(), name.into_owned());
                 let global = self.heap.find_global(module.as_bytes(), name.as_bytes())?;
@@ -488,9 +488,9 @@ impl Machine {
                 self.push(value)?;
             }
             // Buffers outside the pickle: torch has none.
-            0x97 => return self.fail("it needs a buffer from outside the file"),
+            0x97 => return self.fail("it needs a buffer that is not in the file"),
             0x98 => {}
-            _ => return self.fail(format_args!("0x{op:02x} is no opcode")),
+            _ => return self.fail(format_args!("unknown opcode 0x{op:02x}")),
         }
         Ok(())
     }
@@ -542,7 +542,7 @@ impl Machine {
                 let inner = self.heap.things[at].items;
                 self.heap.append(inner, items)
             }
-            _ => self.fail("it appends to something that is no list"),
+            _ => self.fail("it appends to something that is not a list"),
         }
     }
 
@@ -557,7 +557,7 @@ impl Machine {
                 let inner = self.heap.things[at].entries;
                 self.heap.set_items(inner, pairs)
             }
-            _ => self.fail("it sets an entry of something that is no dict"),
+            _ => self.fail("it sets an entry of something that is not a dict"),
         }
     }
 
@@ -565,7 +565,7 @@ impl Machine {
     fn decimal(&self, line: &[u8], at: usize) -> Result<Value, ImportError> {
         match decimal_text(line) {
             Some(text) => Ok(text.parse().ok().and_then(Value::int).unwrap_or(Value::tagged(Tag::Long, at as u64))),
-            None => self.fail("a number is none"),
+            None => self.fail("a number is invalid"),
         }
     }
 }
@@ -583,7 +583,7 @@ fn decimal_text(line: &[u8]) -> Option<&str> {
     (!digits.is_empty() && digits.len() <= 4300 && digits.bytes().all(|b| b.is_ascii_digit())).then_some(text)
 }
 
-/// One scalar opcode: its value and where the next begins. No value: an opcode that may stand between the numbers of a
+/// One scalar opcode: its value and where the next begins. No value: an opcode that may occur between the numbers of a
 /// list (frame, mark, append).
 #[inline]
 pub(super) fn scalar_at(src: &[u8], at: usize) -> Option<(Option<Value>, usize)> {
@@ -648,7 +648,7 @@ impl Long<'_> {
         }
     }
 
-    /// `None` where it is too long to be worth it.
+    /// `None` if it is too long to be worth it.
     pub fn digits(&self) -> Option<String> {
         let bytes = match self {
             Long::Decimal(text) => return Some((*text).to_string()),
@@ -695,7 +695,7 @@ fn unquote(line: &[u8]) -> &[u8] {
     }
 }
 
-/// Text of protocol 0: `\uXXXX` and, in byte strings, Python's other escapes. What is no escape stays as it is.
+/// Text of protocol 0: `\uXXXX` and, in byte strings, Python's other escapes. Anything else stays as it is.
 fn unescape(line: &[u8], all: bool) -> Vec<u8> {
     let mut out = String::with_capacity(line.len());
     let mut i = 0;

@@ -104,7 +104,7 @@ impl Heap {
             });
         }
         let (module, name) = (String::from_utf8_lossy(module), String::from_utf8_lossy(name));
-        // A pickle remembers a class after naming it, so this list stays short and is rarely asked.
+        // A pickle remembers a class after naming it, so this list stays short and is rarely used.
         let recent = self.globals.len().saturating_sub(64);
         if let Some(at) = self.globals[recent..].iter().position(|g| *g.module == *module && *g.name == *name) {
             return Ok(Value::tagged(Tag::Global, (recent + at) as u64));

@@ -1,5 +1,5 @@
 //! Values as JSON, in two styles, and as Python's `str()` would show them. Shared and cyclic values are written where
-//! they stand, so depth and size are bounded: beyond a bound stands a text that says so.
+//! they stand, so depth and size are bounded: beyond a bound, a text states it.
 
 use std::fmt::Write as _;
 
@@ -203,7 +203,7 @@ impl Torch {
         self.heap.global(self.heap.object_of(value)?.class)
     }
 
-    /// The value of an enum member: an object made from one plain value, with no fields of its own.
+    /// The value of an enum member: an object made from one plain value, without fields.
     pub fn enum_value(&self, value: Value) -> Option<Value> {
         let object = self.heap.object_of(value)?;
         let plain = object.state.is_none() && object.items.is_none() && object.entries.is_none();

@@ -1,4 +1,4 @@
-//! The bytes of a file, mapped into memory: what is not looked at is not read.
+//! The bytes of a file, mapped into memory: only what is used is read.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,7 +22,7 @@ impl Source {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, "not a regular file"));
         }
         // SAFETY: the map is read-only and never handed out as anything but `&[u8]`. Like every program that maps a
-        // file we rely on nobody cutting it short meanwhile; torch writes a dump once.
+        // file we rely on no process truncating it meanwhile; torch writes a dump once.
         #[allow(unsafe_code)]
         let map = unsafe { Mmap::map(&file)? };
         Ok(Source(Arc::new(Bytes::Mapped(map))))

@@ -1,4 +1,4 @@
-//! Tensors, storages and arrays, as they were described; their elements are read when somebody asks.
+//! Tensors, storages and arrays, as described in the file. Their elements are read on demand.
 
 use std::borrow::Cow;
 
@@ -20,12 +20,12 @@ pub enum Extra {
         dtype: Value,
         data: Value,
     },
-    /// Bytes that were written as text, one character a byte.
+    /// Bytes that were written as text, one character per byte.
     Latin1(Value),
     Complex(f64, f64),
     /// A date: what `str()` shows.
     Text(Box<str>),
-    /// A path, a device: what `str()` shows is joined when somebody looks, since its parts may be shared by many.
+    /// A path, a device: what `str()` shows is joined on demand, since its parts may be shared by many.
     Joined {
         parts: Value,
         separator: &'static str,
@@ -177,7 +177,7 @@ fn f8(bits: u8, exponent_bits: u32, bias: i32, dtype: Dtype) -> f64 {
     }
 }
 
-/// An element from its bytes; `None` where there are too few.
+/// An element from its bytes; `None` if there are too few.
 fn decode(dtype: Dtype, bytes: &[u8], big_endian: bool) -> Option<Number> {
     let mut le = [0u8; 16];
     let size = dtype.size();
@@ -248,7 +248,7 @@ impl<'a> View<'a> {
         (count == 0 || low >= 0 && high < elements).then_some(View { dtype, shape, strides, offset, data, big_endian })
     }
 
-    /// Elements in all.
+    /// Total number of elements.
     pub fn len(&self) -> u64 {
         self.shape.iter().product()
     }
@@ -279,7 +279,7 @@ impl Torch {
         self.heap.items(value).map(|n| self.heap.int(n).and_then(|n| u64::try_from(n).ok())).collect()
     }
 
-    /// Shape of a tensor or array, its data not looked at.
+    /// Shape of a tensor or array, without reading its data.
     pub fn shape(&self, value: Value) -> Option<Vec<u64>> {
         match self.heap.extra_of(value)? {
             Extra::Tensor(t) => self.extents(t.size),
@@ -328,7 +328,7 @@ impl Torch {
         Some((dtype, order == b'>'))
     }
 
-    /// A tensor or array, ready to be read. `None` where it does not fit its data.
+    /// A tensor or array, ready to be read. `None` if it does not fit its data.
     pub fn view(&self, value: Value) -> Option<View<'_>> {
         match self.heap.extra_of(value)? {
             Extra::Tensor(t) => {

@@ -4,7 +4,7 @@
 //! numbers of entries in the [`Heap`](super::Heap). Doubles are stored as they are; everything else lives in the space of
 //! negative quiet NaNs, which no double of a pickle keeps (NaNs are made positive when they are read).
 
-/// See the module. Only the heap it came from can say what it means.
+/// See the module. Only the heap that it came from knows its meaning.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Value(u64);
 
@@ -62,7 +62,7 @@ impl Value {
         Value(if f.is_nan() { f64::NAN.to_bits() & !(1 << 63) } else { f.to_bits() })
     }
 
-    /// `None` where it needs more than 47 bits.
+    /// `None` if it needs more than 47 bits.
     pub fn int(i: i64) -> Option<Value> {
         (INT_MIN..=INT_MAX).contains(&i).then(|| Value::tagged(Tag::Int, i as u64))
     }

@@ -219,11 +219,11 @@ fn malformed_json_says_what_and_where() {
         ("", "ends early at byte 0"),
         ("{", "ends early at byte 1"),
         ("[]", "wrong JSON type"),
-        ("{\"resourceSpans\":[}", "no value begins like this at byte 18"),
+        ("{\"resourceSpans\":[}", "expected a value at byte 18"),
         ("{\"resourceSpans\":5}", "wrong JSON type"),
         ("{\"resourceSpans\":[]} x", "after the value at byte 21"),
-        ("{\"a\" 1}", "colon is missing at byte 5"),
-        ("{\"a\":\"x", "not closed"),
+        ("{\"a\" 1}", "expected a colon at byte 5"),
+        ("{\"a\":\"x", "unterminated string"),
     ] {
         let error = decode_traces_json(text.as_bytes(), &options()).unwrap_err().to_string();
         assert!(error.contains(what), "{text}: {error:?} does not say {what:?}");

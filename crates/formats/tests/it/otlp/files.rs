@@ -150,7 +150,7 @@ fn metrics_go_to_series_and_logs_are_counted() {
     let tables: Vec<_> = read.batches.iter().map(|(t, b)| (t.name(), b.num_rows())).collect();
     assert_eq!(tables, [("spans", 1), ("series", 1), ("runs", 2)]);
     assert_eq!((read.imported.rows, read.imported.rejected), (2, 2));
-    assert!(read.reasons().contains("log records are not kept (1)"), "{}", read.reasons());
+    assert!(read.reasons().contains("log records are not stored (1)"), "{}", read.reasons());
     assert!(read.reasons().contains("neither spans nor metrics (1)"), "{}", read.reasons());
 }
 

@@ -308,7 +308,7 @@ fn deltas_become_totals_and_no_point_counts_twice() {
     ];
     let (rows, reasons) = add(&mut source, bad);
     assert_eq!((rows.len(), reasons.len()), (0, 4), "{reasons:?}");
-    for words in ["came late", "no finite number", "below zero", "before the start"] {
+    for words in ["came too late", "not a finite number", "is negative", "before the start"] {
         assert!(reasons.iter().any(|r| r.contains(words)), "{words}: {reasons:?}");
     }
 }
