@@ -9,8 +9,7 @@ if TYPE_CHECKING:
 
 import os
 
-#: Larger ones are refused.
-MAX_BYTES = 24 << 20
+from ._names import MEDIA_BYTES
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),
@@ -28,8 +27,8 @@ class Image:
     def __init__(self, value: Any, caption: str | None = None):
         self.caption = caption
         self.data, self.mime = _read(value)
-        if len(self.data) > MAX_BYTES:
-            raise ValueError(f"the image has {len(self.data)} bytes, more than {MAX_BYTES}")
+        if len(self.data) > MEDIA_BYTES:
+            raise ValueError(f"the image has {len(self.data)} bytes, more than {MEDIA_BYTES}")
         import hashlib
 
         self.sha256 = hashlib.sha256(self.data).hexdigest()
@@ -51,7 +50,7 @@ def _read(value: Any) -> tuple[bytes, str]:
         return data, _mime(data)
     if isinstance(value, (str, os.PathLike)):
         with open(value, "rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MEDIA_BYTES + 1)
         return data, _mime(data)
     if hasattr(value, "save") and hasattr(value, "mode"):
         import io
@@ -90,7 +89,7 @@ def _png(array: Any) -> bytes:
         array = array * 255
     array = array.clip(0, 255).astype("uint8")
     height, width = array.shape[:2]
-    if height * width * 4 > 4 * MAX_BYTES:
+    if height * width * 4 > 4 * MEDIA_BYTES:
         raise ValueError(f"an image of {width} x {height} is too large")
     kind = 0 if array.ndim == 2 else {3: 2, 4: 6}[array.shape[2]]
     row = width * (1 if array.ndim == 2 else array.shape[2])

@@ -19,7 +19,8 @@ from . import _core, _settings
 from ._errors import harmless, logger, swallowed
 from ._media import Image
 from ._context import attach
-from ._trace import MAX_BYTES, Trace, plain, to_json
+from ._names import CONVERSATION_BYTES
+from ._trace import Trace, plain, to_json
 from ._trackio import AlertLevel, Histogram, Table, record_spans
 
 _MAX_METRICS = 10_000
@@ -413,9 +414,9 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         _core.count_error()
         logger.error("rollscope.log: %s; this conversation is left out", error)
         return
-    if len(messages) + len(metadata or "") > MAX_BYTES:
+    if len(messages) + len(metadata or "") > CONVERSATION_BYTES:
         _core.count_error()
-        logger.error("rollscope.log: %s is larger than %d bytes; left out", key, MAX_BYTES)
+        logger.error("rollscope.log: %s is larger than %d bytes; left out", key, CONVERSATION_BYTES)
         return
     produced_by = None
     try:

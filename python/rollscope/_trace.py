@@ -13,8 +13,6 @@ from ._media import Image
 
 #: Deeper than this is refused.
 MAX_DEPTH = 64
-#: Messages and metadata of one conversation, as JSON.
-MAX_BYTES = 24 << 20
 
 
 class Trace:

@@ -14,7 +14,7 @@ import logging
 import sys
 from typing import Any, Callable
 
-from . import _core, _run as _recorder  # noqa: F401  (starts recording where the environment says so)
+from . import _core, _names, _run as _recorder  # noqa: F401  (starts recording where the environment says so)
 from ._core import slime as _slime
 from ._errors import swallowed
 
@@ -26,11 +26,9 @@ trace_event = _slime.trace_event
 TRACE_VERSION = 1
 TRACE_CHILDREN_KEY = "_trace_children"
 SGLANG_TRACE_META_KEYS = ("prompt_tokens", "completion_tokens", "cached_tokens", "queue_time", "e2e_latency", "decode_throughput")
-_PREFILL = ("bootstrap_queue", "bootstrap", "alloc_wait", "forward", "transfer_queue")
-_DECODE = ("prealloc", "bootstrap", "alloc_wait", "transfer", "forward")
-SGLANG_PD_PREFILL_SEGMENTS = tuple((f"pd_prefill_{s}_duration", f"sglang_pd_prefill_{s}") for s in _PREFILL)
-SGLANG_PD_DECODE_SEGMENTS = tuple((f"pd_decode_{s}_duration", f"sglang_pd_decode_{s}") for s in _DECODE)
-SGLANG_PD_SUMMARY_KEYS = ("pd_transfer_speed_gb_s", "pd_transfer_total_mb", "pd_prefill_retry_count")
+SGLANG_PD_PREFILL_SEGMENTS = _names.PD_PREFILL
+SGLANG_PD_DECODE_SEGMENTS = _names.PD_DECODE
+SGLANG_PD_SUMMARY_KEYS = _names.PD_SUMMARY
 
 logger = logging.getLogger("rollscope.slime")
 _inferred: set[str] = set()

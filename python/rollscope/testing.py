@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, Iterator
 
 from . import _core, _run, _settings
+from ._names import SPAN_KINDS, STATUSES
 
 #: Where the fake clock begins: 2024-01-01T00:00:00Z.
 EPOCH_NS = 1_704_067_200_000_000_000
@@ -209,10 +210,6 @@ def _pair(data: bytes) -> tuple[str, Any]:
     return key, value
 
 
-_KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
-_STATUSES = ("unset", "ok", "error")
-
-
 def _span(data: bytes, resource: dict[str, Any]) -> RecordedSpan:
     span = RecordedSpan(resource=resource)
     pairs: list[tuple[str, Any]] = []
@@ -227,7 +224,7 @@ def _span(data: bytes, resource: dict[str, Any]) -> RecordedSpan:
         elif number == 5:
             span.name = value.decode()
         elif number == 6:
-            span.kind = _KINDS[value]
+            span.kind = SPAN_KINDS[value]
         elif number == 7:
             span.start_ns = value
         elif number == 8:
@@ -255,7 +252,7 @@ def _span(data: bytes, resource: dict[str, Any]) -> RecordedSpan:
                 if inner == 2:
                     span.message = item.decode()
                 elif inner == 3:
-                    span.status = _STATUSES[item]
+                    span.status = STATUSES[item]
     at_start = reserved.get("rollscope.start_attrs", 0)
     span.start_attributes = dict(pairs[:at_start])
     span.end_attributes = dict(pairs[at_start:])

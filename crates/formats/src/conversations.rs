@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 use arrow::array::{Array, AsArray, MapArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
+use rollscope_model::names;
 use serde_json::{Map, Value, json};
 
 use crate::conversation::count;
@@ -220,11 +221,8 @@ fn about(attrs: &Attrs) -> (Map<String, Value>, Option<String>) {
         ("conversation_id", &["gen_ai.conversation.id"]),
         ("operation", &["gen_ai.operation.name"]),
         ("temperature", &["gen_ai.request.temperature"]),
-        ("prompt_tokens", &["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "llm.token_count.prompt"]),
-        (
-            "completion_tokens",
-            &["gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens", "llm.token_count.completion"],
-        ),
+        ("prompt_tokens", names::PROMPT_TOKENS),
+        ("completion_tokens", names::COMPLETION_TOKENS),
     ] {
         if let Some(value) = first(sources) {
             about.insert(name.to_string(), value);

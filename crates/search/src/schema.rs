@@ -4,6 +4,7 @@
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
+use rollscope_model::limits::CONVERSATION_BYTES;
 use serde_json::{Map, Value, json};
 use tantivy::TantivyDocument;
 use tantivy::schema::{
@@ -17,9 +18,6 @@ use crate::words;
 
 /// Rises when the fields or what goes into them change: an index of another version is rebuilt.
 pub const VERSION: u32 = 1;
-
-/// Text of one conversation that goes into the index, in bytes. What is beyond is kept and shown, but not found by words.
-pub const MAX_INDEXED_BYTES: usize = 64 << 20;
 
 /// Limits on the metadata that can be searched and sorted by: number of values, bytes per value, depth.
 const MAX_METADATA_VALUES: usize = 64;
@@ -282,7 +280,7 @@ impl<'a> Rows<'a> {
             }
         }
         said.tools.iter().for_each(|tool| doc.add_text(fields.tool, tool));
-        let mut left = MAX_INDEXED_BYTES;
+        let mut left = CONVERSATION_BYTES;
         for piece in &said.pieces {
             let text = clip(&piece.text, left);
             left -= text.len();
@@ -404,7 +402,7 @@ fn flatten(
                 _ => continue,
             },
             Value::String(text) => {
-                about.push_str(clip(text, MAX_INDEXED_BYTES));
+                about.push_str(clip(text, CONVERSATION_BYTES));
                 about.push('\n');
                 OwnedValue::Str(clip(text, MAX_METADATA_BYTES).to_string())
             }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use rollscope_formats::import::otlp;
+use rollscope_model::limits::MESSAGE_BYTES;
 use rollscope_query::analysis::perf::PerfRules;
 use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
@@ -141,7 +142,7 @@ impl Default for Limits {
     fn default() -> Self {
         let otlp = otlp::Limits::default();
         Limits {
-            max_message_bytes: 64 << 20,
+            max_message_bytes: MESSAGE_BYTES,
             max_inflight_bytes: 512 << 20,
             max_runs_per_message: 1024,
             max_connections: 4096,

@@ -145,7 +145,7 @@ export function time(seconds: number): string {
 }
 
 /** The page's colour of a kind of work. */
-export const phase = (kind: string, name = ''): number => phaseOf(name, kind === 'log_probs' || kind === 'checkpoint' ? 'train' : kind === 'step' || kind === 'other' ? null : kind);
+export const phase = (kind: string, name = ''): number => phaseOf(name, kind);
 
 /** The timeline with what a finding rests on in view. */
 export function evidenceHref(run: string, step: number | null | undefined, e: Evidence): string {

@@ -1,5 +1,6 @@
 // What is known of each row, which rows are shown, and in which order. Pure; a keystroke in the filter costs one pass over
 // the rows (and one over the items where a span's name is asked for).
+import { TAIL_BEGINS } from '../generated/limits';
 import { hex, isNull, valueAt, type ArrowStream } from '../data/arrow';
 import { number } from '../lib/format';
 import type { AttrTest } from '../data/types';
@@ -30,15 +31,15 @@ export interface RowTable {
 }
 
 /**
- * What each sample adds to the tail: from the moment when half of the samples are done until the last is, every moment is
- * shared by the samples that still run. The shares add up to the length of the tail.
+ * What each sample adds to the tail: from the moment when nine of ten samples have ended (TAIL_BEGINS, as in the answers)
+ * until the last ends, every moment is shared by the samples that still run. The shares add up to the length of the tail.
  */
 export function tailShares(ends: ArrayLike<number>): Float64Array {
   const order = Array.from({ length: ends.length }, (_, i) => i).sort((a, b) => ends[a] - ends[b]);
   const share = new Float64Array(ends.length);
-  const half = order.length >> 1;
+  const body = Math.ceil(order.length * TAIL_BEGINS);
   let sum = 0;
-  for (let k = Math.max(1, half); k < order.length; k++) {
+  for (let k = Math.max(1, body); k < order.length; k++) {
     sum += (ends[order[k]] - ends[order[k - 1]]) / (order.length - k);
     share[order[k]] = sum;
   }

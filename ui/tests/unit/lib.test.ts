@@ -67,7 +67,7 @@ describe('phases', () => {
   });
   it('knows the names of slime, SGLang and ROLL', () => {
     expect(['prefill_waiting', 'prefill_forward', 'decode_loop', 'decode_forward', 'prefill_transfer_kv_cache', 'sglang_pd_prefill', 'model_update', 'ref_log_probs', 'reward_model'].map((n) => key(n))).toEqual([
-      'queue', 'prefill', 'decode', 'decode', 'transfer', 'prefill', 'weight_sync', 'train', 'reward',
+      'queue', 'prefill', 'decode', 'decode', 'transfer', 'generate', 'weight_sync', 'log_probs', 'reward',
     ]);
   });
 });

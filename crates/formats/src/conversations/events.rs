@@ -9,12 +9,12 @@ use std::collections::{HashMap, HashSet};
 
 use arrow::array::RecordBatch;
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
+use rollscope_model::limits::CONVERSATION_BYTES;
 use serde_json::{Map, Value};
 
 pub use super::Attrs;
 use super::{about, ended, event_message, event_role, read};
 use crate::conversation::count;
-use crate::import::otlp::MAX_CONVERSATION_BYTES;
 
 const DETAILS: &str = "gen_ai.client.inference.operation.details";
 const TIMES: &str = "message_times_ns";
@@ -186,7 +186,7 @@ impl Calls {
             let messages: Vec<Value> = call.messages.into_iter().map(|(_, message)| message).collect();
             let counts = count(&messages);
             let messages = Value::Array(messages).to_string();
-            if messages.len() > MAX_CONVERSATION_BYTES {
+            if messages.len() > CONVERSATION_BYTES {
                 large += call.records;
                 continue;
             }
@@ -225,7 +225,7 @@ impl Calls {
             ));
         }
         if large > 0 {
-            done.reasons.push(format!("a conversation is larger than {MAX_CONVERSATION_BYTES} bytes ({large})"));
+            done.reasons.push(format!("a conversation is larger than {CONVERSATION_BYTES} bytes ({large})"));
         }
         done
     }

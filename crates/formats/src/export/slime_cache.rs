@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use rollscope_model::attrs;
+use rollscope_model::pd::{PER_SIDE, SEGMENTS, SIDES, SPAN_PREFIX};
 
 use crate::import::ImportError;
 use crate::import::slime_pt::rebuild::{Item, Parent, State};
@@ -16,32 +17,6 @@ use crate::import::torch::{Key, Tag, Torch, Value};
 const MAX_ATTRS_BYTES: usize = 16 << 20;
 /// Samples a worker writes at a time.
 const CHUNK: usize = 32;
-
-/// Lanes for prefill and decode, where a span carries their durations itself.
-const PD_LANES: [(&str, &str, [&str; 5]); 2] = [
-    (
-        "prefill",
-        "P",
-        [
-            "pd_prefill_bootstrap_queue_duration",
-            "pd_prefill_bootstrap_duration",
-            "pd_prefill_alloc_wait_duration",
-            "pd_prefill_forward_duration",
-            "pd_prefill_transfer_queue_duration",
-        ],
-    ),
-    (
-        "decode",
-        "D",
-        [
-            "pd_decode_prealloc_duration",
-            "pd_decode_bootstrap_duration",
-            "pd_decode_alloc_wait_duration",
-            "pd_decode_transfer_duration",
-            "pd_decode_forward_duration",
-        ],
-    ),
-];
 
 /// Streams the cache of a dump. `generated_at` is in seconds since the epoch.
 pub fn write(dump: &Dump, pt_path: &str, generated_at: f64, out: &mut dyn Write) -> Result<(), ImportError> {
@@ -108,13 +83,13 @@ pub fn to_vec(dump: &Dump, pt_path: &str, generated_at: f64) -> Result<Vec<u8>, 
 
 struct Keys {
     response_length: Option<Key>,
-    pd: [[Option<Key>; 5]; 2],
+    pd: [[Option<Key>; PER_SIDE]; SIDES.len()],
     any_pd: bool,
 }
 
 impl Keys {
     fn new(torch: &Torch) -> Keys {
-        let pd = PD_LANES.map(|(_, _, names)| names.map(|n| torch.heap.key(n)));
+        let pd = [0, 1].map(|side| std::array::from_fn(|n| torch.heap.key(SEGMENTS[side * PER_SIDE + n].key)));
         Keys {
             response_length: torch.heap.key("response_length"),
             any_pd: pd.as_flattened().iter().any(Option::is_some),
@@ -169,10 +144,10 @@ fn write_row(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, limit: u6
         for item in &items[..row.rebuilt.spans] {
             let Some(end) = item.end_event else { continue };
             let end_attrs = row.raw[end as usize].attrs;
-            if end_attrs.is_none() || row.events[item.event as usize].name.starts_with("sglang_pd_") {
+            if end_attrs.is_none() || row.events[item.event as usize].name.starts_with(SPAN_PREFIX) {
                 continue;
             }
-            for lane in 0..PD_LANES.len() {
+            for lane in 0..SIDES.len() {
                 if pd_values(torch, keys, lane, end_attrs).next().is_some() {
                     last_lane += 1;
                     shown.push(Shown { item, lane_of: Some(lane), lane: last_lane });
@@ -264,7 +239,7 @@ fn write_item(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, shown: &
     out.extend_from_slice(state.as_bytes());
     out.extend_from_slice(b"\",\"name\":");
     match shown.lane_of {
-        Some(lane) => attrs::write_str(out, &format!("{} [{}]", torch.text(raw.name), PD_LANES[lane].1)),
+        Some(lane) => attrs::write_str(out, &format!("{} [{}]", torch.text(raw.name), SIDES[lane].letter)),
         None => json(out, torch, raw.name),
     }
     if matches!(item.state, State::Closed | State::Open) {
@@ -282,7 +257,7 @@ fn write_item(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, shown: &
     attrs::write_int(out, raw.attempt);
     key(out, "span_id");
     match (shown.lane_of, item.state) {
-        (Some(lane), _) => attrs::write_str(out, &format!("{}:pd:{}", torch.text(raw.span_id), PD_LANES[lane].0)),
+        (Some(lane), _) => attrs::write_str(out, &format!("{}:pd:{}", torch.text(raw.span_id), SIDES[lane].name)),
         (None, State::Instant) => out.extend_from_slice(b"null"),
         _ => json(out, torch, raw.span_id),
     }
@@ -311,13 +286,13 @@ fn write_item(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, shown: &
         (_, Some(lane)) => {
             out.extend_from_slice(b"{\"start_attrs\":{},\"end_attrs\":{");
             for (n, value) in pd_values(torch, keys, lane, end_attrs) {
-                attrs::write_str(out, PD_LANES[lane].2[n]);
+                attrs::write_str(out, SEGMENTS[lane * PER_SIDE + n].key);
                 out.push(b':');
                 json(out, torch, value);
                 out.push(b',');
             }
             out.extend_from_slice(b"\"timeline_pd_virtual_role\":\"");
-            out.extend_from_slice(PD_LANES[lane].0.as_bytes());
+            out.extend_from_slice(SIDES[lane].name.as_bytes());
             out.extend_from_slice(b"\",\"timeline_pd_parent_name\":");
             json(out, torch, raw.name);
             out.extend_from_slice(b",\"timeline_pd_parent_duration\":");

@@ -3,6 +3,8 @@
 
 use std::io::{self, Write};
 
+use rollscope_model::protobuf::{bytes, double, float, number};
+
 /// CRC-32C (Castagnoli), as TFRecord wants it.
 fn crc32c(bytes: &[u8]) -> u32 {
     static TABLE: [u32; 256] = table();
@@ -34,25 +36,6 @@ fn masked(bytes: &[u8]) -> [u8; 4] {
     (crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)).to_le_bytes()
 }
 
-fn varint(out: &mut Vec<u8>, mut n: u64) {
-    while n >= 0x80 {
-        out.push(n as u8 | 0x80);
-        n >>= 7;
-    }
-    out.push(n as u8);
-}
-
-fn bytes_field(out: &mut Vec<u8>, number: u8, bytes: &[u8]) {
-    out.push(number << 3 | 2);
-    varint(out, bytes.len() as u64);
-    out.extend_from_slice(bytes);
-}
-
-fn double_field(out: &mut Vec<u8>, number: u8, value: f64) {
-    out.push(number << 3 | 1);
-    out.extend_from_slice(&value.to_le_bytes());
-}
-
 fn record(out: &mut impl Write, data: &[u8]) -> io::Result<()> {
     let length = (data.len() as u64).to_le_bytes();
     out.write_all(&length)?;
@@ -69,8 +52,8 @@ pub struct EventWriter<W: Write> {
 impl<W: Write> EventWriter<W> {
     pub fn new(mut out: W, time_s: f64) -> io::Result<Self> {
         let mut event = Vec::new();
-        double_field(&mut event, 1, time_s);
-        bytes_field(&mut event, 3, b"brain.Event:2");
+        double(&mut event, 1, time_s);
+        bytes(&mut event, 3, b"brain.Event:2");
         record(&mut out, &event)?;
         Ok(EventWriter { out })
     }
@@ -84,16 +67,14 @@ impl<W: Write> EventWriter<W> {
     /// bits. (A tensor could keep all 64, but TensorBoard drops tensors of doubles.)
     pub fn scalar(&mut self, time_s: f64, step: i64, tag: &str, value: f64) -> io::Result<()> {
         let mut item = Vec::new();
-        bytes_field(&mut item, 1, tag.as_bytes());
-        item.push(2 << 3 | 5);
-        item.extend_from_slice(&(value as f32).to_le_bytes());
+        bytes(&mut item, 1, tag.as_bytes());
+        float(&mut item, 2, value as f32);
         let mut summary = Vec::new();
-        bytes_field(&mut summary, 1, &item);
+        bytes(&mut summary, 1, &item);
         let mut event = Vec::new();
-        double_field(&mut event, 1, time_s);
-        event.push(2 << 3);
-        varint(&mut event, step as u64);
-        bytes_field(&mut event, 5, &summary);
+        double(&mut event, 1, time_s);
+        number(&mut event, 2, step as u64);
+        bytes(&mut event, 5, &summary);
         record(&mut self.out, &event)
     }
 

@@ -1,49 +1,19 @@
-//! `docs/tables.md` is generated from the schemas. If it is stale, run `UPDATE=1 cargo test --workspace` and commit.
+//! Files generated from the schemas and the names, for people and other languages. They are checked in. These tests fail
+//! if one is stale: run `UPDATE=1 cargo test --workspace` and commit.
 
-use std::fmt::Write;
+mod generated;
+mod tables_page;
+
 use std::path::Path;
 
-use arrow::datatypes::DataType;
-use rollscope_model::Table;
-use rollscope_model::tables::{Keep, doc};
-
-fn type_name(data_type: &DataType) -> String {
-    match data_type {
-        DataType::Dictionary(_, _) | DataType::Utf8 => "text".into(),
-        DataType::Int64 | DataType::Int32 | DataType::UInt32 => "integer".into(),
-        DataType::Float64 => "double".into(),
-        DataType::Boolean => "boolean".into(),
-        DataType::FixedSizeBinary(n) => format!("{n} bytes"),
-        DataType::Map(_, _) => "attributes".into(),
-        DataType::List(_) => "list".into(),
-        other => panic!("name {other} for people"),
-    }
-}
-
-#[test]
-fn the_page_of_tables_is_up_to_date() {
-    let mut page = String::from(
-        "# Tables\n\nThis page is generated from `crates/model/src/tables.rs`, and a test fails if it is stale. Times are nanoseconds since the epoch.\n",
-    );
-    for table in Table::ALL {
-        let identity: Vec<String> = table.identity().iter().map(|column| format!("`{column}`")).collect();
-        let stays = match table.keep() {
-            Keep::First => "The first row is kept",
-            Keep::FirstClosed => "The first row is kept, except that a closed span replaces an open one",
-            Keep::Last => "The newest row replaces the others",
-        };
-        let once = format!("One row per {}. {stays}.", identity.join(", "));
-        let head = "| column | type | null | meaning |\n|---|---|---|---|";
-        write!(page, "\n## {}\n\n{once}\n\n{head}\n", table.name()).unwrap();
-        for field in table.schema().fields() {
-            let null = if field.is_nullable() { "yes" } else { "" };
-            let kind = type_name(field.data_type());
-            writeln!(page, "| `{}` | {kind} | {null} | {} |", field.name(), doc(field)).unwrap();
-        }
-    }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tables.md");
+/// Compares a checked-in file, by its path in the repository, with what it should hold.
+#[track_caller]
+fn up_to_date(path: &str, content: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path);
     if std::env::var_os("UPDATE").is_some() {
-        std::fs::write(&path, &page).unwrap();
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        std::fs::write(&file, content).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(&path).unwrap_or_default(), page, "stale: UPDATE=1 cargo test --workspace");
+    let found = std::fs::read_to_string(&file).unwrap_or_default();
+    assert_eq!(found, content, "{path} is stale: UPDATE=1 cargo test --workspace");
 }

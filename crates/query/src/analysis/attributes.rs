@@ -5,6 +5,7 @@ use arrow::array::cast::AsArray;
 use arrow::array::{Array, MapArray, RecordBatch, StringArray};
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
+use rollscope_model::{names, pd};
 
 use super::step::column;
 
@@ -24,45 +25,69 @@ pub struct SpanFacts {
     pub pd: [Option<f64>; 4],
 }
 
-const TOOL: &[&str] = &["tool", "tool_name", "gen_ai.tool.name", "name"];
-const COMPLETION: &[&str] = &["completion_tokens", "gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"];
-const PROMPT: &[&str] = &["prompt_tokens", "gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"];
-const CACHED: &[&str] = &["cached_tokens", "gen_ai.usage.cached_tokens"];
-const PD: [&str; 4] = [
-    "pd_prefill_bootstrap_queue_duration",
-    "pd_prefill_forward_duration",
-    "pd_prefill_transfer_queue_duration",
-    "pd_decode_forward_duration",
-];
+/// The fields of [`SpanFacts::pd`].
+const PD: [usize; 4] = [pd::BOOTSTRAP_QUEUE, pd::PREFILL_FORWARD, pd::TRANSFER_QUEUE, pd::DECODE_FORWARD];
 
 /// Longest name of a tool.
 const MAX_TOOL: usize = 64;
 
+/// The value under the first of several names that mean the same: an earlier one is believed.
+struct FirstOf<'a> {
+    names: &'static [&'static str],
+    found: Option<(usize, &'a str)>,
+}
+
+impl<'a> FirstOf<'a> {
+    fn new(names: &'static [&'static str]) -> Self {
+        FirstOf { names, found: None }
+    }
+
+    fn take(&mut self, key: &str, value: &'a str) {
+        if let Some(place) = self.names.iter().position(|name| *name == key)
+            && self.found.is_none_or(|(known, _)| place < known)
+        {
+            self.found = Some((place, value));
+        }
+    }
+
+    fn number(&self) -> Option<f64> {
+        self.found.and_then(|(_, value)| number(value))
+    }
+}
+
+fn number(value: &str) -> Option<f64> {
+    value.parse().ok().filter(|v: &f64| v.is_finite() && *v >= 0.0)
+}
+
 impl SpanFacts {
-    fn take(&mut self, key: &str, value: &str) {
-        let number = || value.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0);
-        match key {
-            "turn" => self.turn = number().map(|v| v as i64),
-            "queue_time" => self.queue_s = number(),
-            "decode_throughput" => self.throughput = number().filter(|v| *v > 0.0),
-            key if TOOL.contains(&key) => {
-                // The first name in the list is the one to believe.
-                if self.tool.is_none() || key == TOOL[0] {
-                    self.tool = serde_json::from_str::<String>(value)
-                        .ok()
-                        .map(|t| t.chars().take(MAX_TOOL).collect::<String>())
-                        .or(self.tool.take());
+    fn read<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
+        let mut facts = SpanFacts::default();
+        let [mut tool, mut completion, mut prompt, mut cached, mut queue] =
+            [names::TOOL_NAME, names::COMPLETION_TOKENS, names::PROMPT_TOKENS, names::CACHED_TOKENS, names::QUEUE_TIME]
+                .map(FirstOf::new);
+        for (key, value) in attributes {
+            match key {
+                "turn" => facts.turn = number(value).map(|v| v as i64),
+                "decode_throughput" => facts.throughput = number(value).filter(|v| *v > 0.0),
+                key if key.starts_with(pd::KEY_PREFIX) => {
+                    if let Some(i) = PD.iter().position(|segment| pd::SEGMENTS[*segment].key == key) {
+                        facts.pd[i] = number(value);
+                    }
                 }
-            }
-            key if COMPLETION.contains(&key) => self.completion_tokens = number(),
-            key if PROMPT.contains(&key) => self.prompt_tokens = number(),
-            key if CACHED.contains(&key) => self.cached_tokens = number(),
-            key => {
-                if let Some(i) = PD.iter().position(|k| *k == key) {
-                    self.pd[i] = number();
+                key => {
+                    for list in [&mut tool, &mut completion, &mut prompt, &mut cached, &mut queue] {
+                        list.take(key, value);
+                    }
                 }
             }
         }
+        let tool = tool.found.and_then(|(_, json)| serde_json::from_str::<String>(json).ok());
+        facts.tool = tool.map(|name| name.chars().take(MAX_TOOL).collect());
+        facts.completion_tokens = completion.number();
+        facts.prompt_tokens = prompt.number();
+        facts.cached_tokens = cached.number();
+        facts.queue_s = queue.number();
+        facts
     }
 }
 
@@ -74,14 +99,11 @@ pub fn read(
 ) -> Result<(), ArrowError> {
     let (traces, spans) =
         (column(batch, "trace_id")?.as_fixed_size_binary(), column(batch, "span_id")?.as_fixed_size_binary());
-    let maps = [column(batch, "start_attrs")?, column(batch, "end_attrs")?];
+    let (start, end) = (column(batch, "start_attrs")?.as_map(), column(batch, "end_attrs")?.as_map());
     for row in 0..batch.num_rows() {
         let id = (traces.value(row).try_into().unwrap_or_default(), spans.value(row).try_into().unwrap_or_default());
         let Some(at) = row_of(id.0, id.1) else { continue };
-        let mut found = SpanFacts::default();
-        for map in maps {
-            entries(map.as_map(), row, |key, value| found.take(key, value))?;
-        }
+        let found = SpanFacts::read(entries(start, row)?.chain(entries(end, row)?));
         if found != SpanFacts::default() {
             facts.insert(at, found);
         }
@@ -89,20 +111,15 @@ pub fn read(
     Ok(())
 }
 
-fn entries(map: &MapArray, row: usize, mut each: impl FnMut(&str, &str)) -> Result<(), ArrowError> {
+fn entries(map: &MapArray, row: usize) -> Result<impl Iterator<Item = (&str, &str)>, ArrowError> {
     let texts: (Option<&StringArray>, Option<&StringArray>) =
         (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>());
     let (Some(keys), Some(values)) = texts else {
         return Err(ArrowError::SchemaError("attributes must be a map of text to text".to_string()));
     };
-    if map.is_null(row) {
-        return Ok(());
-    }
     let ends = map.value_offsets();
-    for at in ends[row] as usize..ends[row + 1] as usize {
-        each(keys.value(at), values.value(at));
-    }
-    Ok(())
+    let range = if map.is_null(row) { 0..0 } else { ends[row] as usize..ends[row + 1] as usize };
+    Ok(range.map(|at| (keys.value(at), values.value(at))))
 }
 
 /// The integers of a JSON array, numbers or texts (slime writes both); at most a few thousand.
@@ -118,17 +135,22 @@ mod tests {
 
     #[test]
     fn only_finite_numbers_count() {
-        let mut facts = SpanFacts::default();
-        for (key, value) in
-            [("completion_tokens", "12"), ("queue_time", "true"), ("decode_throughput", "0"), ("tool", "\"bash\"")]
-        {
-            facts.take(key, value);
-        }
-        facts.take("name", "\"other\"");
+        let facts = SpanFacts::read(
+            [
+                ("completion_tokens", "12"),
+                ("queue_time", "true"),
+                ("decode_throughput", "0"),
+                ("name", "\"other\""),
+                ("tool", "\"bash\""),
+            ]
+            .into_iter(),
+        );
         assert_eq!(
             facts,
             SpanFacts { completion_tokens: Some(12.0), tool: Some("bash".into()), ..SpanFacts::default() }
         );
+        let both = [("prompt_tokens", "5"), ("gen_ai.usage.input_tokens", "6"), ("llm.token_count.prompt", "7")];
+        assert_eq!(SpanFacts::read(both.into_iter()).prompt_tokens, Some(6.0), "the standard's name is believed");
         assert_eq!(integers("[1,\"2\",null,3.5]"), [1, 2]);
         assert!(integers("oops").is_empty());
     }

@@ -144,7 +144,7 @@ pub fn breakdown(data: &StepData) -> Breakdown {
     };
     let mut out = Breakdown::default();
     let used = Kind::ALL.into_iter().zip(kinds).filter(|(_, s)| s.spans > 0);
-    out.by_kind = used.map(|(kind, sum)| sum.share(kind.words().to_string(), Some(kind))).collect();
+    out.by_kind = used.map(|(kind, sum)| sum.share(kind.label().to_string(), Some(kind))).collect();
     out.by_kind.sort_by(by_own);
     out.by_name = names.iter().map(|((n, k), sum)| sum.share(texts[*n as usize].clone(), Some(*k))).collect();
     out.by_name.sort_by(by_own);

@@ -11,6 +11,7 @@ use arrow::array::cast::AsArray;
 use arrow::array::{Array, MapArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use rollscope_model::pd;
 use serde::{Deserialize, Serialize};
 
 use super::stats::{SUFFIXES, summary};
@@ -47,7 +48,7 @@ impl Default for PerfRules {
         PerfRules {
             enabled: true,
             request_spans: texts(&["sglang_generate"]),
-            segment_prefix: "sglang_pd_".into(),
+            segment_prefix: pd::SPAN_PREFIX.into(),
             step_spans: texts(&["step", "rollscope.step", "pipeline_step", "train_step"]),
             rollout_phases: texts(&["rollout", "generate"]),
             perf_prefix: "perf/".into(),
@@ -58,25 +59,23 @@ impl Default for PerfRules {
     }
 }
 
-/// Attribute of a request, and the name of its metric after the prefix.
-const REQUEST_FIELDS: [(&str, &str); 16] = [
-    ("e2e_latency", "request/e2e_latency"),
-    ("queue_time", "request/queue_time"),
-    ("decode_throughput", "decode/throughput"),
-    ("pd_prefill_bootstrap_queue_duration", "prefill/bootstrap_queue_duration"),
-    ("pd_prefill_bootstrap_duration", "prefill/bootstrap_duration"),
-    ("pd_prefill_alloc_wait_duration", "prefill/alloc_wait_duration"),
-    ("pd_prefill_forward_duration", "prefill/forward_duration"),
-    ("pd_prefill_transfer_queue_duration", "prefill/transfer_queue_duration"),
-    ("pd_transfer_speed_gb_s", "prefill/transfer_speed_gb_s"),
-    ("pd_transfer_total_mb", "prefill/transfer_total_mb"),
-    ("pd_prefill_retry_count", "prefill/retry_count"),
-    ("pd_decode_prealloc_duration", "decode/prealloc_duration"),
-    ("pd_decode_bootstrap_duration", "decode/bootstrap_duration"),
-    ("pd_decode_alloc_wait_duration", "decode/alloc_wait_duration"),
-    ("pd_decode_transfer_duration", "decode/transfer_duration"),
-    ("pd_decode_forward_duration", "decode/forward_duration"),
-];
+/// Attribute of a request, and the name of its metric after the prefix: first the request's own.
+const REQUEST_FIELDS: [(&str, &str); FIRST_SEGMENT_FIELD + pd::SEGMENTS.len() + pd::SUMMARY.len()] = {
+    let mut fields = [("", ""); FIRST_SEGMENT_FIELD + pd::SEGMENTS.len() + pd::SUMMARY.len()];
+    fields[0] = ("e2e_latency", "request/e2e_latency");
+    fields[1] = ("queue_time", "request/queue_time");
+    fields[2] = ("decode_throughput", "decode/throughput");
+    let mut n = 0;
+    while n < pd::SEGMENTS.len() {
+        fields[FIRST_SEGMENT_FIELD + n] = (pd::SEGMENTS[n].key, pd::SEGMENTS[n].metric);
+        n += 1;
+    }
+    while n < pd::SEGMENTS.len() + pd::SUMMARY.len() {
+        fields[FIRST_SEGMENT_FIELD + n] = pd::SUMMARY[n - pd::SEGMENTS.len()];
+        n += 1;
+    }
+    fields
+};
 /// The fields above from here on may be on spans below the request.
 const FIRST_SEGMENT_FIELD: usize = 3;
 /// Keys of a run's configuration with the number of GPUs of the rollout.

@@ -61,7 +61,7 @@ impl Part {
     }
 
     fn of(kind: Kind) -> Part {
-        match kind {
+        match kind.under() {
             Kind::Queue => Part::Queue,
             Kind::Prefill => Part::Prefill,
             Kind::Transfer => Part::Transfer,
@@ -116,7 +116,7 @@ pub struct SampleTimes {
 
 fn counts(kind: Kind) -> bool {
     matches!(
-        kind,
+        kind.under(),
         Kind::Tool | Kind::Reward | Kind::Decode | Kind::Prefill | Kind::Queue | Kind::Transfer | Kind::Generate
     )
 }

@@ -8,6 +8,7 @@
 //! Parts add up to lengths, so differences add up to the difference in length exactly. Decoding is divided once more: at
 //! the median sample's pace the tokens beyond its own explain the first part (long output), the rest is pace (slow). n log n.
 
+use rollscope_model::figures::TAIL_BEGINS;
 use serde::Serialize;
 
 use super::robust::seconds;
@@ -15,8 +16,6 @@ use super::samples::{Part, SampleTime, SampleTimes};
 use super::step::StepData;
 use super::summary::natural;
 
-/// Share of samples that have ended when the tail begins.
-const BODY: f64 = 0.9;
 /// Samples of the tail that are listed.
 const MAX_LISTED: usize = 100;
 
@@ -72,7 +71,7 @@ pub fn stragglers(data: &StepData, times: &SampleTimes) -> Stragglers {
     let mut sums = [0i64; Part::COUNT];
     all.iter().for_each(|(_, t)| sums.iter_mut().zip(t.parts).for_each(|(s, p)| *s += p));
     all.sort_by(|a, b| a.1.end.cmp(&b.1.end).then_with(|| name(a.0).cmp(&name(b.0))));
-    let body = ((all.len() as f64 * BODY).ceil() as usize).clamp(1, all.len());
+    let body = ((all.len() as f64 * TAIL_BEGINS).ceil() as usize).clamp(1, all.len());
     let tail_start = all[body - 1].1.end;
     let last = all[all.len() - 1].1.end;
     let from = |ns: i64| seconds(ns - data.step_start);

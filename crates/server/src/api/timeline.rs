@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use rollscope_formats::export::timeline;
 use rollscope_model::Table;
 use rollscope_model::ids::TraceId;
+use rollscope_model::pd::KEY_PREFIX;
 use rollscope_query::scope::{StepScope, overlaps};
 use rollscope_store::{Snapshot, SnapshotSource};
 
@@ -146,7 +147,7 @@ fn too_many_spans() -> String {
 async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
     // Attributes are read only if some span has prefill and decode times in them.
-    let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with("pd_")));
+    let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with(KEY_PREFIX)));
     let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
     let (from, to) = match window {
         Window::Time { from, to } => (from, to),

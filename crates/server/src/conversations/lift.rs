@@ -5,14 +5,13 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch, StringArray};
 use base64::Engine as _;
+use rollscope_model::limits::MEDIA_BYTES;
 use rollscope_store::{Store, StoreError};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::media::sniff;
 
-/// Larger files stay in their message.
-const MAX_MEDIA_BYTES: usize = 32 << 20;
 /// Most files of one conversation, and how deep they may be nested.
 const MAX_MEDIA: usize = 256;
 const MAX_DEPTH: usize = 8;
@@ -82,7 +81,7 @@ fn take(value: &mut Value, found: &mut Vec<Vec<u8>>, depth: usize) {
 
 fn image_bytes(url: &str) -> Option<Vec<u8>> {
     let (_, data) = url.strip_prefix("data:")?.split_once(";base64,")?;
-    if data.len() / 4 * 3 > MAX_MEDIA_BYTES {
+    if data.len() / 4 * 3 > MEDIA_BYTES {
         return None;
     }
     let bytes = base64::engine::general_purpose::STANDARD.decode(data.trim()).ok()?;

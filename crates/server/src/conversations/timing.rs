@@ -5,6 +5,8 @@ use std::collections::{HashMap, HashSet};
 
 use arrow::array::{Array, AsArray, MapArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
+use rollscope_model::kinds::{Kind, classify};
+use rollscope_model::names;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -36,7 +38,7 @@ pub struct Strip {
 /// A stretch of the bar, in seconds from its start.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Part {
-    pub kind: &'static str,
+    pub kind: Kind,
     pub from: f64,
     pub seconds: f64,
 }
@@ -190,23 +192,10 @@ impl<'a> Trace<'a> {
     }
 }
 
-/// Which part of a request a span of a serving engine is.
-fn part_kind(name: &str) -> Option<&'static str> {
-    let name = name.strip_prefix("sglang_pd_").unwrap_or(name);
-    match name {
-        "tokenize" => Some("tokenize"),
-        "prefill_forward" | "prefill_chunked_forward" | "prefill" => Some("prefill"),
-        "decode_forward" | "decode" => Some("decode"),
-        _ if name.contains("transfer") && !name.contains("queue") => Some("transfer"),
-        _ if name.contains("waiting")
-            || name.contains("queue")
-            || name.contains("alloc_wait")
-            || name.contains("bootstrap") =>
-        {
-            Some("queue")
-        }
-        _ => None,
-    }
+/// Which part of a generation a span below it is, if it is one.
+fn part_kind(span: &SpanRow) -> Option<Kind> {
+    let kind = classify(&span.name, span.phase.as_deref());
+    matches!(kind, Kind::Tokenize | Kind::Queue | Kind::Prefill | Kind::Transfer | Kind::Decode).then_some(kind)
 }
 
 /// The strips of a conversation. `span` and `sample` are the conversation's own, where it knows them.
@@ -306,11 +295,11 @@ fn seconds(ns: i64) -> f64 {
 
 fn tool_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip {
     let mut strip = bare(trace, message, at, trace_id, "tool");
-    if let Some(tool) = trace.text_attr(&trace.spans[at], &["gen_ai.tool.name", "tool", "tool.name"]) {
+    if let Some(tool) = trace.text_attr(&trace.spans[at], names::TOOL_NAME) {
         strip.name = tool;
     }
     if let Some(seconds) = strip.seconds {
-        strip.parts.push(Part { kind: "tool", from: 0.0, seconds });
+        strip.parts.push(Part { kind: Kind::Tool, from: 0.0, seconds });
     }
     strip
 }
@@ -318,10 +307,10 @@ fn tool_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip
 fn generation_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip {
     let span = &trace.spans[at];
     let mut strip = bare(trace, message, at, trace_id, "generation");
-    let mut stretches: HashMap<&'static str, Vec<(i64, i64)>> = HashMap::new();
+    let mut stretches: HashMap<Kind, Vec<(i64, i64)>> = HashMap::new();
     for i in trace.below(span.id) {
         let inner = &trace.spans[i];
-        if let (Some(kind), Some(end)) = (part_kind(&inner.name), inner.end) {
+        if let (Some(kind), Some(end)) = (part_kind(inner), inner.end) {
             stretches.entry(kind).or_default().push((inner.start, end));
         }
     }
@@ -334,24 +323,18 @@ fn generation_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) ->
     strip.parts.sort_by(|a, b| a.from.total_cmp(&b.from));
     let below: Vec<usize> = std::iter::once(at).chain(trace.below(span.id)).collect();
     let int = |keys: &[&str]| below.iter().find_map(|i| trace.int_attr(&trace.spans[*i], keys));
-    strip.prompt_tokens =
-        int(&["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "prompt_tokens", "llm.token_count.prompt"]);
-    strip.completion_tokens = int(&[
-        "gen_ai.usage.output_tokens",
-        "gen_ai.usage.completion_tokens",
-        "completion_tokens",
-        "llm.token_count.completion",
-    ]);
-    strip.cached_tokens = int(&["gen_ai.usage.cached_tokens", "gen_ai.usage.cache_read.input_tokens", "cached_tokens"]);
+    strip.prompt_tokens = int(names::PROMPT_TOKENS);
+    strip.completion_tokens = int(names::COMPLETION_TOKENS);
+    strip.cached_tokens = int(names::CACHED_TOKENS);
     strip.finish_reason =
         trace.text_attr(span, &["finish_reason", "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason"]);
     if strip.parts.is_empty()
-        && let Some(waited) = trace.attr(span, &["queue_time", "gen_ai.latency.time_in_queue"]).and_then(|v| v.as_f64())
+        && let Some(waited) = trace.attr(span, names::QUEUE_TIME).and_then(|v| v.as_f64())
         && waited > 0.0
     {
-        strip.parts.push(Part { kind: "queue", from: 0.0, seconds: waited });
+        strip.parts.push(Part { kind: Kind::Queue, from: 0.0, seconds: waited });
     }
-    let decode: f64 = strip.parts.iter().filter(|p| p.kind == "decode").map(|p| p.seconds).sum();
+    let decode: f64 = strip.parts.iter().filter(|p| p.kind == Kind::Decode).map(|p| p.seconds).sum();
     let over = if decode > 0.0 { Some(decode) } else { strip.seconds };
     strip.tokens_per_s = match (strip.completion_tokens, over) {
         (Some(tokens), Some(seconds)) if seconds > 0.0 => Some(tokens as f64 / seconds),
@@ -433,7 +416,7 @@ mod tests {
             seen,
             [(1, "generation", "sglang_generate"), (2, "tool", "bash"), (3, "generation", "sglang_generate")]
         );
-        assert_eq!(strips[0].parts, [Part { kind: "decode", from: 1.0, seconds: 1.0 }]);
+        assert_eq!(strips[0].parts, [Part { kind: Kind::Decode, from: 1.0, seconds: 1.0 }]);
         assert_eq!((strips[0].tokens_per_s, strips[0].cached_tokens), (Some(100.0), Some(7)));
         assert_eq!((strips[1].seconds, strips[1].status.as_str()), (Some(1.0), "error"));
     }

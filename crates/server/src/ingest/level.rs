@@ -10,7 +10,7 @@ use rollscope_model::names::event::LEVEL_HEADER;
 pub struct TraceLevel(AtomicI8);
 
 const NOT_SET: i8 = -1;
-pub const HIGHEST: u8 = 3;
+pub use rollscope_model::limits::TRACE_LEVEL as HIGHEST;
 
 impl Default for TraceLevel {
     fn default() -> Self {

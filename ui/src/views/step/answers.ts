@@ -2,12 +2,15 @@
 // the step, fetches what it needs, and shows nothing while it has nothing to say.
 // A page that opens from disk has no answers.
 import type { Component } from 'svelte';
+import type { StepReport } from '../../answers/types';
 
 export interface AnswersProps {
   run: string;
   step: number;
   /** Rises when the step changed under the page. */
   version: number;
+  /** Called with every report: its figures are those of the page. */
+  told: (report: StepReport) => void;
 }
 
 export interface FindingsProps {

@@ -38,12 +38,12 @@ export function sampleRows(stream: ArrowStream): SampleRow[] {
   return out;
 }
 
-/** Groups whose samples all have the same reward give no gradient. */
+/** Groups whose samples all have the same reward give no gradient. As in the answers: of samples that have a reward. */
 export function flatGroups(samples: SampleRow[]): { flat: number; groups: number } {
-  const groups = new Map<string, Set<number | null>>();
+  const groups = new Map<string, Set<number>>();
   const sizes = new Map<string, number>();
   for (const s of samples) {
-    if (s.group === null) continue;
+    if (s.group === null || s.reward === null) continue;
     const set = groups.get(s.group) ?? new Set();
     groups.set(s.group, set.add(s.reward));
     sizes.set(s.group, (sizes.get(s.group) ?? 0) + 1);

@@ -32,7 +32,7 @@ pub const CHUNK_ROWS: usize = 4096;
 /// Time spent on packing is spent once; the file is kept, mailed and opened. The levels above take longer for a hundredth.
 const PACKING: Compression = Compression::new(6);
 /// Text of conversations in one page, before compression. The rest is left out, and a note says so.
-pub const MAX_CONVERSATION_BYTES: usize = 256 << 20;
+pub const MAX_PAGE_CONVERSATION_BYTES: usize = 256 << 20;
 
 /// A page that is being written to a file.
 pub struct Page {

@@ -12,7 +12,7 @@ use super::super::timeline;
 use super::facts::Gather;
 use super::pool::Pool;
 use super::thin::thin;
-use super::{CHUNK_ROWS, MAX_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block, attrs, words, zipped};
+use super::{CHUNK_ROWS, MAX_PAGE_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block, attrs, words, zipped};
 
 /// The columns that a timeline is packed from.
 const TIMELINE: [&str; 15] = timeline::COLUMNS;
@@ -112,7 +112,7 @@ impl<'a> Window<'a> {
             }
             Table::Conversations => {
                 let bytes = batch.get_array_memory_size();
-                let full = |p: &&mut Page| p.conversation_bytes + bytes > MAX_CONVERSATION_BYTES;
+                let full = |p: &&mut Page| p.conversation_bytes + bytes > MAX_PAGE_CONVERSATION_BYTES;
                 if self.pages.iter().any(full) {
                     self.conversations_left_out += batch.num_rows() as u64;
                 } else {

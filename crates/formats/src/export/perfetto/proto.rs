@@ -4,6 +4,8 @@
 use hashbrown::HashMap;
 use std::io::{self, Write};
 
+use rollscope_model::protobuf::{bytes, fixed64, message, number};
+
 use super::super::rows::{Spans, int, small};
 use super::{Encoder, Item, Tracks, hex};
 use crate::json::{Error, Reader};
@@ -65,48 +67,6 @@ const BEGIN: u64 = 1;
 const END: u64 = 2;
 const INSTANT: u64 = 3;
 const COUNTER: u64 = 4;
-
-pub fn varint(out: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        out.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    out.push(value as u8);
-}
-
-fn number(out: &mut Vec<u8>, field: u32, value: u64) {
-    varint(out, u64::from(field) << 3);
-    varint(out, value);
-}
-
-fn fixed64(out: &mut Vec<u8>, field: u32, value: u64) {
-    varint(out, u64::from(field) << 3 | 1);
-    out.extend_from_slice(&value.to_le_bytes());
-}
-
-fn bytes(out: &mut Vec<u8>, field: u32, value: &[u8]) {
-    varint(out, u64::from(field) << 3 | 2);
-    varint(out, value.len() as u64);
-    out.extend_from_slice(value);
-}
-
-/// A message inside a message. Its length is not known before: one byte is kept for it, and room is made if that is
-/// not enough.
-fn message<T>(out: &mut Vec<u8>, field: u32, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
-    varint(out, u64::from(field) << 3 | 2);
-    let at = out.len();
-    out.push(0);
-    let result = write(out);
-    let len = out.len() - at - 1;
-    if len < 0x80 {
-        out[at] = len as u8;
-    } else {
-        let mut prefix = Vec::with_capacity(5);
-        varint(&mut prefix, len as u64);
-        out.splice(at..at + 1, prefix);
-    }
-    result
-}
 
 /// Texts by number. Numbers start at 1.
 #[derive(Default)]
@@ -445,22 +405,5 @@ fn body(out: &mut Vec<u8>, item: &Item) {
     }
     for (_, flow) in item.arrives {
         fixed64(out, event::TERMINATING_FLOW_IDS, u64::from(*flow) + 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lengths_of_any_size_are_right() {
-        for size in [0, 1, 127, 128, 16_383, 16_384, 70_000] {
-            let mut out = Vec::new();
-            message(&mut out, 3, |out| out.resize(out.len() + size, 7));
-            let mut want = vec![3 << 3 | 2];
-            varint(&mut want, size as u64);
-            want.resize(want.len() + size, 7);
-            assert_eq!(out, want);
-        }
     }
 }

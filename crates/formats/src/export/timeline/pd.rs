@@ -4,41 +4,13 @@
 //! contained lies inside, and nothing reaches beyond the generating span.
 
 use hashbrown::HashMap;
+use rollscope_model::pd::{PER_SIDE, SEGMENTS, SIDES};
 
 use super::flag;
 use super::read::{Items, NONE, UNKNOWN};
 
-/// Durations in nanoseconds, in the order of [`KEYS`].
+/// Durations in nanoseconds, in the order of [`SEGMENTS`].
 pub type Times = [Option<i64>; 10];
-
-pub const KEYS: [&str; 10] = [
-    "pd_prefill_bootstrap_queue_duration",
-    "pd_prefill_bootstrap_duration",
-    "pd_prefill_alloc_wait_duration",
-    "pd_prefill_forward_duration",
-    "pd_prefill_transfer_queue_duration",
-    "pd_decode_prealloc_duration",
-    "pd_decode_bootstrap_duration",
-    "pd_decode_alloc_wait_duration",
-    "pd_decode_transfer_duration",
-    "pd_decode_forward_duration",
-];
-
-const SIDES: [&str; 2] = ["sglang_pd_prefill", "sglang_pd_decode"];
-
-fn segment_name(which: usize) -> String {
-    format!("sglang_{}", KEYS[which].trim_end_matches("_duration"))
-}
-
-/// Which segment lies in which. `transfer_queue` is the tail of prefill's forward.
-fn container(which: usize) -> Option<usize> {
-    match which {
-        1 | 2 => Some(0),
-        4 => Some(3),
-        6 | 7 => Some(5),
-        _ => None,
-    }
-}
 
 /// Where every segment lies, within `from..to`.
 pub fn arrange(times: &Times, from: i64, to: i64) -> [Option<(i64, i64)>; 10] {
@@ -75,8 +47,8 @@ pub fn arrange(times: &Times, from: i64, to: i64) -> [Option<(i64, i64)>; 10] {
 }
 
 pub fn place(items: &mut Items, parent_ids: &[u64]) {
-    let names: Vec<i32> = (0..KEYS.len()).map(|w| code_of(items, &segment_name(w))).collect();
-    let sides = SIDES.map(|s| code_of(items, s));
+    let names: Vec<i32> = SEGMENTS.iter().map(|segment| code_of(items, segment.span)).collect();
+    let sides = SIDES.each_ref().map(|side| code_of(items, side.span));
     let mut with_spans: HashMap<u32, [Option<u32>; 2]> = HashMap::new();
     if sides.iter().any(|s| *s != NONE) {
         for i in 0..items.given {
@@ -120,7 +92,7 @@ fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u3
         items.flags[g] |= flag::HAS_PD;
         let Some(found) = segments.get(generate) else { continue };
         // Flat: something that belongs inside another stands beside it.
-        let flat = (0..10).any(|w| found[w].is_some() && container(w).is_some_and(|c| found[c].is_some()));
+        let flat = (0..10).any(|w| found[w].is_some() && SEGMENTS[w].inside.is_some_and(|c| found[c].is_some()));
         if !flat || items.end[g] == UNKNOWN {
             continue;
         }
@@ -134,7 +106,7 @@ fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u3
             let (Some(row), Some((start, end))) = (found[w], placed[w]) else { continue };
             let row = row as usize;
             (items.start[row], items.end[row]) = (start, end);
-            if let Some(outer) = container(w).and_then(|c| found[c]) {
+            if let Some(outer) = SEGMENTS[w].inside.and_then(|c| found[c]) {
                 items.parent[row] = outer as i32;
                 items.flags[outer as usize] |= flag::PARENT;
                 items.depth[row] = items.depth[outer as usize].saturating_add(1);
@@ -142,7 +114,7 @@ fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u3
         }
         for (n, side) in side.iter().enumerate() {
             let Some(side) = side.map(|s| s as usize) else { continue };
-            let last = placed[n * 5..n * 5 + 5].iter().flatten().map(|(_, end)| *end).max().unwrap_or(from);
+            let last = placed[n * PER_SIDE..][..PER_SIDE].iter().flatten().map(|(_, end)| *end).max().unwrap_or(from);
             (items.start[side], items.end[side]) = (from, last);
         }
     }
@@ -153,16 +125,16 @@ fn make_rows(items: &mut Items, generate: usize, times: &Times) {
     let (from, to) = (items.start[generate], items.end[generate]);
     let placed = arrange(times, from, to);
     items.flags[generate] |= flag::HAS_PD | flag::PARENT;
-    for (side, name) in SIDES.iter().enumerate() {
-        let range = side * 5..side * 5 + 5;
+    for (n, side) in SIDES.iter().enumerate() {
+        let range = n * PER_SIDE..(n + 1) * PER_SIDE;
         let Some(last) = placed[range.clone()].iter().flatten().map(|(_, end)| *end).max() else { continue };
-        let top = push(items, generate, name, from, last);
+        let top = push(items, generate, side.span, from, last);
         let mut rows = [None; 10];
         for w in range {
             let Some((start, end)) = placed[w] else { continue };
-            let parent = container(w).and_then(|c| rows[c]).unwrap_or(top);
+            let parent = SEGMENTS[w].inside.and_then(|c| rows[c]).unwrap_or(top);
             items.flags[parent] |= flag::PARENT;
-            rows[w] = Some(push(items, parent, &segment_name(w), start, end));
+            rows[w] = Some(push(items, parent, SEGMENTS[w].span, start, end));
         }
     }
 }
@@ -197,7 +169,7 @@ pub fn lane_below(items: &Items, parent: usize, i: usize, [prefill, decode]: [i3
 
 pub fn side_codes(items: &Items) -> [i32; 2] {
     // NONE would match spans without a name.
-    SIDES.map(|s| match code_of(items, s) {
+    SIDES.each_ref().map(|side| match code_of(items, side.span) {
         NONE => i32::MIN,
         code => code,
     })

@@ -4,6 +4,7 @@ use arrow::array::{Array, AsArray, DictionaryArray, MapArray, RecordBatch};
 use arrow::datatypes::{Int32Type, Int64Type};
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
+use rollscope_model::pd::{KEY_PREFIX, segment_of};
 
 use super::{COLUMNS, flag, pd};
 
@@ -236,7 +237,7 @@ fn workers(texts: &mut Texts, words: &Texts, [service, thread, host]: &[Vec<i32>
 
 pub fn has_pd(batch: &RecordBatch) -> bool {
     let keys = batch.column_by_name("end_attrs").and_then(|c| c.as_map_opt()).map(|m| m.keys());
-    keys.and_then(|k| k.as_string_opt::<i32>()).is_some_and(|k| k.iter().flatten().any(|key| pd::KEYS.contains(&key)))
+    keys.and_then(|k| k.as_string_opt::<i32>()).is_some_and(|k| k.iter().flatten().any(|key| segment_of(key).is_some()))
 }
 
 /// Finds `pd_*` durations among end attributes.
@@ -249,10 +250,10 @@ fn read_pd(attrs: &MapArray, at: u32, out: &mut Vec<(u32, pd::Times)>) {
         let mut times: Option<pd::Times> = None;
         for n in range[0] as usize..range[1] as usize {
             let key = keys.value(n);
-            if !key.starts_with("pd_") {
+            if !key.starts_with(KEY_PREFIX) {
                 continue;
             }
-            let Some(which) = pd::KEYS.iter().position(|k| *k == key) else { continue };
+            let Some(which) = segment_of(key) else { continue };
             let Ok(seconds) = values.value(n).parse::<f64>() else { continue };
             if seconds.is_finite() && seconds >= 0.0 {
                 times.get_or_insert([None; 10])[which] = Some((seconds * 1e9) as i64);

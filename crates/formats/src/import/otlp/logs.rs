@@ -14,19 +14,16 @@ use rollscope_model::Table;
 use rollscope_model::build::{
     ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, RunsBuilder, SeriesBuilder,
 };
+use rollscope_model::limits::{CONVERSATION_BYTES, MEDIA_BYTES, RUN_ID_BYTES};
 use rollscope_model::names;
 use rollscope_model::names::event;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
-use super::span::{MAX_RUN_ID_BYTES, Reason, Rejects};
+use super::span::{Reason, Rejects};
 use super::{DecodeError, DecodeOptions, RunSeen, logs_json};
 use crate::conversations::events::{self, Calls, Event};
 use crate::{any_value, conversation};
 
-/// Messages and metadata of one conversation.
-pub const MAX_CONVERSATION_BYTES: usize = 32 << 20;
-/// One picture or other file.
-pub const MAX_MEDIA_BYTES: usize = 32 << 20;
 /// Names of metrics, runs, projects, keys.
 const MAX_NAME_BYTES: usize = 4096;
 
@@ -161,7 +158,7 @@ impl Writer<'_> {
             .or_else(|| resource.text(names::RUN_ID))
             .or_else(|| service.clone())
             .unwrap_or_else(|| "default".into());
-        if run.len() > MAX_RUN_ID_BYTES {
+        if run.len() > RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
         }
         let time = if record.time_unix_nano > 0 { record.time_unix_nano } else { record.observed_time_unix_nano };
@@ -257,8 +254,8 @@ impl Writer<'_> {
         let Some(Value::StringValue(messages)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
         let attributes = scene.attributes;
         let metadata = attributes.text(&[event::METADATA]);
-        if messages.len() + metadata.as_ref().map_or(0, String::len) > MAX_CONVERSATION_BYTES {
-            return Err(Reason::TooLarge("conversation", MAX_CONVERSATION_BYTES));
+        if messages.len() + metadata.as_ref().map_or(0, String::len) > CONVERSATION_BYTES {
+            return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
         let parsed: Vec<serde_json::Value> = serde_json::from_str(&messages).map_err(|_| Reason::NotJson)?;
         let extra: serde_json::Value = match &metadata {
@@ -337,8 +334,8 @@ impl Writer<'_> {
             bytes += pair.key.len() + text.len();
             attributes.insert(pair.key.clone(), serde_json::from_slice(&text).map_err(|_| Reason::NotJson)?);
         }
-        if bytes > MAX_CONVERSATION_BYTES {
-            return Err(Reason::TooLarge("conversation", MAX_CONVERSATION_BYTES));
+        if bytes > CONVERSATION_BYTES {
+            return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
         let event = Event {
             name,
@@ -356,8 +353,8 @@ impl Writer<'_> {
 
     fn media(&mut self, body: Option<AnyValue>) -> Result<(), Reason> {
         let Some(Value::BytesValue(bytes)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
-        if bytes.len() > MAX_MEDIA_BYTES {
-            return Err(Reason::TooLarge("media", MAX_MEDIA_BYTES));
+        if bytes.len() > MEDIA_BYTES {
+            return Err(Reason::TooLarge("media", MEDIA_BYTES));
         }
         self.out.media.push(bytes);
         Ok(())

@@ -16,11 +16,12 @@ use opentelemetry_proto::tonic::metrics::v1::{
 use prost::Message as _;
 use rollscope_model::attrs;
 use rollscope_model::build::{NewPoint, SeriesBuilder};
+use rollscope_model::limits::RUN_ID_BYTES;
 use rollscope_model::names;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::deltas::{Delta, Total};
-use super::span::{MAX_RUN_ID_BYTES, Reason, Rejects};
+use super::span::{Reason, Rejects};
 use super::{DecodeError, DecodeOptions, Decoded, RunSeen};
 use crate::any_value;
 
@@ -113,7 +114,7 @@ impl<'o> SeriesWriter<'o> {
             Some(instance) => format!("{service}/{instance}"),
             None => service.clone(),
         };
-        let refused = if run.len() > MAX_RUN_ID_BYTES {
+        let refused = if run.len() > RUN_ID_BYTES {
             Some(Reason::RunTooLong)
         } else if self.target.len() > MAX_LABELS_BYTES {
             Some(Reason::AttributeBytes(MAX_LABELS_BYTES))

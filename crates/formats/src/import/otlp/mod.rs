@@ -20,7 +20,7 @@ mod write;
 
 pub use deltas::{Delta, Source, Stored, Summed};
 pub use file::{OtlpJson, OtlpProtobuf};
-pub use logs::{DecodedLogs, MAX_CONVERSATION_BYTES, MAX_MEDIA_BYTES, RunRecord, runs_batch};
+pub use logs::{DecodedLogs, RunRecord, runs_batch};
 use write::Writer;
 
 /// The largest request that is decoded. Bounds what a column can hold: text grows at most sixfold when it is stored, and

@@ -3,6 +3,8 @@
 
 use std::fmt;
 
+use rollscope_model::limits::RUN_ID_BYTES;
+
 use super::{DecodeError, Limits};
 use crate::json;
 
@@ -95,7 +97,7 @@ impl fmt::Display for Reason {
             Reason::Type => f.write_str("a field has the wrong JSON type"),
             Reason::Number => f.write_str("a value is not a number, or out of range"),
             Reason::Base64 => f.write_str("bytes are not valid base64"),
-            Reason::RunTooLong => write!(f, "the run id is longer than {MAX_RUN_ID_BYTES} bytes"),
+            Reason::RunTooLong => write!(f, "the run id is longer than {RUN_ID_BYTES} bytes"),
             Reason::TooManyRuns(n) => write!(f, "more than {n} runs in one request"),
             Reason::TooManyRows(n) => write!(f, "too many values (more than {n}) or too long labels in one request"),
             Reason::Attributes(n) => write!(f, "more than {n} attributes (attributes_per_span)"),
@@ -132,9 +134,6 @@ impl fmt::Display for Reason {
         }
     }
 }
-
-/// A run id names a partition on disk.
-pub(super) const MAX_RUN_ID_BYTES: usize = 256;
 
 /// Reasons, each once, with its count.
 #[derive(Default)]

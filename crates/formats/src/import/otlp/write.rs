@@ -7,11 +7,12 @@ use arrow::array::RecordBatch;
 use rollscope_model::attrs;
 use rollscope_model::build::{AttrsColumn, DictColumn, NULL_KEY, SpansBuilder};
 use rollscope_model::ids::is_zero;
+use rollscope_model::limits::RUN_ID_BYTES;
 use rollscope_model::names::{KINDS, SERVICE_INSTANCE_ID, STATUSES, state};
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::known::{Known, Meaning};
-use super::span::{Attrs, Entity, Fault, MAX_RUN_ID_BYTES, Reason, Rejects, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Fault, Reason, Rejects, Resource, Scope, Span, Val};
 use super::{DecodeOptions, RunSeen};
 
 /// All descriptions of scopes in one batch. A schema address of the resource is repeated in each, so this must not be
@@ -157,7 +158,7 @@ impl<'o> Writer<'o> {
         let run = named.or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into());
         let instance = list.list.iter().find(|(key, _)| key.as_ref() == SERVICE_INSTANCE_ID);
         let instance = instance.and_then(|(_, value)| str_of(value)).unwrap_or("").to_string();
-        if run.len() > MAX_RUN_ID_BYTES {
+        if run.len() > RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
         }
         let label = |meaning| text(meaning).filter(|t| t.len() <= MAX_LABEL_BYTES);
@@ -278,7 +279,7 @@ impl<'o> Writer<'o> {
             Some(_) => None,
             None => found.get(list, Meaning::Run).and_then(|value| text_of(value, &mut buffer)).or(self.scope_run),
         };
-        if own_run.is_some_and(|run| run.len() > MAX_RUN_ID_BYTES) {
+        if own_run.is_some_and(|run| run.len() > RUN_ID_BYTES) {
             return Err(Reason::RunTooLong);
         }
         let run_key = own_run.map_or(self.resource.run_key, |run| self.columns.run_id.intern(run));

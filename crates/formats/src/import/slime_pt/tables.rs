@@ -7,6 +7,7 @@ use rollscope_model::build::{
     ConversationsBuilder, NewConversation, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
 };
 use rollscope_model::kinds::{Kind, classify};
+use rollscope_model::limits::CONVERSATION_BYTES;
 use rollscope_model::names::{self, state};
 use rollscope_model::time::seconds_to_ns;
 use rollscope_model::{SpanId, Table, TraceId, attrs, ids};
@@ -20,8 +21,6 @@ use crate::import::{ImportError, ImportOptions, Imported};
 
 /// One attribute; a longer one is replaced by a note.
 pub const MAX_ATTRIBUTE_BYTES: usize = 4 << 20;
-/// Messages or metadata of one sample.
-pub const MAX_CONVERSATION_BYTES: usize = 64 << 20;
 /// A batch is handed on at this size.
 const BATCH_BYTES: usize = 128 << 20;
 /// Samples a worker turns into rows at a time.
@@ -310,7 +309,7 @@ impl<'a> Maker<'a> {
 
     fn json(&mut self, value: Value) -> String {
         let mut out = Vec::new();
-        let whole = self.dump.torch.write_json(&mut out, value, Style::Typed, MAX_CONVERSATION_BYTES);
+        let whole = self.dump.torch.write_json(&mut out, value, Style::Typed, CONVERSATION_BYTES);
         self.made.shortened += u64::from(!whole);
         String::from_utf8(out).unwrap_or_default()
     }
@@ -556,12 +555,12 @@ impl Conversation {
                 out.push(b',');
             }
             if role.is_empty() {
-                maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
+                maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, CONVERSATION_BYTES));
                 talk.look_at(torch, value);
                 return;
             }
             out.extend_from_slice(format!("{{\"role\":\"{role}\",\"content\":").as_bytes());
-            maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, MAX_CONVERSATION_BYTES));
+            maker.made.shortened += u64::from(!torch.write_json(out, value, Style::Slime, CONVERSATION_BYTES));
             out.push(b'}');
             talk.count += 1;
             talk.turns += i64::from(role == "assistant");
@@ -570,7 +569,7 @@ impl Conversation {
         match prompt {
             Some(list) if matches!(list.tag(), Tag::List | Tag::Tuple) => {
                 for item in heap.items(list) {
-                    if out.len() > MAX_CONVERSATION_BYTES {
+                    if out.len() > CONVERSATION_BYTES {
                         break;
                     }
                     message(&mut out, if item.tag() == Tag::Dict { "" } else { "user" }, item);

@@ -1,15 +1,13 @@
-//! What kind of work a span is. One table of rules, read from the top; the first that fits counts.
+//! What kind of work a span is, and how each kind is written and drawn. One table of rules, read from the top; the first
+//! that fits counts.
 //!
 //! A sender may say it (`rl.phase`, the column `phase`). That is believed, except for `rollout`, which everything inside a
-//! rollout is: there the name says more, if it says anything. Names are those of slime, SGLang (2.1 of the specification: slices), ROLL, verl
-//! and OpenTelemetry's `gen_ai`. The page has the same table for its colours (`ui/src/lib/phases.ts`).
-
-use serde::Serialize;
+//! rollout is: there the name says more, if it says anything. Names are those of slime, SGLang (2.1 of the specification:
+//! slices), ROLL, verl and OpenTelemetry's `gen_ai`. The page has the same tables, generated (`ui/src/generated/kinds.ts`).
 
 /// A kind of work. Order is the order of precedence where several run at the same time in one sample: what is being
 /// computed counts before what is being waited for, and the most telling of the waits counts first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Kind {
     Tool,
@@ -20,9 +18,12 @@ pub enum Kind {
     Queue,
     /// KV cache on its way from prefill to decode.
     Transfer,
+    /// Text on its way to tokens, in front of the engine. It is part of the generation: see [`Kind::under`].
+    Tokenize,
     /// A generation as its caller sees it; by itself, whatever of it nothing else explains.
     Generate,
     LogProbs,
+    /// The model learns: advantages, forward and backward, the optimizer.
     Train,
     WeightSync,
     Checkpoint,
@@ -33,11 +34,63 @@ pub enum Kind {
     Rollout,
     /// One training step as a whole.
     Step,
+    /// Waiting that its sender marks: at a barrier, for others.
+    Idle,
     Other,
 }
 
+/// How a kind is written and drawn.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    pub kind: Kind,
+    /// In data and in addresses.
+    pub name: &'static str,
+    /// For people.
+    pub label: &'static str,
+    /// Colour is never the only sign.
+    pub letter: char,
+    /// On a dark page.
+    pub dark: &'static str,
+    /// On a light page.
+    pub light: &'static str,
+}
+
+/// In the order of a step, as legends and bars show them. The palette is built on Okabe and Ito's, which people with the
+/// common kinds of colour blindness can tell apart; neighbours in a usual step also differ in lightness.
+pub const LOOKS: [Look; Kind::COUNT] = [
+    look(Kind::Other, "other", "other", '·', "#7d8590", "#8a929c"),
+    look(Kind::Step, "step", "step", 'S', "#58687c", "#a3b0c0"),
+    look(Kind::Data, "data", "data", 'A', "#a59bd6", "#8a7ec2"),
+    look(Kind::Rollout, "rollout", "rollout", 'R', "#6f8fb5", "#86a3c6"),
+    look(Kind::Generate, "generate", "generate", 'G', "#3d8fd1", "#2f83c8"),
+    look(Kind::Tokenize, "tokenize", "tokenize", 'Z', "#c9dbe6", "#a9c3d3"),
+    look(Kind::Queue, "queue", "queue", 'Q', "#b8a04a", "#b89a2e"),
+    look(Kind::Prefill, "prefill", "prefill", 'P', "#7cc4ee", "#63b4e4"),
+    look(Kind::Decode, "decode", "decode", 'D', "#2f6fb0", "#1f5f9f"),
+    look(Kind::Transfer, "transfer", "KV transfer", 'K', "#c58bd0", "#b571c2"),
+    look(Kind::Tool, "tool", "tool", 'T', "#e0973a", "#d9851c"),
+    look(Kind::Reward, "reward", "reward", 'E', "#35b08c", "#139a74"),
+    look(Kind::LogProbs, "log_probs", "log probs", 'B', "#eab08f", "#dd9368"),
+    look(Kind::Train, "train", "train", 'L', "#d2693c", "#c9541f"),
+    look(Kind::WeightSync, "weight_sync", "weight sync", 'W', "#cf7aa6", "#bf5b90"),
+    look(Kind::Checkpoint, "checkpoint", "checkpoint", 'C', "#94765a", "#8a6848"),
+    look(Kind::Validation, "validation", "validation", 'V', "#9cc063", "#7da33c"),
+    look(Kind::Idle, "idle", "wait", 'I', "#4a525c", "#c3c9d0"),
+];
+
+const fn look(
+    kind: Kind,
+    name: &'static str,
+    label: &'static str,
+    letter: char,
+    dark: &'static str,
+    light: &'static str,
+) -> Look {
+    Look { kind, name, label, letter, dark, light }
+}
+
 impl Kind {
-    pub const COUNT: usize = 16;
+    pub const COUNT: usize = 18;
     pub const ALL: [Kind; Kind::COUNT] = [
         Kind::Tool,
         Kind::Reward,
@@ -45,6 +98,7 @@ impl Kind {
         Kind::Prefill,
         Kind::Queue,
         Kind::Transfer,
+        Kind::Tokenize,
         Kind::Generate,
         Kind::LogProbs,
         Kind::Train,
@@ -54,43 +108,47 @@ impl Kind {
         Kind::Data,
         Kind::Rollout,
         Kind::Step,
+        Kind::Idle,
         Kind::Other,
     ];
 
+    pub fn look(self) -> &'static Look {
+        /// Where in [`LOOKS`] a kind stands.
+        static PLACES: [usize; Kind::COUNT] = {
+            let mut places = [0; Kind::COUNT];
+            let mut at = 0;
+            while at < Kind::COUNT {
+                places[LOOKS[at].kind as usize] = at;
+                at += 1;
+            }
+            places
+        };
+        &LOOKS[PLACES[self as usize]]
+    }
+
     pub fn name(self) -> &'static str {
-        match self {
-            Kind::Tool => "tool",
-            Kind::Reward => "reward",
-            Kind::Decode => "decode",
-            Kind::Prefill => "prefill",
-            Kind::Queue => "queue",
-            Kind::Transfer => "transfer",
-            Kind::Generate => "generate",
-            Kind::LogProbs => "log_probs",
-            Kind::Train => "train",
-            Kind::WeightSync => "weight_sync",
-            Kind::Checkpoint => "checkpoint",
-            Kind::Validation => "validation",
-            Kind::Data => "data",
-            Kind::Rollout => "rollout",
-            Kind::Step => "step",
-            Kind::Other => "other",
-        }
+        self.look().name
     }
 
     /// For people.
-    pub fn words(self) -> &'static str {
+    pub fn label(self) -> &'static str {
+        self.look().label
+    }
+
+    /// The kind that this one is a part of, where figures have no row of its own for it.
+    pub fn under(self) -> Kind {
         match self {
-            Kind::Transfer => "KV transfer",
-            Kind::WeightSync => "weight sync",
-            Kind::LogProbs => "log probs",
-            other => other.name(),
+            Kind::Tokenize => Kind::Generate,
+            other => other,
         }
     }
 
     /// Keeps a worker busy; the others contain work or wait for it.
     pub fn is_work(self) -> bool {
-        !matches!(self, Kind::Queue | Kind::Transfer | Kind::Generate | Kind::Rollout | Kind::Step | Kind::Other)
+        !matches!(
+            self.under(),
+            Kind::Queue | Kind::Transfer | Kind::Generate | Kind::Rollout | Kind::Step | Kind::Idle | Kind::Other
+        )
     }
 
     /// A step or a part of one that is not about any sample in particular.
@@ -108,8 +166,15 @@ impl Kind {
     }
 }
 
-/// What senders say, in `phase`.
-const SAID: &[(&str, Kind)] = &[
+#[cfg(feature = "serde")]
+impl serde::Serialize for Kind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+/// What senders say, in `phase`, in lower case and with `_` for spaces and dashes. [`SAID_ROLLOUT`] is no part of it.
+pub const SAID: &[(&str, Kind)] = &[
     ("tool", Kind::Tool),
     ("env", Kind::Tool),
     ("environment", Kind::Tool),
@@ -123,25 +188,33 @@ const SAID: &[(&str, Kind)] = &[
     ("prefill", Kind::Prefill),
     ("decode", Kind::Decode),
     ("transfer", Kind::Transfer),
+    ("tokenize", Kind::Tokenize),
     ("log_probs", Kind::LogProbs),
     ("ref_log_probs", Kind::LogProbs),
     ("train", Kind::Train),
     ("training", Kind::Train),
     ("update", Kind::Train),
+    ("actor_update", Kind::Train),
+    ("advantage", Kind::Train),
     ("weight_sync", Kind::WeightSync),
     ("weight_update", Kind::WeightSync),
+    ("weights", Kind::WeightSync),
     ("sync", Kind::WeightSync),
     ("checkpoint", Kind::Checkpoint),
     ("validation", Kind::Validation),
     ("eval", Kind::Validation),
     ("data", Kind::Data),
     ("step", Kind::Step),
+    ("idle", Kind::Idle),
+    ("wait", Kind::Idle),
 ];
 
 /// Said of the rollout as a whole and of everything in it.
-const SAID_ROLLOUT: &str = "rollout";
+pub const SAID_ROLLOUT: &str = "rollout";
 
-enum Rule {
+/// What a name must be like.
+#[derive(Clone, Copy, Debug)]
+pub enum Rule {
     Is(&'static str),
     Starts(&'static str),
     Has(&'static str),
@@ -149,7 +222,12 @@ enum Rule {
 use Rule::{Has, Is, Starts};
 
 /// By name, in lower case.
-const NAMES: &[(Rule, Kind)] = &[
+pub const NAMES: &[(Rule, Kind)] = &[
+    // Threads of SGLang: they contain slices.
+    (Has("(host:"), Kind::Other),
+    // Its requests, "<role> Req <rid>": they contain threads, whatever the role.
+    (Starts("req "), Kind::Generate),
+    (Has(" req "), Kind::Generate),
     (Is("pipeline_step"), Kind::Step),
     (Is("training_step"), Kind::Step),
     (Is("step"), Kind::Step),
@@ -167,7 +245,7 @@ const NAMES: &[(Rule, Kind)] = &[
     (Is("prefill_prepare"), Kind::Queue),
     (Is("decode_prepare"), Kind::Queue),
     (Has("queue"), Kind::Queue),
-    (Is("tokenize"), Kind::Generate),
+    (Has("tokeniz"), Kind::Tokenize),
     (Is("request_process"), Kind::Generate),
     (Has("_dispatch"), Kind::Generate),
     (Has("prefill"), Kind::Prefill),
@@ -192,7 +270,6 @@ const NAMES: &[(Rule, Kind)] = &[
     (Has("reward"), Kind::Reward),
     (Has("verif"), Kind::Reward),
     (Has("judge"), Kind::Reward),
-    (Has("advantage"), Kind::Reward),
     (Starts("tool"), Kind::Tool),
     (Has("tool_call"), Kind::Tool),
     (Starts("execute_tool"), Kind::Tool),
@@ -200,6 +277,7 @@ const NAMES: &[(Rule, Kind)] = &[
     (Has("environment_step"), Kind::Tool),
     (Has("sandbox"), Kind::Tool),
     (Has("train"), Kind::Train),
+    (Has("advantage"), Kind::Train),
     (Has("backward"), Kind::Train),
     (Has("optim"), Kind::Train),
     (Has("all_reduce"), Kind::Train),
@@ -209,10 +287,25 @@ const NAMES: &[(Rule, Kind)] = &[
     (Is("post /generate"), Kind::Generate),
     (Has("get_batch"), Kind::Data),
     (Has("dataload"), Kind::Data),
+    // Words that say less: only where nothing above fits.
+    (Has("grade"), Kind::Reward),
+    (Has("score"), Kind::Reward),
+    (Has("execute"), Kind::Tool),
+    (Has("browser"), Kind::Tool),
+    (Has("bash"), Kind::Tool),
+    (Has("python"), Kind::Tool),
+    (Has("search"), Kind::Tool),
+    (Has("actor"), Kind::Train),
+    (Has("critic"), Kind::Train),
+    (Has("sglang"), Kind::Generate),
+    (Has("llm"), Kind::Generate),
+    (Has("idle"), Kind::Idle),
+    (Has("barrier"), Kind::Idle),
+    (Starts("wait"), Kind::Idle),
 ];
 
-/// Longest part of a name that is looked at.
-const LOOKED_AT: usize = 96;
+/// Characters of a name that are looked at.
+pub const LOOKED_AT: usize = 96;
 
 /// The kind of a span with this name, whose sender said `said`.
 pub fn classify(name: &str, said: Option<&str>) -> Kind {
@@ -220,16 +313,8 @@ pub fn classify(name: &str, said: Option<&str>) -> Kind {
     if let Some((_, kind)) = SAID.iter().find(|(word, _)| Some(*word) == said.as_deref()) {
         return *kind;
     }
-    let cut = (0..=name.len().min(LOOKED_AT)).rev().find(|i| name.is_char_boundary(*i)).unwrap_or(0);
+    let cut = name.char_indices().nth(LOOKED_AT).map_or(name.len(), |(at, _)| at);
     let name = name[..cut].to_ascii_lowercase();
-    // Threads of SGLang: they contain slices.
-    if name.contains("(host:") {
-        return Kind::Other;
-    }
-    // Its requests, "<role> Req <rid>": they contain threads, whatever the role.
-    if name.starts_with("req ") || name.contains(" req ") {
-        return Kind::Generate;
-    }
     let fits = |rule: &Rule| match rule {
         Is(text) => name == *text,
         Starts(text) => name.starts_with(text),
@@ -293,6 +378,10 @@ mod tests {
             ("ref_log_probs", None, Kind::LogProbs),
             ("train", None, Kind::Train),
             ("forward_backward", None, Kind::Train),
+            ("compute_advantage", None, Kind::Train),
+            ("tokenize", None, Kind::Tokenize),
+            ("eval", None, Kind::Validation),
+            ("anything", Some("eval"), Kind::Validation),
             ("validation", None, Kind::Validation),
             ("whatever", Some("Weight-Sync"), Kind::WeightSync),
             ("whatever", Some("unheard of"), Kind::Other),
@@ -305,5 +394,25 @@ mod tests {
         assert!(is_generation("sglang_generate", None) && is_generation("generate", Some("generate")));
         assert!(!is_generation("generate_and_rm", None) && !is_generation("POST /generate", None));
         assert!(!is_generation(" Req 2a7c1880", None));
+    }
+
+    #[test]
+    fn every_kind_is_named_and_drawn_in_its_own_way() {
+        for (at, kind) in Kind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at);
+            assert_eq!(kind.look().kind, kind);
+            if !matches!(kind, Kind::Rollout | Kind::Other) {
+                assert_eq!(classify("", Some(kind.name())), kind, "what is written is read back");
+            }
+        }
+        let all_differ = |of: &dyn Fn(&Look) -> String| {
+            let seen: std::collections::HashSet<String> = LOOKS.iter().map(of).collect();
+            assert_eq!(seen.len(), LOOKS.len(), "{seen:?}");
+        };
+        all_differ(&|look| look.name.to_string());
+        all_differ(&|look| look.label.to_string());
+        all_differ(&|look| look.letter.to_string());
+        all_differ(&|look| look.dark.to_string());
+        all_differ(&|look| look.light.to_string());
     }
 }

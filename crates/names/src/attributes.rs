@@ -19,6 +19,26 @@ pub const PHASE: &str = "rl.phase";
 /// SGLang's request id on its own spans, and on the caller's span.
 pub const REQUEST_ID: &[&str] = &["rid", "sglang_request_id", "gen_ai.response.id"];
 
+/// Tokens of a generation. The standard's names first: of several that a span carries, they say it most precisely.
+pub const PROMPT_TOKENS: &[&str] =
+    &["gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens", "prompt_tokens", "llm.token_count.prompt"];
+pub const COMPLETION_TOKENS: &[&str] = &[
+    "gen_ai.usage.output_tokens",
+    "gen_ai.usage.completion_tokens",
+    "completion_tokens",
+    "llm.token_count.completion",
+];
+pub const CACHED_TOKENS: &[&str] = &[
+    "gen_ai.usage.cache_read.input_tokens",
+    "gen_ai.usage.cached_tokens",
+    "cached_tokens",
+    "llm.token_count.prompt_details.cache_read",
+];
+/// Seconds in the engine's queue.
+pub const QUEUE_TIME: &[&str] = &["queue_time", "gen_ai.latency.time_in_queue"];
+/// The tool that was called.
+pub const TOOL_NAME: &[&str] = &["gen_ai.tool.name", "tool", "tool_name", "tool.name", "name"];
+
 pub const SERVICE_NAME: &str = "service.name";
 pub const SERVICE_INSTANCE_ID: &str = "service.instance.id";
 pub const HOST: &[&str] = &["host_id", "host.name", "host.id"];
