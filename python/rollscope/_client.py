@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from typing import Any, Iterator
 
 
-
 class RequestError(Exception):
     """The server's answer to a question it could not answer: its words, and the HTTP status."""
 

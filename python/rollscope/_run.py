@@ -133,8 +133,16 @@ def _at_exit() -> None:
 class Run:
     """A training run. Made by `rollscope.init`; also a context manager that finishes it."""
 
-    def __init__(self, run_id: str, project: str | None, name: str | None, config: Mapping[str, Any] | None,
-                 tags: Iterable[str] | None, framework: str | None, owner: bool):
+    def __init__(
+        self,
+        run_id: str,
+        project: str | None,
+        name: str | None,
+        config: Mapping[str, Any] | None,
+        tags: Iterable[str] | None,
+        framework: str | None,
+        owner: bool,
+    ):
         self.id = run_id
         self.project = project
         self.name = name
@@ -283,7 +291,10 @@ def init(
             bridge()
         elsewhere = sorted(name for name in _ELSEWHERE if others.get(name))
         if elsewhere:
-            logger.warning("rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there", ", ".join(elsewhere))
+            logger.warning(
+                "rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there",
+                ", ".join(elsewhere),
+            )
         if others:
             logger.debug("init: ignored %s", ", ".join(sorted(others)))
     except Exception as error:
@@ -319,7 +330,9 @@ def alert(title: str, text: str | None = None, level: AlertLevel | str = AlertLe
     _alert(_run, title, text, level, None, webhook_url)
 
 
-def _alert(run: Run | None, title: str, text: str | None, level: AlertLevel | str, step: int | None, webhook_url: str | None) -> None:
+def _alert(
+    run: Run | None, title: str, text: str | None, level: AlertLevel | str, step: int | None, webhook_url: str | None
+) -> None:
     try:
         level = str(getattr(level, "value", level)).lower()
         severity = {"info": logging.INFO, "error": logging.ERROR}.get(level, logging.WARNING)
@@ -373,7 +386,9 @@ def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:
         logger.error("rollscope.log: %s", error)
 
 
-def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, float], step: int | None, now: int, depth: int) -> None:
+def _sort_values(
+    values: Mapping[str, Any], prefix: str, numbers: dict[str, float], step: int | None, now: int, depth: int
+) -> None:
     for key, value in values.items():
         name = f"{prefix}{key}"
         if type(value) is float or type(value) is int:
@@ -384,7 +399,10 @@ def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, floa
             _conversation(_as_trace(value), name, 0, step, now)
         elif isinstance(value, Histogram):
             numbers.update((f"{name}/{key}", number) for key, number in value.statistics.items())
-            _warn_once(f"histogram {name}", f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins")
+            _warn_once(
+                f"histogram {name}",
+                f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins",
+            )
         elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image, Table)) for v in value):
             for index, item in enumerate(value):
                 _conversation(_as_trace(item), name, index, step, now)
@@ -393,7 +411,10 @@ def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, floa
         else:
             number = _core.as_number(value) if value is not None and not isinstance(value, str) else None
             if number is None:
-                _warn_once(f"value {name}", f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out")
+                _warn_once(
+                    f"value {name}",
+                    f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out",
+                )
             elif len(numbers) < _MAX_METRICS:
                 numbers[name] = number
 

@@ -87,7 +87,14 @@ def export_trace(handle: TraceHandle) -> dict[str, Any]:
         }
     except Exception as error:
         _failed(error)
-        return {"version": TRACE_VERSION, "trace_id": "", "sample_id": None, "group_id": None, "attempt": 0, "parent_span_id": None}
+        return {
+            "version": TRACE_VERSION,
+            "trace_id": "",
+            "sample_id": None,
+            "group_id": None,
+            "attempt": 0,
+            "parent_span_id": None,
+        }
 
 
 def import_trace(payload: dict[str, Any], carrier: dict[str, Any] | None = None) -> TraceHandle:
@@ -157,14 +164,16 @@ def _disaggregation(meta: dict[str, Any]) -> list[dict[str, Any]]:
             parts.append({"type": "span", "name": name, "start_offset": length, "end_offset": end, "attrs": {key: meta[key]}})
             length = end
         if parts:
-            children.append({
-                "type": "span",
-                "name": f"sglang_pd_{phase}",
-                "start_offset": at,
-                "end_offset": at + length,
-                "attrs": {"phase": phase, "duration_s": length},
-                "children": parts,
-            })
+            children.append(
+                {
+                    "type": "span",
+                    "name": f"sglang_pd_{phase}",
+                    "start_offset": at,
+                    "end_offset": at + length,
+                    "attrs": {"phase": phase, "duration_s": length},
+                    "children": parts,
+                }
+            )
             at += length
     summary = {key: meta[key] for key in SGLANG_PD_SUMMARY_KEYS if meta.get(key) is not None}
     if summary:
@@ -332,7 +341,8 @@ def _target_finder(function, label, target, target_getter):
                 if key not in _inferred:
                     _inferred.add(key)
                     logger.warning(
-                        "trace_function auto-inferred target for %s; inference may be ambiguous, prefer explicit target=...", label
+                        "trace_function auto-inferred target for %s; inference may be ambiguous, prefer explicit target=...",
+                        label,
                     )
                 return value
         handles = _slime.current_handles()

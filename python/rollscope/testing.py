@@ -1,12 +1,12 @@
 """For tests of instrumented code: records into memory, with a clock and ids that repeat.
 
-    from rollscope.testing import capture
+from rollscope.testing import capture
 
-    def test_generate():
-        with capture() as seen:
-            generate(sample)
-        assert [span.name for span in seen.spans] == ["generate"]
-        assert seen.spans[0].attributes["tokens"] == 12
+def test_generate():
+    with capture() as seen:
+        generate(sample)
+    assert [span.name for span in seen.spans] == ["generate"]
+    assert seen.spans[0].attributes["tokens"] == 12
 """
 
 from __future__ import annotations
