@@ -136,7 +136,7 @@ def test_a_message_is_the_same_in_the_file(collect):
     want = MessageToDict(message)["resourceSpans"][0]
     got = json.loads(collector.path.read_text())["resourceSpans"][0]
     assert got["resource"] == want["resource"]
-    for a, b, c in zip(got["scopeSpans"][0]["spans"], want["scopeSpans"][0]["spans"], message.resource_spans[0].scope_spans[0].spans):
+    for a, b, c in zip(got["scopeSpans"][0]["spans"], want["scopeSpans"][0]["spans"], message.resource_spans[0].scope_spans[0].spans, strict=True):
         assert a["traceId"] == c.trace_id.hex() and a["spanId"] == c.span_id.hex()
         assert a["attributes"] == b["attributes"] and a["startTimeUnixNano"] == b["startTimeUnixNano"]
         assert a["endTimeUnixNano"] == b["endTimeUnixNano"] and a["name"] == b["name"]

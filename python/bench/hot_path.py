@@ -58,7 +58,7 @@ def candidates():
     def floor():
         for _ in range(CALLS):
             with empty:
-                {"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+                _ = {"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
 
     def ours():
         for _ in range(CALLS):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-import os
 
 #: Larger ones are refused.
 MAX_BYTES = 24 << 20

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-# Not imported at run time: the package must be quick to import.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterable
-
 import atexit
 import logging
 import os
@@ -16,11 +11,19 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from . import _core, _settings
+from ._context import attach
 from ._errors import harmless, logger, swallowed
 from ._media import Image
-from ._context import attach
 from ._trace import MAX_BYTES, Trace, plain, to_json
 from ._trackio import AlertLevel, Histogram, Table, record_spans
+
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from ._embedded import Embedded
 
 _MAX_METRICS = 10_000
 _MAX_METRIC_DEPTH = 8
@@ -36,7 +39,7 @@ _configured_for: str | None = None
 _exit_registered: set[int] = set()
 _media_sent: OrderedDict[str, None] = OrderedDict()
 _warned: set[str] = set()
-_embedded = None
+_embedded: Embedded | None = None
 
 
 def _start(endpoint: str | None, service: str | None = None, instance: str | None = None, exporter: str = "network") -> None:
@@ -88,7 +91,7 @@ def _register_exit() -> None:
 
 def _after_fork() -> None:
     """The child joins the run: it neither began it nor ends it."""
-    global _run, _lock, _embedded
+    global _lock, _embedded
     _lock = threading.RLock()
     _embedded = None
     if _run is not None:
@@ -189,7 +192,7 @@ class Run:
                 os.environ.pop("ROLLSCOPE_RUN_ID", None)
                 _own_run_id = None
 
-    @harmless(None)
+    @harmless
     def _report(self, status: str, ended_ns: int | None) -> None:
         attrs: dict[str, Any] = {
             "rl.run.id": self.id,
@@ -316,8 +319,9 @@ def _start_embedded(embedded: bool | str, run: Run) -> str | None:
 def log(metrics: Mapping[str, Any], step: int | None = None, **_others: Any) -> None:
     """Logs numbers, conversations and images of a step.
 
-    A value is a number (of Python, numpy or torch; NaN is kept), a `Trace`, an `Image`, a `Table`, a list of these, a `Histogram`,
-    or a dict of all of these. Without `step`, it is the step of the surrounding `rollscope.step(...)`, else the next one.
+    A value is a number (from Python, numpy or torch; NaN is kept), a `Trace`, an `Image`, a `Table`, a list of these, a
+    `Histogram`, or a dict of all of these. `step` defaults to the step of the surrounding `rollscope.step(...)`, else to the
+    next one.
     """
     _log(_run, metrics, step)
 

@@ -3,17 +3,19 @@ a conversation. With the same signatures, so that `import rollscope as trackio` 
 
 from __future__ import annotations
 
-# Not imported at run time: the package must be quick to import.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Literal, Sequence
-
 import math
 from enum import Enum
+from itertools import pairwise
 
 from . import _core
 from ._media import Image
 from ._trace import Trace, plain, to_json
+
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Literal
 
 #: Rows of a table that are shown as text; all are in the metadata.
 _ROWS_SHOWN = 100
@@ -170,7 +172,7 @@ def _of_bins(counts: list[float], edges: list[float]) -> dict[str, float]:
     total = math.fsum(counts)
     if not total > 0:
         return {"count": 0.0}
-    filled = [(count, low, high) for count, low, high in zip(counts, edges, edges[1:]) if count > 0]
+    filled = [(count, low, high) for count, (low, high) in zip(counts, pairwise(edges), strict=True) if count > 0]
     mean = math.fsum(count * (low + high) / 2 for count, low, high in filled) / total
     spread = math.fsum(count * ((low + high) / 2 - mean) ** 2 for count, low, high in filled) / total
     found = {"count": total, "mean": mean, "std": math.sqrt(spread), "min": filled[0][1]}
@@ -221,8 +223,8 @@ def record_spans(trace: Trace, name: str, step: int | None, now: int, media: lis
     by_id = {str(entry[0]["id"]): entry for entry in spans if entry[0].get("id") is not None}
     children: dict[str | None, list[Any]] = {}
     for entry in spans:
-        parent = str(entry[0].get("parent_id"))
-        children.setdefault(parent if parent in by_id else None, []).append(entry)
+        parent_id = str(entry[0].get("parent_id"))
+        children.setdefault(parent_id if parent_id in by_id else None, []).append(entry)
     metadata = trace.metadata
     root = _core.span(
         name,

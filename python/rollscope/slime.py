@@ -12,9 +12,10 @@ import functools
 import inspect
 import logging
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from . import _core, _run as _recorder  # noqa: F401  (starts recording where the environment says so)
+from . import _core
 from ._core import slime as _slime
 from ._errors import swallowed
 
@@ -34,6 +35,7 @@ SGLANG_PD_SUMMARY_KEYS = ("pd_transfer_speed_gb_s", "pd_transfer_total_mb", "pd_
 
 logger = logging.getLogger("rollscope.slime")
 _inferred: set[str] = set()
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _failed(error: Exception) -> None:
@@ -181,7 +183,15 @@ def _disaggregation(meta: dict[str, Any]) -> list[dict[str, Any]]:
     return children
 
 
-def _append_event(handle, kind, name, timestamp, span_id=None, parent=None, attrs=None):
+def _append_event(
+    handle: TraceHandle,
+    kind: str,
+    name: str,
+    timestamp: float,
+    span_id: str | None = None,
+    parent: str | None = None,
+    attrs: dict[str, Any] | None = None,
+) -> None:
     event = {
         "type": kind,
         "name": name,
@@ -200,7 +210,7 @@ def _append_event(handle, kind, name, timestamp, span_id=None, parent=None, attr
     handle.carrier["events"].append(event)
 
 
-def _append_trace_children(parents, children, start) -> None:
+def _append_trace_children(parents: list[tuple[TraceHandle, str]], children: Any, start: float) -> None:
     """Spans that the engine reported afterwards, inside those of `parents` (pairs of handle and span id)."""
     if isinstance(children, dict):
         children = [children]
@@ -226,7 +236,7 @@ def _append_trace_children(parents, children, start) -> None:
             _append_event(handle, "span_start", name, begin, span_id=span_id, parent=parent)
             inside.append((handle, span_id))
         _append_trace_children(inside, child.get("children"), begin)
-        for (handle, span_id), (_, parent) in zip(inside, parents):
+        for (handle, span_id), (_, parent) in zip(inside, parents, strict=True):
             _append_event(handle, "span_end", name, end, span_id=span_id, attrs=attrs)
             _slime.emit_child(handle, name, span_id, parent, begin, end, attrs, -1)
 
@@ -250,15 +260,15 @@ def trace_function(
     target_getter: Callable[..., Any] | None = None,
     attrs_getter: Callable[..., dict[str, Any] | None] | None = None,
     record_error: bool = True,
-):
+) -> Callable[[F], F]:
     """Decorator: every call is a span on its target. `target` names an argument; `target_getter` is called with all of them;
     without either the target is found among the arguments, else it is that of the current span."""
 
-    def decorator(function):
+    def decorator(function: Any) -> Any:
         label = getattr(function, "__qualname__", repr(function))
         find = _target_finder(function, label, target, target_getter)
 
-        def attributes(args, kwargs):
+        def attributes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
             if attrs_getter is None:
                 return None
             try:
@@ -273,7 +283,7 @@ def trace_function(
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def wrapper(*args, **kwargs):
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 found = find(args, kwargs)
                 if found is None:
                     return await function(*args, **kwargs)
@@ -283,7 +293,7 @@ def trace_function(
         else:
 
             @functools.wraps(function)
-            def wrapper(*args, **kwargs):
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 found = find(args, kwargs)
                 if found is None:
                     return function(*args, **kwargs)
@@ -295,7 +305,9 @@ def trace_function(
     return decorator
 
 
-def _target_finder(function, label, target, target_getter):
+def _target_finder(
+    function: Any, label: str, target: str | None, target_getter: Callable[..., Any] | None
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """How the target of a call is found, decided once."""
     try:
         signature = inspect.signature(function)
@@ -303,9 +315,9 @@ def _target_finder(function, label, target, target_getter):
         signature = None
 
     if target is not None:
-        place, default = _place_of(signature, target)
+        place = _place_of(signature, target)
 
-        def named(args, kwargs):
+        def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if target in kwargs:
                 found = kwargs[target]
             elif place is not None and place < len(args):
@@ -324,7 +336,7 @@ def _target_finder(function, label, target, target_getter):
 
     if target_getter is not None:
 
-        def gotten(args, kwargs):
+        def gotten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
                 found = target_getter(*args, **kwargs)
             except Exception as error:
@@ -334,7 +346,7 @@ def _target_finder(function, label, target, target_getter):
 
         return gotten
 
-    def inferred(args, kwargs):
+    def inferred(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for value in (*args, *kwargs.values()):
             if _is_target(value):
                 key = f"{getattr(function, '__module__', '')}.{label}"
@@ -353,16 +365,16 @@ def _target_finder(function, label, target, target_getter):
     return inferred
 
 
-def _place_of(signature, name):
+def _place_of(signature: inspect.Signature | None, name: str) -> int | None:
     """The position of an argument, where it may be given by position."""
     if signature is None:
-        return None, None
+        return None
     for place, parameter in enumerate(signature.parameters.values()):
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             break
         if parameter.name == name:
-            return place, parameter.default
-    return None, None
+            return place
+    return None
 
 
 _PATCHED_NAMES = (

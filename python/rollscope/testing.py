@@ -12,8 +12,9 @@ def test_generate():
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import Any
 
 from . import _core, _run, _settings
 

@@ -71,7 +71,7 @@ def rollout_trace_attr(
     )
 
 
-@harmless(None)
+@harmless
 def _inputs(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     bound = signature.bind_partial(*args, **kwargs).arguments
     return {f"input.{k}": _short(v) for k, v in bound.items() if k != "self"}
@@ -113,6 +113,6 @@ def rollout_trace_op(function: Any) -> Any:
     return wrapper
 
 
-@harmless(None)
+@harmless
 def _output(span: Any, result: Any) -> None:
     span.set("output", _short(result))

@@ -8,22 +8,8 @@ import os
 import numpy as np
 import pytest
 import rollscope
+from conftest import records
 from rollscope import _run
-
-
-@pytest.fixture
-def run(seen, monkeypatch):
-    """A run whose records stay in memory."""
-    monkeypatch.setattr(_run, "_start", lambda *a, **k: None)
-    monkeypatch.setenv("ROLLSCOPE_RUN_ID", "")
-    run = rollscope.init(project="math", name="grpo 7b", config={"lr": 1e-6, "bad": float("nan")}, tags=["a"])
-    yield run
-    run.finish()
-    os.environ.pop("ROLLSCOPE_RUN_ID", None)
-
-
-def records(seen, kind):
-    return [r for r in seen.records if r.name == f"rollscope.{kind}"]
 
 
 def test_a_run_begins_and_ends(run, seen):

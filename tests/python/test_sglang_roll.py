@@ -1,6 +1,5 @@
 """SGLang's and ROLL's shapes."""
 
-import multiprocessing
 import pickle
 import threading
 
@@ -196,4 +195,3 @@ def test_a_request_over_two_processes(server, program):
     rows = server.sql("select name, service, array_length(links) from spans order by start_ns")
     assert ["in the child", "sglang-scheduler", 1] in rows
     assert server.one("select count(distinct trace_id) from spans") == 1
-    multiprocessing  # only for the child

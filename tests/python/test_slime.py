@@ -60,7 +60,7 @@ def test_the_carrier_is_slimes(seen):
 
 def fold(text):
     raw = bytes.fromhex(text)
-    return bytes(a ^ b for a, b in zip(raw[:8], raw[8:])).hex()
+    return bytes(a ^ b for a, b in zip(raw[:8], raw[8:], strict=True)).hex()
 
 
 def test_the_same_spans_go_out(seen):
