@@ -214,9 +214,8 @@ def test_requests_without_context_are_joined_by_their_id(server):
     summary, rows = view(server, f"{99:032x}")
     assert summary["joined"] == 2 and len(summary["traces"]) == 3
     names = [r["name"] for r in rows]
-    for row in rows:
-        if row["flags"] & JOINED:
-            assert names[row["parent"]].startswith("turn"), "the request hangs under the turn that asked"
+    joined = [row for row in rows if row["flags"] & JOINED]
+    assert len(joined) == 2 and all(names[row["parent"]].startswith("turn") for row in joined), "the request hangs under the turn that asked"
     own, _ = view(server, f"{99:032x}", joined="false")
     assert own["spans"] == 3 and own["joined"] == 0
     # A batch that both requests tell is recognised: engine time counts once.

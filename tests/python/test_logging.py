@@ -112,7 +112,7 @@ def test_surrogates_and_bytes(run, seen):
 
 
 def test_images(tmp_path):
-    pil = pytest.importorskip("PIL.Image")
+    from PIL import Image as pil
 
     def pixels(image):
         return np.asarray(pil.open(io.BytesIO(image.data)))
@@ -135,7 +135,12 @@ def test_images(tmp_path):
             rollscope.Image(bad)
 
 
-def test_without_init_logging_only_warns(caplog):
+def test_without_init_logging_only_warns(caplog, monkeypatch):
+    monkeypatch.setattr(_run, "_warned", set())
+    before = rollscope.stats()
     rollscope.log({"a": 1})
+    rollscope.log({"a": 2})
     rollscope.finish()
-    assert rollscope.stats()["dropped"] >= 0
+    (said,) = [r for r in caplog.records if r.name == "rollscope"]
+    assert said.levelname == "WARNING" and "rollscope.init" in said.message
+    assert rollscope.stats() == before

@@ -277,7 +277,9 @@ def fake_slime(monkeypatch):
 
 
 def test_install_and_uninstall(monkeypatch, seen):
-    assert slime.install() == [] if "slime" not in sys.modules else True
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "slime", None)
+        assert slime.install() == []
     utils, user = fake_slime(monkeypatch)
     before = copy.copy(vars(utils)), copy.copy(vars(user))
     assert slime.install() == ["slime.utils.trace_utils"] == slime.install()

@@ -5,6 +5,7 @@ import json
 import logging
 
 import numpy as np
+import pandas
 import pytest
 import rollscope
 import rollscope as ours
@@ -48,7 +49,6 @@ def test_every_name_of_trackios_is_there_or_says_what_to_do():
 
 
 def test_tables_have_the_rows_that_trackios_have():
-    pandas = pytest.importorskip("pandas")
     for given in [{"columns": ["a", "b"], "data": [[1, "x"], [2]]}, {"data": [{"a": 1}, {"b": 2}]}, {"data": [[1, 2]]}, {},
                   {"dataframe": pandas.DataFrame({"a": [1, 2], "b": ["x", "y"]})}]:
         theirs = [{str(k): v for k, v in row.items()} for row in trackio.Table(**given).data]
