@@ -89,6 +89,10 @@ lint: ui/dist/index.html
 
 # After the build of the package, and with its profile, so that nothing is compiled twice.
 lint-python: $(VENV)/.package
+	$(VENV)/bin/ruff check --quiet
+	$(VENV)/bin/ruff format --quiet --check python
+	cd python && $(CURDIR)/$(PYTHON) -m mypy
+	$(PYTHON) -m mypy.stubtest rollscope._core --ignore-disjoint-bases --allowlist python/stubtest.txt
 	cd python && cargo fmt --check
 	cd python && $(WITH_ZIG) cargo-zigbuild clippy --release --locked --target $(TARGET).$(GLIBC) -- -D warnings
 

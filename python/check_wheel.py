@@ -45,7 +45,8 @@ def check(wheel):
         if version > limit:
             raise ValueError(
                 f"{name} needs glibc {version[0]}.{version[1]}, but the tag of {Path(wheel).name} promises that "
-                f"{limit[0]}.{limit[1]} is enough; build it with `make wheel`, which links against the older one")
+                f"{limit[0]}.{limit[1]} is enough; build it with `make wheel`, which links against the older one"
+            )
     return found
 
 

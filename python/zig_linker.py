@@ -20,7 +20,7 @@ def main(arguments):
     lines = [line for line in done.stderr.splitlines() if line.startswith("ld.lld ")]
     if done.returncode != 0 or len(lines) != 1:
         sys.stderr.write(done.stderr)
-        return done.returncode or f"error: Zig was to say one `ld.lld` line, and said {len(lines)}"
+        return done.returncode or f"error: Zig was to print one `ld.lld` line, but printed {len(lines)}"
     rustc = os.environ.get("RUSTC", "rustc")
     libraries = subprocess.run([rustc, "--print", "target-libdir"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
     lld = os.path.join(os.path.dirname(libraries), "bin", "gcc-ld", "ld.lld")

@@ -136,7 +136,7 @@ def test_a_message_is_the_same_in_the_file(collect):
     want = MessageToDict(message)["resourceSpans"][0]
     got = json.loads(collector.path.read_text())["resourceSpans"][0]
     assert got["resource"] == want["resource"]
-    for a, b, c in zip(got["scopeSpans"][0]["spans"], want["scopeSpans"][0]["spans"], message.resource_spans[0].scope_spans[0].spans):
+    for a, b, c in zip(got["scopeSpans"][0]["spans"], want["scopeSpans"][0]["spans"], message.resource_spans[0].scope_spans[0].spans, strict=True):
         assert a["traceId"] == c.trace_id.hex() and a["spanId"] == c.span_id.hex()
         assert a["attributes"] == b["attributes"] and a["startTimeUnixNano"] == b["startTimeUnixNano"]
         assert a["endTimeUnixNano"] == b["endTimeUnixNano"] and a["name"] == b["name"]
@@ -193,7 +193,7 @@ def test_bad_input_is_refused_and_metrics_are_not_for_it(collect):
     assert post(b"{", "application/json").status_code == 400
     assert post(b"x", "text/plain").status_code == 415
     assert post(b"\0" * 200_000).status_code == 413
-    assert post(b"", path="/v1/metrics").status_code in (400, 404, 415)
+    assert post(b"", path="/v1/metrics").status_code == 415
     assert post(request([]).SerializeToString()).status_code == 200
     assert requests.get(collector.http + "/healthz", timeout=10).ok
     assert collector.path.read_text() == ""

@@ -99,7 +99,7 @@ def test_rates_of_deltas(server, exporter):
             latency.record(seconds)
         assert metrics.force_flush()
         time.sleep(0.02)
-    value, at = last(server, "requests")
+    _, at = last(server, "requests")
     assert ask(server, "requests", at) == {(("kind", "a"),): 60, (("kind", "b"),): 21}
     assert ask(server, "load", at) == {(): 12}
     # Exact: the series begins with a sample of zero, and is asked at its last one.

@@ -232,6 +232,7 @@ def test_tensorboard_shows_what_we_export(tmp_path):
 def test_what_rollscope_works_out_of_the_demo_is_what_the_demo_did(tmp_path):
     data = tmp_path / "data"
     run("demo", "--data", data, "--no-serve", "--steps", "3", "--samples", "16")
+    passes = []
     for step in range(3):
         found = metrics_of(data, "demo", "--step", str(step))
         assert found["perf/request/count"] == sql(
@@ -239,14 +240,16 @@ def test_what_rollscope_works_out_of_the_demo_is_what_the_demo_did(tmp_path):
         assert 0 < found["rollout/spec_accept_rate"] < 1 < found["rollout/spec_accept_length"]
         assert 0 <= found["rollout/prefix_cache_hit_rate"] <= 1
         assert found["perf/tokens_per_gpu_per_sec"] > 0 and found["perf/rollout_time"] > 0
-        assert found["rollout/pass@1"] <= found["rollout/pass@2"] if "rollout/pass@1" in found else True
+        if "rollout/pass@1" in found:
+            passes.append((found["rollout/pass@1"], found["rollout/pass@2"]))
+    # No sample of the first step is right.
+    assert len(passes) == 2 and all(0 < one < two <= 1 for one, two in passes), passes
     assert metrics_of(data, "demo", "--prefix", "train/").keys() == {n for n in metrics_of(data, "demo") if n.startswith("train/")}
     nobody = run("metrics", "nobody", "--data", data, check=False)
     assert nobody.returncode == 2 and "there is no run `nobody`; the newest runs are: `demo`" in nobody.stderr
 
 
 def test_wandb_offline(serve, tmp_path):
-    pytest.importorskip("wandb", reason="the package wandb is not installed here")
     import sys
     config = tmp_path / "config.toml"
     config.write_text(f'[server.sinks.wandb]\nmode = "offline"\ndir = "{tmp_path}/w"\npython = "{sys.executable}"\n')

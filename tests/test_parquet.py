@@ -23,7 +23,7 @@ def test_spans_are_read_by_others(tmp_path):
                    if c.physical_type == "FIXED_LEN_BYTE_ARRAY"]
             assert not {e for c in ids for e in c.encodings} - {"PLAIN", "RLE", "RLE_DICTIONARY"}, file
     spans = polars.concat([polars.read_parquet(f) for f in data.glob("spans/*/*.parquet")])
-    ids = {(t, s) for t, s in zip(spans["trace_id"].to_list(), spans["span_id"].to_list())}
+    ids = {(t, s) for t, s in zip(spans["trace_id"].to_list(), spans["span_id"].to_list(), strict=True)}
     assert len(ids) == spans.height
     hexed = sql(data, "select hex(trace_id) as t, hex(span_id) as s from spans")
     assert {(bytes.fromhex(r["t"]), bytes.fromhex(r["s"])) for r in hexed} == ids

@@ -137,10 +137,11 @@ def test_sglang_threads_are_tracks_and_hosts_never_collide(tmp_path):
     assert {"9f1c2e7a:Tokenizer", "9f1c2e7a:Scheduler-DP0-TP0", "9f1c2e7a:Scheduler-DP0-TP1", "0a0a0a0a:Tokenizer"} <= names
     pids = [t.process.pid for t in trace.tracks.values() if t.HasField("process")]
     assert len(pids) == len(set(pids))
-    for item in trace.slices:
-        if item["name"] == "decode_loop":
-            assert "Scheduler" in trace.process(item).process_name
-            assert len(item["args"]["rid"]) == 32, "a slice says which request it is for"
+    loops = [item for item in trace.slices if item["name"] == "decode_loop"]
+    assert loops
+    for item in loops:
+        assert "Scheduler" in trace.process(item).process_name
+        assert len(item["args"]["rid"]) == 32, "a slice says which request it is for"
     # Slices of a track nest only in their own ancestors.
     for item in trace.slices:
         if item["parent"] is not None:
@@ -295,10 +296,14 @@ def test_the_merge_with_a_torch_profile(tmp_path, compress):
     assert names["sgemm_128x64"] == 1 and names["decode_loop"] == 72
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"traceEvents": 5}', '{"traceEvents": [5]}', '{"traceEvents": [{"ph": "X", "ts": "x"}', '[{"ph":"X","name":"a","ts":1'])
-def test_damaged_profiles_are_told(tmp_path, text):
+@pytest.mark.parametrize("text, code", [
+    ("", 1), ("{", 1), ('{"traceEvents": 5}', 0), ('{"traceEvents": [5]}', 1), ('{"traceEvents": [{"ph": "X", "ts": "x"}', 1),
+    # The bracket at the end may be missing: a program that was killed did not write it.
+    ('[{"ph":"X","name":"a","ts":1', 0)])
+def test_damaged_profiles_are_told(tmp_path, text, code):
     path = tmp_path / "bad.json"
     path.write_text(text)
     done = run("import", "--data", tmp_path / "data", path, check=False)
-    assert done.returncode in (0, 1) and "panicked" not in done.stderr
-    assert done.returncode == 0 or "bad.json" in done.stderr
+    assert done.returncode == code and "panicked" not in done.stderr
+    assert "bad.json" in (done.stderr if code else done.stdout)
+    assert code or " 0 rows" in done.stdout

@@ -19,7 +19,7 @@ def data(tmp_path):
 
 def with_closed_pipe(*args, cwd=None):
     """A command whose standard output and error nobody reads: the pipes are closed before it writes."""
-    readers, writers = zip(os.pipe(), os.pipe())
+    readers, writers = zip(os.pipe(), os.pipe(), strict=True)
     for reader in readers:
         os.close(reader)
     try:

@@ -143,7 +143,7 @@ def test_a_file_imported_under_two_names_is_two_runs(tmp_path):
     body = MessageToDict(request([span(n) for n in range(10)]))
     for group in body["resourceSpans"]:
         for scope in group["scopeSpans"]:
-            for one, n in zip(scope["spans"], range(10)):
+            for one, n in zip(scope["spans"], range(10), strict=True):
                 one["traceId"], one["spanId"] = f"{n // 10 + 1:032x}", f"{n + 1:016x}"
     file.write_text(json.dumps(body) + "\n")
     for name in ("one", "two"):

@@ -151,7 +151,7 @@ def test_every_trace_is_laid_out_completely(world):
         ids = [int.from_bytes(r["span_id"], "big") for r in rows]
         assert sorted(ids) == sorted(members) and summary["spans"] == len(members)
         base = int(summary["base_ns"])
-        for at, (id, row) in enumerate(zip(ids, rows)):
+        for at, (id, row) in enumerate(zip(ids, rows, strict=True)):
             s = members[id]
             assert base + int(row["start"]) == s["start"] and base + int(row["end"]) == s["end"]
             lost = s["parent"] is not None and s["parent"] not in members
@@ -181,7 +181,7 @@ def test_clocks_that_differ_are_measured(server):
         attributes=[attribute("host_id", host), attribute("thread_label", "main")])
     ms = 10**6
     send(server, request([make(1, 0, 0, 100 * ms, "one"), make(2, 1, -40 * ms, -20 * ms, "two"), make(3, 1, -35 * ms, 10 * ms, "two"), make(4, 1, 10 * ms, 20 * ms, "three")]))
-    summary, rows = view(server, f"{7:032x}")
+    summary, _ = view(server, f"{7:032x}")
     hosts = {h["host"]: h for h in summary["hosts"]}
     assert hosts["one"]["shift_ns"] == 0 and hosts["three"]["shift_ns"] == 0
     assert hosts["two"] == {"host": "two", "shift_ns": 40 * ms, "pairs": 2, "consistent": True}
@@ -214,9 +214,8 @@ def test_requests_without_context_are_joined_by_their_id(server):
     summary, rows = view(server, f"{99:032x}")
     assert summary["joined"] == 2 and len(summary["traces"]) == 3
     names = [r["name"] for r in rows]
-    for row in rows:
-        if row["flags"] & JOINED:
-            assert names[row["parent"]].startswith("turn"), "the request hangs under the turn that asked"
+    joined = [row for row in rows if row["flags"] & JOINED]
+    assert len(joined) == 2 and all(names[row["parent"]].startswith("turn") for row in joined), "the request hangs under the turn that asked"
     own, _ = view(server, f"{99:032x}", joined="false")
     assert own["spans"] == 3 and own["joined"] == 0
     # A batch that both requests tell is recognised: engine time counts once.

@@ -50,7 +50,7 @@ def close(ours, theirs, at=""):
             close(ours[key], theirs[key], f"{at}.{key}")
     elif isinstance(theirs, list):
         assert len(ours) == len(theirs), at
-        for i, (a, b) in enumerate(zip(ours, theirs)):
+        for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
             close(a, b, f"{at}[{i}]")
     elif isinstance(theirs, float):
         assert ours == pytest.approx(theirs, abs=1.1e-6), at
@@ -198,7 +198,7 @@ def words(block: bytes):
         nonlocal at
         planes = [block[at + k * n:at + (k + 1) * n] for k in range(4)]
         at += 4 * n
-        return [a | b << 8 | c << 16 | d << 24 for a, b, c, d in zip(*planes)]
+        return [a | b << 8 | c << 16 | d << 24 for a, b, c, d in zip(*planes, strict=True)]
     counts, lengths = numbers(texts), numbers(distinct)
     known = []
     for length in lengths:
@@ -218,7 +218,7 @@ def words(block: bytes):
 def differences(timeline: pa.Table, name: str):
     """Numbers of the timeline in a page: bytes in columns of their own, the sign in the lowest bit."""
     planes = [timeline[f"{name}:{k}"].to_pylist() for k in range(8) if f"{name}:{k}" in timeline.column_names]
-    for row in zip(*planes):
+    for row in zip(*planes, strict=True):
         folded = sum(byte << 8 * k for k, byte in enumerate(row))
         yield folded >> 1 ^ -(folded & 1)
 
@@ -241,7 +241,7 @@ def test_the_page_holds_what_the_server_tells(name, tmp_path):
     # Bars: when, in what lane, under which parent. A row that was made up has no id; its place among its parent's is its own.
     thin = arrow(found[window["timeline"]])
     ends, starts, before = [], [], 0
-    for gap, length in zip(differences(thin, "start"), differences(thin, "end")):
+    for gap, length in zip(differences(thin, "start"), differences(thin, "end"), strict=True):
         starts.append(before + gap)
         before += gap + length
         ends.append(before)
@@ -258,16 +258,16 @@ def test_the_page_holds_what_the_server_tells(name, tmp_path):
     # Attributes, by way of the row that the bar came from.
     ours, first = {}, 0
     by_source, row = {}, -1
-    for id, on in zip(thin["span_id"].to_pylist(), differences(thin, "source")):
+    for id, on in zip(thin["span_id"].to_pylist(), differences(thin, "source"), strict=True):
         row += on
         by_source[row] = id
-    for attr_block, rest in zip(window["attrs"], window["rest"]):
+    for attr_block, rest in zip(window["attrs"], window["rest"], strict=True):
         keyed = json.loads(found[attr_block])
         assert arrow(found[rest]).num_rows == len(keyed["rows"])
         met = [0] * len(keyed["shapes"])
         for i, k in enumerate(keyed["rows"]):
             shape, told = keyed["shapes"][k], {"start_attrs": {}, "end_attrs": {}}
-            for (column, key), values in zip(shape["keys"], shape["values"]):
+            for (column, key), values in zip(shape["keys"], shape["values"], strict=True):
                 told[column][key] = values[0] if len(values) == 1 else values[met[k]]
             met[k] += 1
             ours[by_source[first + i]] = told
@@ -282,7 +282,7 @@ def test_the_page_holds_what_the_server_tells(name, tmp_path):
     # Conversations, word by word.
     ids = [id for block in window.get("conversations", []) for id in arrow(found[block])["id"].to_pylist()]
     texts = [text for block in window.get("words", []) for text in words(found[block])]
-    assert sorted(zip(ids, texts)) == [(c["id"], c["messages"]) for c in said]
+    assert sorted(zip(ids, texts, strict=True)) == [(c["id"], c["messages"]) for c in said]
 
 
 def test_otlp_files_are_shown_too(tmp_path):

@@ -58,7 +58,7 @@ def candidates():
     def floor():
         for _ in range(CALLS):
             with empty:
-                {"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+                _ = {"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
 
     def ours():
         for _ in range(CALLS):
@@ -72,13 +72,17 @@ def candidates():
 
     def slime_shape():
         for _ in range(CALLS):
-            with slime.trace_span(sample, "generate", attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}):
+            with slime.trace_span(
+                sample, "generate", attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+            ):
                 pass
         sample.trace["events"].clear()
 
     def slime_group():
         for _ in range(CALLS // 50):
-            with slime.trace_span(group, "group", attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}):
+            with slime.trace_span(
+                group, "group", attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+            ):
                 pass
         for member in group:
             member.trace["events"].clear()
@@ -100,7 +104,9 @@ def candidates():
     def sglang_slice():
         for _ in range(CALLS):
             context.trace_slice_start("decode_forward", 1)
-            context.trace_slice_end("decode_forward", 1, attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"})
+            context.trace_slice_end(
+                "decode_forward", 1, attrs={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+            )
 
     async def bare():
         return None
@@ -153,7 +159,9 @@ def opentelemetry():
 
     def run():
         for _ in range(CALLS // 10):
-            with tracer.start_as_current_span("generate", attributes={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}):
+            with tracer.start_as_current_span(
+                "generate", attributes={"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}
+            ):
                 pass
 
     return run

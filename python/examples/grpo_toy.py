@@ -1,7 +1,7 @@
 """A plain GRPO loop that runs on any CPU in seconds: a table of logits learns to add.
 
-Real sampling, real rewards, a real update; instrumented in a dozen lines (look for `rollscope`). Start `rollscope serve` first, or
-pass --embedded.
+Real sampling, real rewards, a real update, instrumented in a dozen lines (look for `rollscope`). Start `rollscope serve` first,
+or pass --embedded.
 """
 
 import argparse

@@ -21,8 +21,15 @@ async def engine(prompt: str) -> dict:
     """Stands for a request to SGLang."""
     seconds = random.uniform(0.01, 0.05)
     await asyncio.sleep(seconds)
-    meta = {"id": f"{random.getrandbits(64):016x}", "prompt_tokens": len(prompt), "completion_tokens": 20, "e2e_latency": seconds,
-            "finish_reason": {"type": "stop"}, "pd_prefill_forward_duration": seconds / 3, "pd_decode_forward_duration": seconds / 2}
+    meta = {
+        "id": f"{random.getrandbits(64):016x}",
+        "prompt_tokens": len(prompt),
+        "completion_tokens": 20,
+        "e2e_latency": seconds,
+        "finish_reason": {"type": "stop"},
+        "pd_prefill_forward_duration": seconds / 3,
+        "pd_decode_forward_duration": seconds / 2,
+    }
     return {"text": random.choice(["4", "5"]), "meta_info": meta}
 
 

@@ -21,8 +21,16 @@ if __name__ == "__main__":
     trainer = GRPOTrainer(
         model="trl-internal-testing/tiny-Qwen2ForCausalLM-2.5",
         reward_funcs=[callback.reward(short_answers)],
-        args=GRPOConfig(output_dir="trl-out", max_steps=3, per_device_train_batch_size=4, num_generations=4, max_completion_length=8,
-                        logging_steps=1, report_to=[], use_cpu=True),
+        args=GRPOConfig(
+            output_dir="trl-out",
+            max_steps=3,
+            per_device_train_batch_size=4,
+            num_generations=4,
+            max_completion_length=8,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+        ),
         train_dataset=Dataset.from_list([{"prompt": f"{a} + 1 ="} for a in range(8)]),
         callbacks=[callback],
     )

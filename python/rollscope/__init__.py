@@ -19,7 +19,7 @@ from ._client import Client
 from ._context import attach, current_span, extract, inject
 from ._core import NoSpan, Span, SpanContext, __version__, event, span
 from ._media import Image
-from ._run import Run, alert, finish, flush, init, log, set_level, get_level, shutdown, stats
+from ._run import Run, alert, finish, flush, get_level, init, log, set_level, shutdown, stats
 from ._settings import ENVIRONMENT
 from ._trace import Trace
 from ._traced import sample, start_span, step, traced
@@ -47,7 +47,7 @@ def bridge_opentelemetry() -> bool:
     return bridge()
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     from ._trackio import ABSENT
 
     instead = f": {ABSENT[name]}" if name in ABSENT else ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator
-
+    from collections.abc import Iterator
+    from typing import Any
 
 
 class RequestError(Exception):
@@ -34,7 +34,7 @@ class Result:
         return len(self.rows)
 
     def to_dicts(self) -> list[dict[str, Any]]:
-        return [dict(zip(self.columns, row)) for row in self.rows]
+        return [dict(zip(self.columns, row, strict=True)) for row in self.rows]
 
     def to_arrow(self) -> Any:
         """A `pyarrow.Table`; needs pyarrow."""
@@ -81,7 +81,8 @@ class Client:
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self.timeout) as answer:
-                return answer.read()
+                read: bytes = answer.read()
+                return read
         except urllib.error.HTTPError as error:
             said = error.read(65536)
             try:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-# Not imported at run time: the package must be quick to import.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Mapping, MutableMapping
-
-
 from . import _core
 from ._core import Attached, NoSpan, Span, SpanContext, current_span
 from ._errors import harmless
 
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping, MutableMapping
+    from typing import Any
+
 __all__ = ["attach", "current_span", "extract", "inject"]
 
 
-@harmless(None)
-def _inject(carrier, span):
+@harmless
+def _inject(carrier: MutableMapping[str, str], span: Span | SpanContext | NoSpan | None) -> None:
     context = _core.context_of(span) if not isinstance(span, NoSpan) else None
     if context is not None:
         carrier["traceparent"] = context.traceparent
@@ -24,14 +24,16 @@ def _inject(carrier, span):
             carrier["tracestate"] = context.trace_state
 
 
-def inject(carrier: MutableMapping[str, str] | None = None, span: Span | SpanContext | None = None) -> MutableMapping[str, str]:
+def inject(
+    carrier: MutableMapping[str, str] | None = None, span: Span | SpanContext | NoSpan | None = None
+) -> MutableMapping[str, str]:
     """Writes the context of a span (the current one) into a dict or headers, and returns it."""
     carrier = {} if carrier is None else carrier
     _inject(carrier, span)
     return carrier
 
 
-@harmless(None)
+@harmless
 def extract(carrier: Mapping[str, Any] | None) -> SpanContext | None:
     """Reads a context out of a dict or headers; `None` if there is none. Names are compared without regard to case."""
     if not carrier:

@@ -31,7 +31,11 @@ class Embedded:
         self.log = open(os.path.join(data, "server.log"), "ab")
         self.process = subprocess.Popen(
             [binary, "serve", "--data", data, "--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0", "--otlp-http", ""],
-            stdout=subprocess.PIPE, stderr=self.log, stdin=subprocess.DEVNULL, text=True, env=environment,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env=environment,
             start_new_session=True,
         )
         self.url: str | None = None

@@ -5,6 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import ParamSpec, TypeVar
+
+    P = ParamSpec("P")
+    R = TypeVar("R")
+
 logger = logging.getLogger("rollscope")
 
 _MAX_STACK = 16_384
@@ -20,7 +29,7 @@ def warn(text: str) -> None:
     logger.warning("%s", text)
 
 
-def describe(error: BaseException) -> dict:
+def describe(error: BaseException) -> dict[str, str]:
     """An exception as attributes of an event, bounded."""
     attrs = {"exception.type": type(error).__qualname__}
     if type(error).__module__ not in ("builtins", "__main__"):
@@ -39,21 +48,18 @@ def describe(error: BaseException) -> dict:
     return attrs
 
 
-def harmless(default=None):
-    """Decorator: what goes wrong inside is counted and logged, and `default` is returned."""
+def harmless(function: Callable[P, R]) -> Callable[P, R | None]:
+    """Decorator: what goes wrong inside is counted and logged, and `None` is returned."""
 
-    def decorate(function):
-        @functools.wraps(function)
-        def guarded(*args, **kwargs):
-            try:
-                return function(*args, **kwargs)
-            except Exception as error:
-                from . import _core
+    @functools.wraps(function)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            from . import _core
 
-                _core.count_error()
-                swallowed(error)
-                return default
+            _core.count_error()
+            swallowed(error)
+            return None
 
-        return guarded
-
-    return decorate
+    return guarded

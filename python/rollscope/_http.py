@@ -30,18 +30,18 @@ def _httpx() -> None:
         if client is httpx.Client:
 
             @functools.wraps(original)
-            def send(self, request, *args, _original=original, **kwargs):
+            def send(self: Any, request: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
                 _put(request.headers)
                 return _original(self, request, *args, **kwargs)
 
         else:
 
             @functools.wraps(original)
-            async def send(self, request, *args, _original=original, **kwargs):
+            async def send(self: Any, request: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
                 _put(request.headers)
                 return await _original(self, request, *args, **kwargs)
 
-        setattr(client, "send", send)
+        client.send = send
 
 
 def _requests() -> None:
@@ -50,11 +50,11 @@ def _requests() -> None:
     original = requests.Session.send
 
     @functools.wraps(original)
-    def send(self, request, **kwargs):
+    def send(self: Any, request: Any, **kwargs: Any) -> Any:
         _put(request.headers)
         return original(self, request, **kwargs)
 
-    setattr(requests.Session, "send", send)
+    requests.Session.send = send
 
 
 def _aiohttp() -> None:
@@ -64,7 +64,7 @@ def _aiohttp() -> None:
     original = aiohttp.ClientSession._request
 
     @functools.wraps(original)
-    async def _request(self, method, url, *, headers=None, **kwargs):
+    async def _request(self: Any, method: Any, url: Any, *, headers: Any = None, **kwargs: Any) -> Any:
         try:
             headers = CIMultiDict(headers or {})
             _put(headers)
@@ -72,7 +72,7 @@ def _aiohttp() -> None:
             swallowed(error)
         return await original(self, method, url, headers=headers, **kwargs)
 
-    setattr(aiohttp.ClientSession, "_request", _request)
+    aiohttp.ClientSession._request = _request
 
 
 def instrument() -> list[str]:

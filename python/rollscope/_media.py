@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import os
+
+from ._names import MEDIA_BYTES
+
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-import os
-
-from ._names import MEDIA_BYTES
 
 _MAGIC = (
     (b"\x89PNG\r\n\x1a\n", "image/png"),

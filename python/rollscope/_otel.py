@@ -32,8 +32,7 @@ def bridge() -> bool:
         if identity.trace_id and identity.span_id:
             return _core.SpanContext(f"{identity.trace_id:032x}", f"{identity.span_id:016x}")
         # slime's spans and attached contexts are only in our own variable.
-        ours = _core.own_current()
-        return ours
+        return _core.own_current()
 
     def enter(span: Any) -> Any:
         if span is None:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-# Not imported at run time: the package must be quick to import.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Iterable
-
 import atexit
 import logging
 import os
@@ -16,12 +11,20 @@ from collections import OrderedDict
 from collections.abc import Mapping
 
 from . import _core, _settings
+from ._context import attach
 from ._errors import harmless, logger, swallowed
 from ._media import Image
-from ._context import attach
 from ._names import CONVERSATION_BYTES
 from ._trace import Trace, plain, to_json
 from ._trackio import AlertLevel, Histogram, Table, record_spans
+
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from ._embedded import Embedded
 
 _MAX_METRICS = 10_000
 _MAX_METRIC_DEPTH = 8
@@ -37,7 +40,7 @@ _configured_for: str | None = None
 _exit_registered: set[int] = set()
 _media_sent: OrderedDict[str, None] = OrderedDict()
 _warned: set[str] = set()
-_embedded = None
+_embedded: Embedded | None = None
 
 
 def _start(endpoint: str | None, service: str | None = None, instance: str | None = None, exporter: str = "network") -> None:
@@ -89,7 +92,7 @@ def _register_exit() -> None:
 
 def _after_fork() -> None:
     """The child joins the run: it neither began it nor ends it."""
-    global _run, _lock, _embedded
+    global _lock, _embedded
     _lock = threading.RLock()
     _embedded = None
     if _run is not None:
@@ -134,8 +137,16 @@ def _at_exit() -> None:
 class Run:
     """A training run. Made by `rollscope.init`; also a context manager that finishes it."""
 
-    def __init__(self, run_id: str, project: str | None, name: str | None, config: Mapping[str, Any] | None,
-                 tags: Iterable[str] | None, framework: str | None, owner: bool):
+    def __init__(
+        self,
+        run_id: str,
+        project: str | None,
+        name: str | None,
+        config: Mapping[str, Any] | None,
+        tags: Iterable[str] | None,
+        framework: str | None,
+        owner: bool,
+    ):
         self.id = run_id
         self.project = project
         self.name = name
@@ -182,7 +193,7 @@ class Run:
                 os.environ.pop("ROLLSCOPE_RUN_ID", None)
                 _own_run_id = None
 
-    @harmless(None)
+    @harmless
     def _report(self, status: str, ended_ns: int | None) -> None:
         attrs: dict[str, Any] = {
             "rl.run.id": self.id,
@@ -284,7 +295,10 @@ def init(
             bridge()
         elsewhere = sorted(name for name in _ELSEWHERE if others.get(name))
         if elsewhere:
-            logger.warning("rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there", ", ".join(elsewhere))
+            logger.warning(
+                "rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there",
+                ", ".join(elsewhere),
+            )
         if others:
             logger.debug("init: ignored %s", ", ".join(sorted(others)))
     except Exception as error:
@@ -306,8 +320,9 @@ def _start_embedded(embedded: bool | str, run: Run) -> str | None:
 def log(metrics: Mapping[str, Any], step: int | None = None, **_others: Any) -> None:
     """Logs numbers, conversations and images of a step.
 
-    A value is a number (of Python, numpy or torch; NaN is kept), a `Trace`, an `Image`, a `Table`, a list of these, a `Histogram`,
-    or a dict of all of these. Without `step`, it is the step of the surrounding `rollscope.step(...)`, else the next one.
+    A value is a number (from Python, numpy or torch; NaN is kept), a `Trace`, an `Image`, a `Table`, a list of these, a
+    `Histogram`, or a dict of all of these. `step` defaults to the step of the surrounding `rollscope.step(...)`, else to the
+    next one.
     """
     _log(_run, metrics, step)
 
@@ -320,7 +335,9 @@ def alert(title: str, text: str | None = None, level: AlertLevel | str = AlertLe
     _alert(_run, title, text, level, None, webhook_url)
 
 
-def _alert(run: Run | None, title: str, text: str | None, level: AlertLevel | str, step: int | None, webhook_url: str | None) -> None:
+def _alert(
+    run: Run | None, title: str, text: str | None, level: AlertLevel | str, step: int | None, webhook_url: str | None
+) -> None:
     try:
         level = str(getattr(level, "value", level)).lower()
         severity = {"info": logging.INFO, "error": logging.ERROR}.get(level, logging.WARNING)
@@ -374,7 +391,9 @@ def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:
         logger.error("rollscope.log: %s", error)
 
 
-def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, float], step: int | None, now: int, depth: int) -> None:
+def _sort_values(
+    values: Mapping[str, Any], prefix: str, numbers: dict[str, float], step: int | None, now: int, depth: int
+) -> None:
     for key, value in values.items():
         name = f"{prefix}{key}"
         if type(value) is float or type(value) is int:
@@ -385,7 +404,10 @@ def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, floa
             _conversation(_as_trace(value), name, 0, step, now)
         elif isinstance(value, Histogram):
             numbers.update((f"{name}/{key}", number) for key, number in value.statistics.items())
-            _warn_once(f"histogram {name}", f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins")
+            _warn_once(
+                f"histogram {name}",
+                f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins",
+            )
         elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image, Table)) for v in value):
             for index, item in enumerate(value):
                 _conversation(_as_trace(item), name, index, step, now)
@@ -394,7 +416,10 @@ def _sort_values(values: Mapping[str, Any], prefix: str, numbers: dict[str, floa
         else:
             number = _core.as_number(value) if value is not None and not isinstance(value, str) else None
             if number is None:
-                _warn_once(f"value {name}", f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out")
+                _warn_once(
+                    f"value {name}",
+                    f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out",
+                )
             elif len(numbers) < _MAX_METRICS:
                 numbers[name] = number
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 DEFAULT_ENDPOINT = "http://127.0.0.1:4317"
 
 ENVIRONMENT = {
@@ -74,7 +79,7 @@ def _pairs(text: str | None) -> list[tuple[str, str]]:
     return found
 
 
-def parse_endpoint(endpoint: str) -> dict:
+def parse_endpoint(endpoint: str) -> dict[str, Any]:
     """Host, port, protocol and the rest of an address. Port 4318 and a path mean HTTP, everything else gRPC."""
     from urllib.parse import urlsplit
 
@@ -145,7 +150,7 @@ def resource(service: str | None = None, instance: str | None = None) -> dict[st
     return attributes
 
 
-def settings(endpoint: str | None, exporter: str = "network") -> dict:
+def settings(endpoint: str | None, exporter: str = "network") -> dict[str, Any]:
     """What the core wants to know."""
     where = parse_endpoint(endpoint or DEFAULT_ENDPOINT)
     return {

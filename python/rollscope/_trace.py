@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
+from ._media import Image
+
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
-
-import math
-
-from ._media import Image
 
 #: Deeper than this is refused.
 MAX_DEPTH = 64

@@ -10,9 +10,11 @@ from ._errors import swallowed
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Callable, Mapping, TypeVar, overload
+    from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+    from typing import Any, TypeVar, overload
 
     F = TypeVar("F", bound=Callable[..., Any])
+    Attrs = Mapping[str, Any] | Callable[..., Mapping[str, Any] | None] | None
 
 
 def step(number: int, attrs: Mapping[str, Any] | None = None) -> Span | NoSpan:
@@ -40,18 +42,18 @@ def start_span(name: str, attrs: Mapping[str, Any] | None = None, **options: Any
 if TYPE_CHECKING:
 
     @overload
-    def traced(function: F) -> F: ...
+    def traced(name: F) -> F: ...
     @overload
     def traced(
         name: str | None = None,
         *,
-        attrs: Mapping[str, Any] | Callable[..., Mapping[str, Any] | None] | None = None,
+        attrs: Attrs = None,
         phase: str | None = None,
         level: int = 1,
     ) -> Callable[[F], F]: ...
 
 
-def traced(name=None, *, attrs=None, phase=None, level=1):
+def traced(name: Any = None, *, attrs: Attrs = None, phase: str | None = None, level: int = 1) -> Any:
     """Decorator: every call is a span. For functions, coroutines, generators and asynchronous generators.
 
     `attrs` is a dict, or a function of the call's arguments that returns one. The span of a generator is the current one
@@ -62,25 +64,27 @@ def traced(name=None, *, attrs=None, phase=None, level=1):
     return lambda function: _wrap(function, name, attrs, phase, level)
 
 
-def _wrap(function, name, attrs, phase, level):
+def _wrap(function: Any, name: str | None, attrs: Attrs, phase: str | None, level: int) -> Any:
     import inspect
 
-    name = name or getattr(function, "__qualname__", None) or repr(function)
+    label = name or getattr(function, "__qualname__", None) or repr(function)
+    fixed: Mapping[str, Any] | None = None
     if callable(attrs):
         of_call = attrs
 
-        def begin(args, kwargs):
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | NoSpan:
             try:
                 found = of_call(*args, **kwargs)
             except Exception as error:
                 swallowed(error)
                 found = None
-            return span(name, found, phase=phase, level=level)
+            return span(label, found, phase=phase, level=level)
 
     else:
+        fixed = attrs
 
-        def begin(args, kwargs):
-            return span(name, attrs, phase=phase, level=level)
+        def begin(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Span | NoSpan:
+            return span(label, fixed, phase=phase, level=level)
 
     plain = not callable(attrs)
 
@@ -88,48 +92,48 @@ def _wrap(function, name, attrs, phase, level):
         if plain:
 
             @functools.wraps(function)
-            async def wrapper(*args, **kwargs):
-                with span(name, attrs, phase=phase, level=level):
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with span(label, fixed, phase=phase, level=level):
                     return await function(*args, **kwargs)
 
         else:
 
             @functools.wraps(function)
-            async def wrapper(*args, **kwargs):
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 with begin(args, kwargs):
                     return await function(*args, **kwargs)
 
     elif inspect.isasyncgenfunction(function):
 
         @functools.wraps(function)
-        async def wrapper(*args, **kwargs):
+        async def wrapper(*args: Any, **kwargs: Any) -> Any:
             async for item in _drive_async(begin(args, kwargs), function(*args, **kwargs)):
                 yield item
 
     elif inspect.isgeneratorfunction(function):
 
         @functools.wraps(function)
-        def wrapper(*args, **kwargs):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             return (yield from _drive(begin(args, kwargs), function(*args, **kwargs)))
 
     elif plain:
 
         @functools.wraps(function)
-        def wrapper(*args, **kwargs):
-            with span(name, attrs, phase=phase, level=level):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            with span(label, fixed, phase=phase, level=level):
                 return function(*args, **kwargs)
 
     else:
 
         @functools.wraps(function)
-        def wrapper(*args, **kwargs):
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             with begin(args, kwargs):
                 return function(*args, **kwargs)
 
     return wrapper
 
 
-def _drive(current, generator):
+def _drive(current: Span | NoSpan, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
     """Runs a generator with the span current inside it and only there."""
     from ._context import attach
 
@@ -157,7 +161,7 @@ def _drive(current, generator):
         current.end()
 
 
-async def _drive_async(current, generator):
+async def _drive_async(current: Span | NoSpan, generator: AsyncGenerator[Any, Any]) -> AsyncGenerator[Any, Any]:
     from ._context import attach
 
     value, error = None, None

@@ -3,17 +3,19 @@ a conversation. With the same signatures, so that `import rollscope as trackio` 
 
 from __future__ import annotations
 
-# Not imported at run time: the package must be quick to import.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any, Literal, Sequence
-
 import math
 from enum import Enum
+from itertools import pairwise
 
 from . import _core
 from ._media import Image
 from ._trace import Trace, plain, to_json
+
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Literal
 
 #: Rows of a table that are shown as text; all are in the metadata.
 _ROWS_SHOWN = 100
@@ -26,7 +28,9 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 ABSENT = {
     **dict.fromkeys(("Audio", "Html", "Object3D", "Video"), "only images are kept: rollscope.Image"),
     **dict.fromkeys(("Artifact", "log_artifact", "save", "use_artifact"), "files are not kept"),
-    **dict.fromkeys(("log_cpu", "log_gpu", "log_system"), "log numbers with rollscope.log; engines and exporters are scraped by the server"),
+    **dict.fromkeys(
+        ("log_cpu", "log_gpu", "log_system"), "log numbers with rollscope.log; engines and exporters are scraped by the server"
+    ),
     **dict.fromkeys(("delete_project", "freeze", "import_csv", "import_tf_events", "show", "sync"), "see `rollscope --help`"),
     "Api": "read with rollscope.Client",
     "Markdown": "log a Trace with a message",
@@ -108,7 +112,9 @@ class Histogram:
     themselves where there is a sequence, and estimated within the bins where there is none. The bins are not kept.
     """
 
-    def __init__(self, sequence: Sequence[float] | Any | None = None, np_histogram: tuple[Any, Any] | None = None, num_bins: int = 64):
+    def __init__(
+        self, sequence: Sequence[float] | Any | None = None, np_histogram: tuple[Any, Any] | None = None, num_bins: int = 64
+    ):
         if sequence is None and np_histogram is None:
             raise ValueError("Must provide either sequence or np_histogram")
         if sequence is not None and np_histogram is not None:
@@ -147,8 +153,12 @@ def _of_values(sequence: Any) -> dict[str, float]:
     if not values:
         return {"count": 0.0}
     mean = math.fsum(values) / len(values)
-    found = {"count": float(len(values)), "mean": mean,
-             "std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)), "min": values[0]}
+    found = {
+        "count": float(len(values)),
+        "mean": mean,
+        "std": math.sqrt(math.fsum((value - mean) ** 2 for value in values) / len(values)),
+        "min": values[0],
+    }
     for q in _QUANTILES:
         at = q * (len(values) - 1)
         low = int(at)
@@ -162,7 +172,7 @@ def _of_bins(counts: list[float], edges: list[float]) -> dict[str, float]:
     total = math.fsum(counts)
     if not total > 0:
         return {"count": 0.0}
-    filled = [(count, low, high) for count, low, high in zip(counts, edges, edges[1:]) if count > 0]
+    filled = [(count, low, high) for count, (low, high) in zip(counts, pairwise(edges), strict=True) if count > 0]
     mean = math.fsum(count * (low + high) / 2 for count, low, high in filled) / total
     spread = math.fsum(count * ((low + high) / 2 - mean) ** 2 for count, low, high in filled) / total
     found = {"count": total, "mean": mean, "std": math.sqrt(spread), "min": filled[0][1]}
@@ -213,11 +223,17 @@ def record_spans(trace: Trace, name: str, step: int | None, now: int, media: lis
     by_id = {str(entry[0]["id"]): entry for entry in spans if entry[0].get("id") is not None}
     children: dict[str | None, list[Any]] = {}
     for entry in spans:
-        parent = str(entry[0].get("parent_id"))
-        children.setdefault(parent if parent in by_id else None, []).append(entry)
+        parent_id = str(entry[0].get("parent_id"))
+        children.setdefault(parent_id if parent_id in by_id else None, []).append(entry)
     metadata = trace.metadata
-    root = _core.span(name, {"trackio.trace": True}, start_ns=min(start for _, start, _ in spans), step=step,
-                      sample=_identity(metadata.get("sample_id")), group=_identity(metadata.get("group_id")))
+    root = _core.span(
+        name,
+        {"trackio.trace": True},
+        start_ns=min(start for _, start, _ in spans),
+        step=step,
+        sample=_identity(metadata.get("sample_id")),
+        group=_identity(metadata.get("group_id")),
+    )
     made: set[int] = set()
     # What only names parents that name it in turn is under nothing else: it hangs from the root too.
     for under, first in [(root, children.get(None, [])), (root, spans)]:
@@ -228,7 +244,9 @@ def record_spans(trace: Trace, name: str, step: int | None, now: int, media: lis
                 continue
             made.add(id(span))
             kind = str(span.get("kind") or "span")
-            recorded = _core.span(str(span.get("name") or kind), _attributes(span, kind, media), parent=parent, start_ns=start, step=step)
+            recorded = _core.span(
+                str(span.get("name") or kind), _attributes(span, kind, media), parent=parent, start_ns=start, step=step
+            )
             status, error = str(span.get("status") or "").lower(), span.get("error")
             if error or status in ("error", "failed"):
                 recorded.set_status("error", str(error) if error else None)
@@ -247,7 +265,11 @@ def _identity(value: Any) -> int | str | None:
 def _times(span: dict[str, Any], now: int) -> tuple[int, int]:
     start, end = time_ns(span.get("start_time")), time_ns(span.get("end_time"))
     milliseconds = span.get("duration_ms")
-    lasted = int(milliseconds * 1e6) if isinstance(milliseconds, (int, float)) and math.isfinite(milliseconds) and milliseconds > 0 else 0
+    lasted = (
+        int(milliseconds * 1e6)
+        if isinstance(milliseconds, (int, float)) and math.isfinite(milliseconds) and milliseconds > 0
+        else 0
+    )
     if start is None:
         end = now if end is None else end
         start = end - lasted
@@ -268,7 +290,9 @@ def _attributes(span: dict[str, Any], kind: str, media: list[Image]) -> dict[str
         attrs["gen_ai.request.model"] = str(span["model"])
     usage = span.get("usage")
     for key, value in (usage if isinstance(usage, dict) else {}).items():
-        side = {"input_tokens": "input", "prompt_tokens": "input", "output_tokens": "output", "completion_tokens": "output"}.get(key)
+        side = {"input_tokens": "input", "prompt_tokens": "input", "output_tokens": "output", "completion_tokens": "output"}.get(
+            key
+        )
         attrs[f"gen_ai.usage.{side}_tokens" if side else f"usage.{key}"] = value
     for key in ("input", "output"):
         if span.get(key) is not None:
@@ -276,7 +300,22 @@ def _attributes(span: dict[str, Any], kind: str, media: list[Image]) -> dict[str
     metadata = span.get("metadata")
     for key, value in (metadata if isinstance(metadata, dict) else {}).items():
         attrs[f"metadata.{key}"] = value if isinstance(value, (bool, int, float, str)) else _text(value, media, str(key))
-    known = {"id", "parent_id", "name", "kind", "start_time", "end_time", "duration_ms", "status", "error", "input", "output", "model", "usage", "metadata"}
+    known = {
+        "id",
+        "parent_id",
+        "name",
+        "kind",
+        "start_time",
+        "end_time",
+        "duration_ms",
+        "status",
+        "error",
+        "input",
+        "output",
+        "model",
+        "usage",
+        "metadata",
+    }
     for key, value in span.items():
         if key not in known and value is not None:
             attrs[str(key)] = value if isinstance(value, (bool, int, float, str)) else _text(value, media, str(key))

@@ -17,11 +17,12 @@ import logging
 import os
 import subprocess
 import time
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
-from typing import Any, Iterator, Mapping, MutableMapping
+from typing import Any
 from urllib.parse import urlsplit
 
-from . import _core, _run
+from . import _core, _run, _settings
 from ._context import attach, extract, inject
 from ._core import NoSpan, Span, SpanContext
 
@@ -98,9 +99,11 @@ class _NoTracer(Tracer):
         return _nothing()
 
 
-def _nothing() -> Any:
+def _nothing() -> NoSpan:
     # Above the highest level: never recorded.
-    return _core.span("", level=255)
+    span = _core.span("", level=255)
+    assert isinstance(span, NoSpan)
+    return span
 
 
 _no_tracer = _NoTracer()
@@ -166,7 +169,7 @@ def shutdown_telemetry() -> None:
     """Sends what was recorded, and stops the collector if this process started one. Also happens at exit."""
     global _initialized
     if _initialized:
-        _core.flush(max(_run._settings.exit_timeout(), 5.0))
+        _core.flush(max(_settings.exit_timeout(), 5.0))
         _initialized = False
         logger.info("Telemetry shut down.")
     stop_otel_collector()

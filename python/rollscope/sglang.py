@@ -13,8 +13,9 @@ request after `rebuild_thread_context()`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Mapping
+from typing import Any
 
 from . import _core, _run
 from ._core import sglang as _sglang

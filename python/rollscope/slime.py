@@ -12,9 +12,10 @@ import functools
 import inspect
 import logging
 import sys
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from . import _core, _names, _run as _recorder  # noqa: F401  (starts recording where the environment says so)
+from . import _core, _names
 from ._core import slime as _slime
 from ._errors import swallowed
 
@@ -32,6 +33,7 @@ SGLANG_PD_SUMMARY_KEYS = _names.PD_SUMMARY
 
 logger = logging.getLogger("rollscope.slime")
 _inferred: set[str] = set()
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _failed(error: Exception) -> None:
@@ -85,7 +87,14 @@ def export_trace(handle: TraceHandle) -> dict[str, Any]:
         }
     except Exception as error:
         _failed(error)
-        return {"version": TRACE_VERSION, "trace_id": "", "sample_id": None, "group_id": None, "attempt": 0, "parent_span_id": None}
+        return {
+            "version": TRACE_VERSION,
+            "trace_id": "",
+            "sample_id": None,
+            "group_id": None,
+            "attempt": 0,
+            "parent_span_id": None,
+        }
 
 
 def import_trace(payload: dict[str, Any], carrier: dict[str, Any] | None = None) -> TraceHandle:
@@ -155,14 +164,16 @@ def _disaggregation(meta: dict[str, Any]) -> list[dict[str, Any]]:
             parts.append({"type": "span", "name": name, "start_offset": length, "end_offset": end, "attrs": {key: meta[key]}})
             length = end
         if parts:
-            children.append({
-                "type": "span",
-                "name": f"sglang_pd_{phase}",
-                "start_offset": at,
-                "end_offset": at + length,
-                "attrs": {"phase": phase, "duration_s": length},
-                "children": parts,
-            })
+            children.append(
+                {
+                    "type": "span",
+                    "name": f"sglang_pd_{phase}",
+                    "start_offset": at,
+                    "end_offset": at + length,
+                    "attrs": {"phase": phase, "duration_s": length},
+                    "children": parts,
+                }
+            )
             at += length
     summary = {key: meta[key] for key in SGLANG_PD_SUMMARY_KEYS if meta.get(key) is not None}
     if summary:
@@ -170,7 +181,15 @@ def _disaggregation(meta: dict[str, Any]) -> list[dict[str, Any]]:
     return children
 
 
-def _append_event(handle, kind, name, timestamp, span_id=None, parent=None, attrs=None):
+def _append_event(
+    handle: TraceHandle,
+    kind: str,
+    name: str,
+    timestamp: float,
+    span_id: str | None = None,
+    parent: str | None = None,
+    attrs: dict[str, Any] | None = None,
+) -> None:
     event = {
         "type": kind,
         "name": name,
@@ -189,7 +208,7 @@ def _append_event(handle, kind, name, timestamp, span_id=None, parent=None, attr
     handle.carrier["events"].append(event)
 
 
-def _append_trace_children(parents, children, start) -> None:
+def _append_trace_children(parents: list[tuple[TraceHandle, str]], children: Any, start: float) -> None:
     """Spans that the engine reported afterwards, inside those of `parents` (pairs of handle and span id)."""
     if isinstance(children, dict):
         children = [children]
@@ -215,7 +234,7 @@ def _append_trace_children(parents, children, start) -> None:
             _append_event(handle, "span_start", name, begin, span_id=span_id, parent=parent)
             inside.append((handle, span_id))
         _append_trace_children(inside, child.get("children"), begin)
-        for (handle, span_id), (_, parent) in zip(inside, parents):
+        for (handle, span_id), (_, parent) in zip(inside, parents, strict=True):
             _append_event(handle, "span_end", name, end, span_id=span_id, attrs=attrs)
             _slime.emit_child(handle, name, span_id, parent, begin, end, attrs, -1)
 
@@ -239,15 +258,15 @@ def trace_function(
     target_getter: Callable[..., Any] | None = None,
     attrs_getter: Callable[..., dict[str, Any] | None] | None = None,
     record_error: bool = True,
-):
+) -> Callable[[F], F]:
     """Decorator: every call is a span on its target. `target` names an argument; `target_getter` is called with all of them;
     without either the target is found among the arguments, else it is that of the current span."""
 
-    def decorator(function):
+    def decorator(function: Any) -> Any:
         label = getattr(function, "__qualname__", repr(function))
         find = _target_finder(function, label, target, target_getter)
 
-        def attributes(args, kwargs):
+        def attributes(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
             if attrs_getter is None:
                 return None
             try:
@@ -262,7 +281,7 @@ def trace_function(
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
-            async def wrapper(*args, **kwargs):
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
                 found = find(args, kwargs)
                 if found is None:
                     return await function(*args, **kwargs)
@@ -272,7 +291,7 @@ def trace_function(
         else:
 
             @functools.wraps(function)
-            def wrapper(*args, **kwargs):
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
                 found = find(args, kwargs)
                 if found is None:
                     return function(*args, **kwargs)
@@ -284,7 +303,9 @@ def trace_function(
     return decorator
 
 
-def _target_finder(function, label, target, target_getter):
+def _target_finder(
+    function: Any, label: str, target: str | None, target_getter: Callable[..., Any] | None
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
     """How the target of a call is found, decided once."""
     try:
         signature = inspect.signature(function)
@@ -292,9 +313,9 @@ def _target_finder(function, label, target, target_getter):
         signature = None
 
     if target is not None:
-        place, default = _place_of(signature, target)
+        place = _place_of(signature, target)
 
-        def named(args, kwargs):
+        def named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if target in kwargs:
                 found = kwargs[target]
             elif place is not None and place < len(args):
@@ -313,7 +334,7 @@ def _target_finder(function, label, target, target_getter):
 
     if target_getter is not None:
 
-        def gotten(args, kwargs):
+        def gotten(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             try:
                 found = target_getter(*args, **kwargs)
             except Exception as error:
@@ -323,14 +344,15 @@ def _target_finder(function, label, target, target_getter):
 
         return gotten
 
-    def inferred(args, kwargs):
+    def inferred(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         for value in (*args, *kwargs.values()):
             if _is_target(value):
                 key = f"{getattr(function, '__module__', '')}.{label}"
                 if key not in _inferred:
                     _inferred.add(key)
                     logger.warning(
-                        "trace_function auto-inferred target for %s; inference may be ambiguous, prefer explicit target=...", label
+                        "trace_function auto-inferred target for %s; inference may be ambiguous, prefer explicit target=...",
+                        label,
                     )
                 return value
         handles = _slime.current_handles()
@@ -341,16 +363,16 @@ def _target_finder(function, label, target, target_getter):
     return inferred
 
 
-def _place_of(signature, name):
+def _place_of(signature: inspect.Signature | None, name: str) -> int | None:
     """The position of an argument, where it may be given by position."""
     if signature is None:
-        return None, None
+        return None
     for place, parameter in enumerate(signature.parameters.values()):
         if parameter.kind not in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             break
         if parameter.name == name:
-            return place, parameter.default
-    return None, None
+            return place
+    return None
 
 
 _PATCHED_NAMES = (

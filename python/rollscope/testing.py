@@ -1,19 +1,20 @@
 """For tests of instrumented code: records into memory, with a clock and ids that repeat.
 
-    from rollscope.testing import capture
+from rollscope.testing import capture
 
-    def test_generate():
-        with capture() as seen:
-            generate(sample)
-        assert [span.name for span in seen.spans] == ["generate"]
-        assert seen.spans[0].attributes["tokens"] == 12
+def test_generate():
+    with capture() as seen:
+        generate(sample)
+    assert [span.name for span in seen.spans] == ["generate"]
+    assert seen.spans[0].attributes["tokens"] == 12
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import Any
 
 from . import _core, _run, _settings
 from ._names import SPAN_KINDS, STATUSES

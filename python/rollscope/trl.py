@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 from . import _core, _run
 from ._errors import harmless
@@ -24,7 +25,7 @@ except ImportError:  # The callback works with anything that calls it the same w
     _Base = object
 
 
-class RollscopeCallback(_Base):
+class RollscopeCallback(_Base):  # type: ignore[misc]  # Any to mypy: transformers need not be there
     """Records what a trainer of TRL or transformers does."""
 
     def __init__(self, project: str | None = None, name: str | None = None, config: dict[str, Any] | None = None, **options: Any):
@@ -42,19 +43,19 @@ class RollscopeCallback(_Base):
             wanted.setdefault("framework", "trl")
             self._run = _run.init(**wanted)
 
-    @harmless(None)
+    @harmless
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if getattr(state, "is_world_process_zero", True):
             self._begin(args)
 
-    @harmless(None)
+    @harmless
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_step()
         self._number = int(getattr(state, "global_step", 0))
         self._step = _core.span("step", phase="step", step=self._number)
         self._step.__enter__()
 
-    @harmless(None)
+    @harmless
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_step()
 
@@ -63,21 +64,21 @@ class RollscopeCallback(_Base):
         if step is not None:
             step.__exit__(None, None, None)
 
-    @harmless(None)
+    @harmless
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         if logs and self._run is not None and getattr(state, "is_world_process_zero", True):
             numbers = {k: v for k, v in logs.items() if not isinstance(v, str)}
             self._run.log(numbers, step=int(getattr(state, "global_step", 0)))
 
-    @harmless(None)
+    @harmless
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any) -> None:
         _core.event("evaluated", {k: v for k, v in (metrics or {}).items() if isinstance(v, (int, float))})
 
-    @harmless(None)
+    @harmless
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         _core.event("saved", {"step": int(getattr(state, "global_step", 0))})
 
-    @harmless(None)
+    @harmless
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._end_step()
         if self._run is not None:
@@ -89,13 +90,13 @@ class RollscopeCallback(_Base):
 
         def log(prompts: Any, completions: Any, rewards: Any) -> None:
             traces = []
-            for prompt, completion, value in zip(prompts or [], completions or [], rewards or []):
+            for prompt, completion, value in zip(prompts or [], completions or [], rewards or [], strict=False):
                 messages = [*_messages(prompt, "user"), *_messages(completion, "assistant")]
                 traces.append(Trace(messages, {"reward": value, "reward_function": getattr(function, "__name__", "reward")}))
             if traces:
                 _run.log({getattr(function, "__name__", "reward"): traces}, step=self._number)
 
-        keep = harmless(None)(log)
+        keep = harmless(log)
         name = getattr(function, "__name__", "reward")
 
         if inspect.iscoroutinefunction(function):

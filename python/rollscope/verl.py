@@ -1,14 +1,14 @@
 """verl's rollout trace: the decorator and context of `verl.utils.rollout_trace`, recording to rollscope.
 
-    from rollscope.verl import RolloutTraceConfig, rollout_trace_attr, rollout_trace_op
+from rollscope.verl import RolloutTraceConfig, rollout_trace_attr, rollout_trace_op
 
-    RolloutTraceConfig.init(project_name="math", experiment_name="grpo")
-    with rollout_trace_attr(step=12, sample_index=7, rollout_n=0):
-        ...
+RolloutTraceConfig.init(project_name="math", experiment_name="grpo")
+with rollout_trace_attr(step=12, sample_index=7, rollout_n=0):
+    ...
 
-    class AgentLoop:
-        @rollout_trace_op
-        async def run(self, sampling_params, messages): ...
+class AgentLoop:
+    @rollout_trace_op
+    async def run(self, sampling_params, messages): ...
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class RolloutTraceConfig:
     token2text = False
 
     @classmethod
-    def init(cls, project_name: str, experiment_name: str, backend: str | None = None, token2text: bool = False, **_others: Any) -> None:
+    def init(
+        cls, project_name: str, experiment_name: str, backend: str | None = None, token2text: bool = False, **_others: Any
+    ) -> None:
         if cls._initialized:
             return
         cls._initialized = True
@@ -59,12 +61,17 @@ def rollout_trace_attr(
     if sample_index is not None:
         sample = sample_index if rollout_n is None else f"{sample_index}/{rollout_n}"
     return _core.span(
-        name, attrs, phase="eval" if validate else "rollout", step=step, sample=sample, group=sample_index,
+        name,
+        attrs,
+        phase="eval" if validate else "rollout",
+        step=step,
+        sample=sample,
+        group=sample_index,
         level=1 if trace else 255,
     )
 
 
-@harmless(None)
+@harmless
 def _inputs(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     bound = signature.bind_partial(*args, **kwargs).arguments
     return {f"input.{k}": _short(v) for k, v in bound.items() if k != "self"}
@@ -106,6 +113,6 @@ def rollout_trace_op(function: Any) -> Any:
     return wrapper
 
 
-@harmless(None)
+@harmless
 def _output(span: Any, result: Any) -> None:
     span.set("output", _short(result))

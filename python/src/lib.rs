@@ -308,6 +308,15 @@ fn advance_clock(ns: u64) {
     clock::advance(ns);
 }
 
+/// A module inside this one, where `import rollscope._core.NAME` finds it too.
+fn submodule<'py>(module: &Bound<'py, PyModule>, name: &str) -> PyResult<Bound<'py, PyModule>> {
+    let path = format!("rollscope._core.{name}");
+    let inner = PyModule::new(module.py(), &path)?;
+    module.add(name, &inner)?;
+    module.py().import("sys")?.getattr("modules")?.set_item(path, &inner)?;
+    Ok(inner)
+}
+
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;

@@ -790,13 +790,12 @@ fn get_global_trace_level() -> i64 {
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let sglang = PyModule::new(module.py(), "sglang")?;
+    let sglang = crate::submodule(module, "sglang")?;
     sglang.add_class::<TraceReqContext>()?;
     sglang.add_function(wrap_pyfunction!(rebuild, &sglang)?)?;
     sglang.add_function(wrap_pyfunction!(initialize, &sglang)?)?;
     sglang.add_function(wrap_pyfunction!(initialized, &sglang)?)?;
     sglang.add_function(wrap_pyfunction!(trace_set_thread_info, &sglang)?)?;
     sglang.add_function(wrap_pyfunction!(set_global_trace_level, &sglang)?)?;
-    sglang.add_function(wrap_pyfunction!(get_global_trace_level, &sglang)?)?;
-    module.add("sglang", sglang)
+    sglang.add_function(wrap_pyfunction!(get_global_trace_level, &sglang)?)
 }

@@ -626,7 +626,10 @@ impl Span {
         py.import("rollscope._otel")?.getattr("span_context")?.call1((trace, span))
     }
 
-    fn update_name(&self, _name: &Bound<'_, PyAny>) {}
+    /// A span's name is known at its start and stays.
+    fn update_name(&self, name: &Bound<'_, PyAny>) {
+        let _ = name;
+    }
 
     fn __repr__(&self) -> String {
         format!("<Span {:?} {}>", self.name(), self.traceparent())

@@ -35,6 +35,24 @@ def seen():
         yield captured
 
 
+@pytest.fixture
+def run(seen, monkeypatch):
+    """A run whose records stay in memory."""
+    import rollscope
+    from rollscope import _run
+
+    monkeypatch.setattr(_run, "_start", lambda *a, **k: None)
+    monkeypatch.setenv("ROLLSCOPE_RUN_ID", "")
+    run = rollscope.init(project="math", name="grpo 7b", config={"lr": 1e-6, "bad": float("nan")}, tags=["a"])
+    yield run
+    run.finish()
+    os.environ.pop("ROLLSCOPE_RUN_ID", None)
+
+
+def records(seen, kind):
+    return [r for r in seen.records if r.name == f"rollscope.{kind}"]
+
+
 class Program:
     """A Python program of a test."""
 

@@ -8,22 +8,8 @@ import os
 import numpy as np
 import pytest
 import rollscope
+from conftest import records
 from rollscope import _run
-
-
-@pytest.fixture
-def run(seen, monkeypatch):
-    """A run whose records stay in memory."""
-    monkeypatch.setattr(_run, "_start", lambda *a, **k: None)
-    monkeypatch.setenv("ROLLSCOPE_RUN_ID", "")
-    run = rollscope.init(project="math", name="grpo 7b", config={"lr": 1e-6, "bad": float("nan")}, tags=["a"])
-    yield run
-    run.finish()
-    os.environ.pop("ROLLSCOPE_RUN_ID", None)
-
-
-def records(seen, kind):
-    return [r for r in seen.records if r.name == f"rollscope.{kind}"]
 
 
 def test_a_run_begins_and_ends(run, seen):
@@ -126,7 +112,7 @@ def test_surrogates_and_bytes(run, seen):
 
 
 def test_images(tmp_path):
-    pil = pytest.importorskip("PIL.Image")
+    from PIL import Image as pil
 
     def pixels(image):
         return np.asarray(pil.open(io.BytesIO(image.data)))
@@ -149,7 +135,12 @@ def test_images(tmp_path):
             rollscope.Image(bad)
 
 
-def test_without_init_logging_only_warns(caplog):
+def test_without_init_logging_only_warns(caplog, monkeypatch):
+    monkeypatch.setattr(_run, "_warned", set())
+    before = rollscope.stats()
     rollscope.log({"a": 1})
+    rollscope.log({"a": 2})
     rollscope.finish()
-    assert rollscope.stats()["dropped"] >= 0
+    (said,) = [r for r in caplog.records if r.name == "rollscope"]
+    assert said.levelname == "WARNING" and "rollscope.init" in said.message
+    assert rollscope.stats() == before

@@ -284,13 +284,13 @@ def test_a_failed_program_is_a_failed_run(program, server):
     assert server.one("select count(*) from spans") == 5
 
 
-def test_import_is_quick_and_needs_nothing(program):
+def test_import_brings_nothing_that_is_slow_to_import(program):
     got = program.run("""
-        import json, sys, time
+        import json, sys
         before = set(sys.modules)
-        t = time.perf_counter()
         import rollscope
-        took = time.perf_counter() - t
-        print(json.dumps([took, sorted(m for m in set(sys.modules) - before if m.split(".")[0] in ("numpy", "torch", "opentelemetry", "requests"))]))
+        print(json.dumps(sorted({m.split(".")[0] for m in set(sys.modules) - before})))
     """)
-    assert got[1] == []
+    slow = {"aiohttp", "asyncio", "dataclasses", "email", "http", "httpx", "inspect", "json", "multiprocessing", "numpy", "opentelemetry",
+            "requests", "torch", "typing", "urllib"}
+    assert "rollscope" in got and not slow & set(got), got

@@ -60,7 +60,7 @@ def test_the_carrier_is_slimes(seen):
 
 def fold(text):
     raw = bytes.fromhex(text)
-    return bytes(a ^ b for a, b in zip(raw[:8], raw[8:])).hex()
+    return bytes(a ^ b for a, b in zip(raw[:8], raw[8:], strict=True)).hex()
 
 
 def test_the_same_spans_go_out(seen):
@@ -277,7 +277,9 @@ def fake_slime(monkeypatch):
 
 
 def test_install_and_uninstall(monkeypatch, seen):
-    assert slime.install() == [] if "slime" not in sys.modules else True
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "slime", None)
+        assert slime.install() == []
     utils, user = fake_slime(monkeypatch)
     before = copy.copy(vars(utils)), copy.copy(vars(user))
     assert slime.install() == ["slime.utils.trace_utils"] == slime.install()

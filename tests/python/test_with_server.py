@@ -10,6 +10,7 @@ import pytest
 import requests
 import rollscope
 from conftest import BINARY, ROOT, wait_until
+from rollscope._client import RequestError
 
 EVERYTHING = """
 import json
@@ -58,7 +59,7 @@ def test_the_client_reads(program, server):
     assert result.columns == ["step", "n"] and result.rows == [(0, 6), (1, 6), (2, 6)] and len(result) == 3
     assert result.to_dicts()[0] == {"step": 0, "n": 6}
     assert result.to_arrow().column("n").to_pylist() == [6, 6, 6]
-    with pytest.raises(Exception, match="nothing_like_this"):
+    with pytest.raises(RequestError, match="nothing_like_this"):
         client.sql("select * from nothing_like_this")
     client.trace_level(2)
     assert requests.get(server.url + "/api/v1/trace-level", timeout=10).json() == {"level": 2}
@@ -76,9 +77,9 @@ def test_get_traces(program, server):
     assert len(client.get_traces("math")) == 12 and len(client.get_traces("math", limit=7, offset=8)) == 4
     wait_until(lambda: len(client.get_traces("math", search='"answer 2"')) == 3)
     assert client.get_traces("another project") == []
-    with pytest.raises(Exception, match="limit"):
+    with pytest.raises(RequestError, match="limit"):
         client.get_traces(limit=-1)
-    with pytest.raises(Exception, match="sort"):
+    with pytest.raises(RequestError, match="sort"):
         client.get_traces(sort="nonsense")
 
 
@@ -103,7 +104,7 @@ def test_examples(example, server, tmp_path):
     environment = {**os.environ, "ROLLSCOPE_ENDPOINT": server.grpc, "ROLLSCOPE_SPILL_DIR": str(tmp_path / "spill")}
     done = subprocess.run([sys.executable, ROOT / "python" / "examples" / example], capture_output=True, text=True, timeout=240,
                           env=environment, cwd=tmp_path)
-    if done.returncode == 77:
+    if example == "trl_grpo.py" and done.returncode == 77:
         pytest.skip(done.stdout.strip())
     assert done.returncode == 0, done.stderr[-3000:]
     assert server.one("select count(*) from spans where name = 'step'") > 0

@@ -252,7 +252,7 @@ fn emit_child<'py>(
 }
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let slime = PyModule::new(module.py(), "slime")?;
+    let slime = crate::submodule(module, "slime")?;
     slime.add_class::<TraceHandle>()?;
     slime.add_class::<SlimeSpan>()?;
     slime.add_class::<Frame>()?;
@@ -263,6 +263,5 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     slime.add_function(wrap_pyfunction!(coerce_handles, &slime)?)?;
     slime.add_function(wrap_pyfunction!(current_parent, &slime)?)?;
     slime.add_function(wrap_pyfunction!(current_handles, &slime)?)?;
-    slime.add_function(wrap_pyfunction!(emit_child, &slime)?)?;
-    module.add("slime", slime)
+    slime.add_function(wrap_pyfunction!(emit_child, &slime)?)
 }

@@ -1,19 +1,23 @@
-"""Types of `rollscope._core.sglang`; there is no such module at run time."""
+"""SGLang's request tracing on the recorder."""
 
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any, final
 
+from typing_extensions import Self
+
+@final
 class TraceReqContext:
     """The trace of one request. Times are nanoseconds since the epoch."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         rid: Any,
         bootstrap_room: int | None = None,
         role: str = "unified",
         module_name: str = "",
         external_trace_header: Mapping[str, str] | None = None,
         trace_level: int | None = None,
-    ) -> None: ...
+    ) -> Self: ...
     def is_tracing_enabled(self) -> bool: ...
     @property
     def tracing_enable(self) -> bool: ...

@@ -1,10 +1,11 @@
-"""Types of `rollscope._core.slime`; there is no such module at run time."""
+"""slime's traces on the recorder."""
 
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 from typing_extensions import Self
 
+@final
 class TraceHandle:
     """A trace that can be recorded on."""
 
@@ -14,16 +15,17 @@ class TraceHandle:
     group_id: int | str | None
     attempt: int
     parent_span_id: str | None
-    def __init__(
-        self,
+    def __new__(
+        cls,
         trace_id: str,
         carrier: dict[str, Any],
         sample_id: int | str | None = None,
         group_id: int | str | None = None,
-        attempt: int = 0,
+        attempt: int | None = None,
         parent_span_id: str | None = None,
-    ) -> None: ...
+    ) -> Self: ...
 
+@final
 class SlimeSpan:
     """A span over one sample or a group: what `trace_span` gives to its block."""
 
@@ -54,6 +56,7 @@ class SlimeSpan:
     @property
     def closed(self) -> bool: ...
 
+@final
 class Frame: ...
 
 def trace_span(target: Any, name: str, *, attrs: dict[str, Any] | None = None, record_error: bool = True) -> SlimeSpan:
