@@ -78,7 +78,8 @@ $(VENV)/.package: $(VENV)/.python-ready $(PACKAGE_SOURCES)
 test-python: $(BIN) $(VENV)/.package
 	$(PYTHON) -m pytest -q tests/python
 
-lint:
+lint: ui/node_modules/.package-lock.json
+	cd ui && npm run lint
 	cargo fmt --all --check
 	cargo clippy --locked --workspace --all-targets -- -D warnings
 

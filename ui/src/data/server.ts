@@ -1,6 +1,7 @@
 // The HTTP API as a DataSource. Errors are RFC 9457 problems; their `detail` is what the page shows.
 import { readStream, type ArrowStream } from './arrow';
-import { SourceError, type AttrTest, type Change, type DataSource, type Health, type RunInfo, type SpanDetail, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
+import { SourceError } from '../base/errors';
+import type { AttrTest, Change, DataSource, Health, RunInfo, SpanDetail, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
 
 const BASE = '/api/v1';
 const part = encodeURIComponent;

@@ -22,12 +22,13 @@
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
-import type { Message, Row } from '../conversations/api';
+import type { Message, Row } from './conversations';
 import { fromAscii } from './ascii';
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
-import { packedIds } from '../timeline/packed';
+import { packedIds } from './thin';
 import { readWords } from './words';
-import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
+import { SourceError } from '../base/errors';
+import type { AttrTest, Attrs, DataSource, Health, RunInfo, SpanDetail, SpanPlace, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
 
 export interface Manifest {
   version: 2;

@@ -1,12 +1,12 @@
 import { describe, expect, it } from 'vitest';
-import { align } from '../../src/conversations/align';
-import type { Row } from '../../src/conversations/api';
-import { tokens } from '../../src/conversations/code';
-import { calls, failed, pieces, pretty, textOf } from '../../src/conversations/content';
-import { inline, parse, safeHref } from '../../src/conversations/markdown';
-import { needles } from '../../src/conversations/marks';
-import { parseMath, type MathNode } from '../../src/conversations/math';
-import { listed, matches } from '../../src/conversations/offline';
+import { align } from '../../src/features/conversations/align';
+import type { Row } from '../../src/data/conversations';
+import { tokens } from '../../src/features/conversations/code';
+import { calls, failed, pieces, pretty, textOf } from '../../src/features/conversations/content';
+import { inline, parse, safeHref } from '../../src/features/conversations/markdown';
+import { needles } from '../../src/features/conversations/marks';
+import { parseMath, type MathNode } from '../../src/features/conversations/math';
+import { listed, matches } from '../../src/features/conversations/offline';
 
 const row = (more: Partial<Row>): Row => ({
   id: 'x', run_id: 'r', step: 1, key: null, index: null, sample_id: null, group_id: null, trace_id: null, span_id: null, reward: null, status: null,

@@ -4,13 +4,13 @@ import { readStream } from '../../src/data/arrow';
 import { fromAscii } from '../../src/data/ascii';
 import { readWords } from '../../src/data/words';
 import { StaticSource, type Manifest } from '../../src/data/static';
-import { csvField, jsonText, toCsv } from '../../src/lib/cells';
-import { duration, niceStep, tick } from '../../src/lib/format';
-import { fuzzy } from '../../src/lib/fuzzy';
-import { PHASES, phaseOf } from '../../src/lib/phases';
-import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/lib/route';
-import { VIEWS } from '../../src/views/list';
-import { buildItems } from '../../src/timeline/items';
+import { csvField, jsonText, toCsv } from '../../src/base/cells';
+import { duration, niceStep, tick } from '../../src/base/format';
+import { fuzzy } from '../../src/base/fuzzy';
+import { PHASES, phaseOf } from '../../src/domain/phases';
+import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/base/route';
+import { VIEWS } from '../../src/shell/views';
+import { buildItems } from '../../src/features/timeline/items';
 
 describe('the address', () => {
   it('goes there and back', () => {

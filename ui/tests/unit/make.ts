@@ -1,6 +1,6 @@
 // Small timelines for tests: spans as objects in, an Arrow stream as the reader gives it out.
 import type { ArrowStream, Vector } from '../../src/data/arrow';
-import { buildItems, type Items } from '../../src/timeline/items';
+import { buildItems, type Items } from '../../src/features/timeline/items';
 
 export interface S {
   id: number;

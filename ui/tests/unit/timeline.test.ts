@@ -1,11 +1,13 @@
 import { describe, expect, it } from 'vitest';
-import { PHASES } from '../../src/lib/phases';
-import { countsAt, phaseBins, statsIn } from '../../src/timeline/counts';
-import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/timeline/items';
-import { mergeItems } from '../../src/timeline/merge';
-import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/timeline/layout';
-import { CLUSTER, LaneMarks, mix, paintLane, SHADES, type Frame } from '../../src/timeline/lines';
-import { attrTests, orderRows, rowsOfSpans, rowTable, tailShares, type RowQuery } from '../../src/timeline/rows';
+import { PHASES } from '../../src/domain/phases';
+import { countsAt, phaseBins, statsIn } from '../../src/features/timeline/counts';
+import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/features/timeline/items';
+import { mergeItems } from '../../src/features/timeline/merge';
+import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/features/timeline/layout';
+import { mix } from '../../src/base/theme';
+import { CLUSTER, LaneMarks, paintLane, SHADES, type Frame } from '../../src/features/timeline/lines';
+import { tailShares } from '../../src/domain/tail';
+import { attrTests, orderRows, rowsOfSpans, rowTable, type RowQuery } from '../../src/features/timeline/rows';
 import { itemsOf, random, type S } from './make';
 
 const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);

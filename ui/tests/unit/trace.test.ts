@@ -1,6 +1,6 @@
 // A trace's rows: what is shown when parts are folded, what is found, clocks, lanes, sums.
 import { describe, expect, it } from 'vitest';
-import { byName, corrected, distinct, foldBelow, indexOf, JOINED, lanes, REPEATED, search, visible, type Summary, type Trace } from '../../src/trace/model';
+import { byName, corrected, distinct, foldBelow, indexOf, JOINED, lanes, REPEATED, search, visible, type Summary, type Trace } from '../../src/features/traces/model';
 
 type Row = { name: string; parent: number; start: number; end: number; lane?: string; host?: string; flags?: number; service?: string };
 
