@@ -142,7 +142,10 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
 const bitmap = (n, valid) => {
   const bits = new Uint8Array(Math.ceil(n / 8));
   let nulls = 0;
-  for (let i = 0; i < n; i++) valid(i) ? (bits[i >> 3] |= 1 << (i & 7)) : nulls++;
+  for (let i = 0; i < n; i++) {
+    if (valid(i)) bits[i >> 3] |= 1 << (i & 7);
+    else nulls++;
+  }
   return { bits, nulls };
 };
 const dictType = () => new Dictionary(new Utf8(), new Int32());

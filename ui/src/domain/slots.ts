@@ -4,7 +4,7 @@ import type { Component } from 'svelte';
 import type { Window } from '../data/types';
 import type { TimeAxis } from './axis.svelte';
 
-type Loader<Props extends Record<string, unknown>> = () => Promise<{ default: Component<Props> }>;
+type Loader<Part> = () => Promise<{ default: Part }>;
 
 /**
  * A panel under the rows of the timeline, on the same time axis. The timeline gives it its whole width and a height of `height`
@@ -14,7 +14,7 @@ type Loader<Props extends Record<string, unknown>> = () => Promise<{ default: Co
  * While the pointer is over the panel, it sets `axis.cursor = axis.time(x)`, and null when the pointer leaves. It calls
  * `axis.setWindow` to zoom or pan everything. It fetches what it shows, for [axis.toNs(0), axis.toNs(axis.extent)] or narrower.
  */
-export interface PanelProps extends Record<string, unknown> {
+export interface PanelProps {
   axis: TimeAxis;
   run: string;
   /** The step or the window of time that the timeline shows. */
@@ -29,11 +29,11 @@ export interface PanelSpec {
   height: number;
   /** Shown unless the user closed it. */
   open: boolean;
-  load: Loader<PanelProps>;
+  load: Loader<Component<PanelProps>>;
 }
 
 /** At the top of the step page: why the step took as long as it did. The component shows nothing while it has no answer. */
-export interface AnswersProps extends Record<string, unknown> {
+export interface AnswersProps {
   run: string;
   step: number;
   /** Rises when the step changed under the page. */
@@ -41,7 +41,7 @@ export interface AnswersProps extends Record<string, unknown> {
 }
 
 /** On the page of a run: what stands out in its steps. */
-export interface FindingsProps extends Record<string, unknown> {
+export interface FindingsProps {
   run?: string;
   /** How many findings to show; the rest is a link. */
   most?: number;
@@ -50,6 +50,6 @@ export interface FindingsProps extends Record<string, unknown> {
 /** Null: this page has no such part. */
 export interface Slots {
   panels: readonly PanelSpec[];
-  answers: Loader<AnswersProps> | null;
-  findings: Loader<FindingsProps> | null;
+  answers: Loader<Component<AnswersProps>> | null;
+  findings: Loader<Component<FindingsProps>> | null;
 }

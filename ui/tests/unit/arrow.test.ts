@@ -80,7 +80,7 @@ describe('bad input', () => {
       try {
         rows(readStream(bad));
       } catch (e) {
-        if (!(e instanceof ArrowError)) throw new Error(`byte ${i}: ${(e as Error).stack}`);
+        if (!(e instanceof ArrowError)) throw new Error(`byte ${i}`, { cause: e });
       }
     }
   });
