@@ -32,11 +32,25 @@ export default defineConfig(({ mode }) => {
         { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },
         {
           extends: true as const,
-          test: { name: 'real', include: ['tests/real/**/*.test.ts'], environment: 'node', testTimeout: 180_000, hookTimeout: 180_000, fileParallelism: false },
+          test: {
+            name: 'real',
+            include: ['tests/real/**/*.test.ts'],
+            environment: 'node',
+            testTimeout: 180_000,
+            hookTimeout: 180_000,
+            fileParallelism: false,
+          },
         },
         {
           extends: true as const,
-          test: { name: 'page', include: ['tests/page/**/*.test.ts'], environment: 'node', testTimeout: 60_000, hookTimeout: 90_000, fileParallelism: false },
+          test: {
+            name: 'page',
+            include: ['tests/page/**/*.test.ts'],
+            environment: 'node',
+            testTimeout: 60_000,
+            hookTimeout: 90_000,
+            fileParallelism: false,
+          },
         },
       ],
     },

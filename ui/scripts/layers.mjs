@@ -8,7 +8,8 @@ import { fileURLToPath } from 'node:url';
 const LAYERS = ['generated', 'base', 'data', 'domain', 'features', 'shell'];
 const IMPORT = /(?:\bfrom\s*|\bimport\s*\(\s*|\bimport\s+)(['"])(\.[^'"]*)\1/g;
 
-const filesIn = (dir) => readdirSync(dir, { withFileTypes: true }).flatMap((e) => (e.isDirectory() ? filesIn(join(dir, e.name)) : [join(dir, e.name)]));
+const filesIn = (dir) =>
+  readdirSync(dir, { withFileTypes: true }).flatMap((e) => (e.isDirectory() ? filesIn(join(dir, e.name)) : [join(dir, e.name)]));
 
 /** The layer of a file, and the feature it belongs to. */
 function placeOf(file) {
@@ -43,7 +44,9 @@ export function problemsIn(src) {
       if (LAYERS.indexOf(to.layer) > LAYERS.indexOf(from.layer)) {
         problems.push(`${file}: imports ${found}, but ${from.layer} may not import ${to.layer}; move what both need down, or pass it in`);
       } else if (from.feature !== null && to.feature !== null && from.feature !== to.feature) {
-        problems.push(`${file}: imports ${found}, but the feature ${from.feature} may not import the feature ${to.feature}; move what both need to domain, or use domain/slots.ts`);
+        problems.push(
+          `${file}: imports ${found}, but the feature ${from.feature} may not import the feature ${to.feature}; move what both need to domain, or use domain/slots.ts`,
+        );
       }
     }
   }

@@ -11,7 +11,18 @@ export function cellText(v: unknown): string | null {
 /** JSON that can hold 64-bit integers and what JSON has no words for. */
 export function jsonText(v: unknown, indent?: number): string {
   return (
-    JSON.stringify(v, (_, x: unknown) => (typeof x === 'bigint' ? (x >= -9007199254740991n && x <= 9007199254740991n ? Number(x) : String(x)) : typeof x === 'number' && !Number.isFinite(x) ? String(x) : x), indent) ?? 'null'
+    JSON.stringify(
+      v,
+      (_, x: unknown) =>
+        typeof x === 'bigint'
+          ? x >= -9007199254740991n && x <= 9007199254740991n
+            ? Number(x)
+            : String(x)
+          : typeof x === 'number' && !Number.isFinite(x)
+            ? String(x)
+            : x,
+      indent,
+    ) ?? 'null'
   );
 }
 

@@ -23,7 +23,8 @@ const dec = (text: string): string => {
   }
 };
 /** Like encodeURIComponent, but leaves what is harmless after # readable. */
-const enc = (text: string): string => encodeURIComponent(text).replace(/%(2C|3A|2F|20|40)/g, (_, h: string) => ({ '2C': ',', '3A': ':', '2F': '/', '20': '+', '40': '@' })[h]!);
+const enc = (text: string): string =>
+  encodeURIComponent(text).replace(/%(2C|3A|2F|20|40)/g, (_, h: string) => ({ '2C': ',', '3A': ':', '2F': '/', '20': '+', '40': '@' })[h]!);
 
 const partsOf = (path: string): string[] => path.split('/').filter((p) => p !== '');
 
@@ -69,7 +70,9 @@ export function formatRoute(r: Route, views: readonly PathOf[]): string {
   const path = partsOf(pattern).map((p) => {
     if (p === '*') {
       used.add('path');
-      return partsOf(r.params.path ?? '').map(encodeURIComponent).join('/');
+      return partsOf(r.params.path ?? '')
+        .map(encodeURIComponent)
+        .join('/');
     }
     if (!p.startsWith(':')) return p;
     used.add(p.slice(1));

@@ -34,7 +34,27 @@ export interface Theme {
 
 export const themeOf = (dark: boolean): Theme => {
   const t = dark
-    ? { background: '#0c0f13', band: '#10141a', line: '#222934', text: '#dce2ea', dim: '#8e99a8', faint: '#5c6675', panel: '#12161c', accent: '#58a6e8', bad: '#f0716b' }
-    : { background: '#ffffff', band: '#f6f8fa', line: '#e2e5e9', text: '#1a2028', dim: '#5a6573', faint: '#98a1ae', panel: '#ffffff', accent: '#1f74bd', bad: '#c33a34' };
+    ? {
+        background: '#0c0f13',
+        band: '#10141a',
+        line: '#222934',
+        text: '#dce2ea',
+        dim: '#8e99a8',
+        faint: '#5c6675',
+        panel: '#12161c',
+        accent: '#58a6e8',
+        bad: '#f0716b',
+      }
+    : {
+        background: '#ffffff',
+        band: '#f6f8fa',
+        line: '#e2e5e9',
+        text: '#1a2028',
+        dim: '#5a6573',
+        faint: '#98a1ae',
+        panel: '#ffffff',
+        accent: '#1f74bd',
+        bad: '#c33a34',
+      };
   return { ...t, dark, background: rgba(t.background), band: rgba(t.band), lineRgba: rgba(t.line), textRgba: rgba(t.text), badRgba: rgba(t.bad) };
 };

@@ -18,5 +18,9 @@ export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T>
   }
   if (response.ok) return body as T;
   const problem = (body ?? {}) as { title?: string; detail?: string; error?: string };
-  throw new SourceError(problem.title ?? `${response.status} ${response.statusText}`, problem.detail ?? problem.error ?? text.slice(0, 2000), response.status);
+  throw new SourceError(
+    problem.title ?? `${response.status} ${response.statusText}`,
+    problem.detail ?? problem.error ?? text.slice(0, 2000),
+    response.status,
+  );
 }

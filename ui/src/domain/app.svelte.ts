@@ -140,10 +140,16 @@ class App {
     const known = this.components.get(route.view);
     if (known) show(known);
     else {
-      this.views.find((v) => v.key === route.view)!.load().then(
-        (m) => show(m.default),
-        () => (this.viewError = new Error('A part of the page could not be loaded. Has the server been updated or stopped? Retry loads the page anew.')),
-      );
+      this.views
+        .find((v) => v.key === route.view)!
+        .load()
+        .then(
+          (m) => show(m.default),
+          () =>
+            (this.viewError = new Error(
+              'A part of the page could not be loaded. Has the server been updated or stopped? Retry loads the page anew.',
+            )),
+        );
     }
   }
   /** An address may name a run by its name or a beginning. The one with the id takes its place; views know ids only. */

@@ -31,8 +31,20 @@ export const PHASE_TOOL = byKey.get('tool')!;
 
 /** The phases that senders write, in other words. */
 const SYNONYMS: Record<string, string> = {
-  training: 'train', update: 'train', actor_update: 'train', sync: 'weight_sync', weights: 'weight_sync', weight_update: 'weight_sync',
-  generation: 'generate', inference: 'generate', wait: 'idle', rewards: 'reward', verify: 'reward', eval: 'rollout', env: 'tool', environment: 'tool',
+  training: 'train',
+  update: 'train',
+  actor_update: 'train',
+  sync: 'weight_sync',
+  weights: 'weight_sync',
+  weight_update: 'weight_sync',
+  generation: 'generate',
+  inference: 'generate',
+  wait: 'idle',
+  rewards: 'reward',
+  verify: 'reward',
+  eval: 'rollout',
+  env: 'tool',
+  environment: 'tool',
 };
 
 /** Names of slime, SGLang, ROLL, verl and OpenTelemetry's gen_ai. The first that fits counts. */

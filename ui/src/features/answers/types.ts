@@ -64,7 +64,13 @@ export interface StepReport {
   usual: { median_s: number; spread_s: number; steps: number } | null;
   findings: Finding[];
   phases: { name: string; kind: string; seconds: number }[];
-  critical_path: { parts: PathPart[]; left_out: number; totals: { name: string; kind: string; seconds: number; parts: number }[]; open: number; missing_parents: number };
+  critical_path: {
+    parts: PathPart[];
+    left_out: number;
+    totals: { name: string; kind: string; seconds: number; parts: number }[];
+    open: number;
+    missing_parents: number;
+  };
   stragglers: {
     samples: number;
     tail: Straggler[];
@@ -76,7 +82,14 @@ export interface StepReport {
     median_sample_id: string;
     median_s: number;
   };
-  idle: { workers: number; wall_s: number; idle_s: number; bubble_ratio: number; why: Share[]; by_worker: { worker: string; busy_s: number; idle_s: number; why: Share[] }[] };
+  idle: {
+    workers: number;
+    wall_s: number;
+    idle_s: number;
+    bubble_ratio: number;
+    why: Share[];
+    by_worker: { worker: string; busy_s: number; idle_s: number; why: Share[] }[];
+  };
   health: {
     samples: number;
     truncated: number;
@@ -145,7 +158,8 @@ export function time(seconds: number): string {
 }
 
 /** The page's colour of a kind of work. */
-export const phase = (kind: string, name = ''): number => phaseOf(name, kind === 'log_probs' || kind === 'checkpoint' ? 'train' : kind === 'step' || kind === 'other' ? null : kind);
+export const phase = (kind: string, name = ''): number =>
+  phaseOf(name, kind === 'log_probs' || kind === 'checkpoint' ? 'train' : kind === 'step' || kind === 'other' ? null : kind);
 
 /** The timeline with what a finding rests on in view. */
 export function evidenceHref(run: string, step: number | null | undefined, e: Evidence): string {

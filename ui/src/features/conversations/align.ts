@@ -22,7 +22,8 @@ export interface Aligned {
   common: number;
 }
 
-const key = (m: Message): string => JSON.stringify([m.role, m.content, m.reasoning_content, m.tool_calls?.map((c) => [c.function?.name, c.function?.arguments])]);
+const key = (m: Message): string =>
+  JSON.stringify([m.role, m.content, m.reasoning_content, m.tool_calls?.map((c) => [c.function?.name, c.function?.arguments])]);
 
 const shorten = (text: string, n = 90): string => {
   const line = text.trim().replace(/\s+/g, ' ');
@@ -31,9 +32,23 @@ const shorten = (text: string, n = 90): string => {
 
 /** What a turn did: the tools it called, or what it said. */
 export function actionOf(messages: Message[]): string {
-  const called = messages.flatMap((m) => calls(m).map((c) => `${c.name} ${shorten(c.parsed ? Object.values(c.parsed).map((v) => (typeof v === 'string' ? v : JSON.stringify(v))).join(' ') : c.args)}`));
+  const called = messages.flatMap((m) =>
+    calls(m).map(
+      (c) =>
+        `${c.name} ${shorten(
+          c.parsed
+            ? Object.values(c.parsed)
+                .map((v) => (typeof v === 'string' ? v : JSON.stringify(v)))
+                .join(' ')
+            : c.args,
+        )}`,
+    ),
+  );
   if (called.length > 0) return called.join('; ');
-  const said = messages.filter((m) => m.role === 'assistant').map((m) => textOf(m.content)).join(' ');
+  const said = messages
+    .filter((m) => m.role === 'assistant')
+    .map((m) => textOf(m.content))
+    .join(' ');
   return said.trim() === '' ? '(nothing)' : shorten(said);
 }
 
@@ -58,7 +73,11 @@ export function align(rows: Row[]): Aligned {
   while (shared < shortest && keys.every((k) => k[shared] === keys[0][shared])) shared++;
   // Alike to the end: there is nothing to compare, all of it is shown.
   if (all.length > 1 && all.every((m) => m.length === shared)) return { shared, turns: [], parting: -1, common: 0 };
-  if (all.length === 1) shared = Math.max(0, all[0].findIndex((m) => m.role === 'assistant'));
+  if (all.length === 1)
+    shared = Math.max(
+      0,
+      all[0].findIndex((m) => m.role === 'assistant'),
+    );
 
   const turns = all.map((m) => turnsOf(m, shared));
   const count = Math.max(0, ...turns.map((t) => t.length));
@@ -87,7 +106,12 @@ function partingOf(rows: Row[], turns: (Cell | null)[][]): number {
   if (known.length < 2 || Math.min(...known) === Math.max(...known)) return -1;
   const middle = mean(known);
   return turns.findIndex((cells) => {
-    const of = (good: boolean): Set<string> => new Set(cells.map((c, i) => (rewards[i] !== null && rewards[i]! > middle === good ? (c?.action ?? '(ended)') : null)).filter((a): a is string => a !== null));
+    const of = (good: boolean): Set<string> =>
+      new Set(
+        cells
+          .map((c, i) => (rewards[i] !== null && rewards[i]! > middle === good ? (c?.action ?? '(ended)') : null))
+          .filter((a): a is string => a !== null),
+      );
     const [good, bad] = [of(true), of(false)];
     return good.size > 0 && bad.size > 0 && ![...good].some((a) => bad.has(a));
   });

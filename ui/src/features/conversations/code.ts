@@ -6,7 +6,9 @@ export interface Token {
 }
 
 const KEYS = new Set(
-  ('and as assert async await bool break case catch class const continue def default del do elif else enum except export extends false False final finally fn for from func function global go if impl import in int interface is lambda let loop match mod module mut new nil None not null or pass private public pub raise return self static str string struct super switch this throw trait true True try type typeof undefined unless until use var void where while with yield select insert update delete join group order by limit echo then fi done esac').split(' '),
+  'and as assert async await bool break case catch class const continue def default del do elif else enum except export extends false False final finally fn for from func function global go if impl import in int interface is lambda let loop match mod module mut new nil None not null or pass private public pub raise return self static str string struct super switch this throw trait true True try type typeof undefined unless until use var void where while with yield select insert update delete join group order by limit echo then fi done esac'.split(
+    ' ',
+  ),
 );
 
 /** Longer code is shown without colours. */
@@ -29,7 +31,18 @@ export function tokens(code: string, lang: string): Token[] {
   for (const m of code.matchAll(pattern)) {
     if (m.index > at) out.push({ kind: 'plain', text: code.slice(at, m.index) });
     const g = m.groups!;
-    const kind = g.com !== undefined ? 'com' : g.str !== undefined ? 'str' : g.num !== undefined ? 'num' : KEYS.has(m[0]) ? 'key' : code[m.index + m[0].length] === '(' ? 'name' : 'plain';
+    const kind =
+      g.com !== undefined
+        ? 'com'
+        : g.str !== undefined
+          ? 'str'
+          : g.num !== undefined
+            ? 'num'
+            : KEYS.has(m[0])
+              ? 'key'
+              : code[m.index + m[0].length] === '('
+                ? 'name'
+                : 'plain';
     out.push({ kind, text: m[0] });
     at = m.index + m[0].length;
   }

@@ -1,10 +1,7 @@
 // What a message holds, part by part, from whatever dialect: text, images, and parts that nobody knows, as they are.
 import type { Message, ToolCall } from '../../data/conversations';
 
-export type Piece =
-  | { t: 'text'; text: string }
-  | { t: 'image'; hash?: string; inline?: string; caption: string }
-  | { t: 'raw'; json: string };
+export type Piece = { t: 'text'; text: string } | { t: 'image'; hash?: string; inline?: string; caption: string } | { t: 'raw'; json: string };
 
 const str = (v: unknown): string | null => (typeof v === 'string' ? v : null);
 
@@ -41,18 +38,20 @@ export interface Call {
 
 export function calls(m: Message): Call[] {
   if (!Array.isArray(m.tool_calls)) return [];
-  return m.tool_calls.filter((c): c is ToolCall => typeof c === 'object' && c !== null).map((c) => {
-    const raw = c.function?.arguments ?? c.arguments ?? '';
-    const args = typeof raw === 'string' ? raw : JSON.stringify(raw);
-    let parsed: Record<string, unknown> | null = null;
-    try {
-      const v: unknown = typeof raw === 'string' ? JSON.parse(raw) : raw;
-      if (typeof v === 'object' && v !== null && !Array.isArray(v)) parsed = v as Record<string, unknown>;
-    } catch {
-      // Half-written arguments are shown as they are.
-    }
-    return { id: String(c.id ?? ''), name: String(c.function?.name ?? c.name ?? 'tool'), args, parsed };
-  });
+  return m.tool_calls
+    .filter((c): c is ToolCall => typeof c === 'object' && c !== null)
+    .map((c) => {
+      const raw = c.function?.arguments ?? c.arguments ?? '';
+      const args = typeof raw === 'string' ? raw : JSON.stringify(raw);
+      let parsed: Record<string, unknown> | null = null;
+      try {
+        const v: unknown = typeof raw === 'string' ? JSON.parse(raw) : raw;
+        if (typeof v === 'object' && v !== null && !Array.isArray(v)) parsed = v as Record<string, unknown>;
+      } catch {
+        // Half-written arguments are shown as they are.
+      }
+      return { id: String(c.id ?? ''), name: String(c.function?.name ?? c.name ?? 'tool'), args, parsed };
+    });
 }
 
 /** JSON written out for reading, or null if the text is none. */
@@ -80,4 +79,7 @@ export const reasoningOf = (m: Message): string => {
 };
 
 /** Does a tool's answer look like a failure? */
-export const failed = (text: string): boolean => /(^|\b)(Traceback \(most recent call last\)|[A-Z]\w*(Error|Exception)\b|timed? ?out|command not found|exit code [1-9])/i.test(text.slice(0, 20_000));
+export const failed = (text: string): boolean =>
+  /(^|\b)(Traceback \(most recent call last\)|[A-Z]\w*(Error|Exception)\b|timed? ?out|command not found|exit code [1-9])/i.test(
+    text.slice(0, 20_000),
+  );

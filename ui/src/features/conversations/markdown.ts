@@ -131,7 +131,13 @@ export function parse(text: string, depth = 0): Block[] {
     }
     if (line.includes('|') && /^\s*\|?\s*:?-{2,}:?\s*(\|\s*:?-{2,}:?\s*)*\|?\s*$/.test(lines[i + 1] ?? '')) {
       flush();
-      const cells = (l: string): Inline[][] => l.trim().replace(/^\||\|$/g, '').split('|').slice(0, 64).map((c) => inline(c.trim()));
+      const cells = (l: string): Inline[][] =>
+        l
+          .trim()
+          .replace(/^\||\|$/g, '')
+          .split('|')
+          .slice(0, 64)
+          .map((c) => inline(c.trim()));
       const head = cells(line);
       const rows: Inline[][][] = [];
       i += 2;

@@ -9,7 +9,13 @@ export function needles(search: string): string[] {
     const contains = /^contains:"?([^"]*)"?$/.exec(part);
     if (contains) out.push(contains[1]);
     else if (/^[\w.]+:\S/.test(part) && !/^(https?|std)/.test(part)) continue;
-    else out.push(part.replace(/^"|"$/g, '').replace(/[*~]\d?$/, '').replace(/^\(|\)$/g, ''));
+    else
+      out.push(
+        part
+          .replace(/^"|"$/g, '')
+          .replace(/[*~]\d?$/, '')
+          .replace(/^\(|\)$/g, ''),
+      );
   }
   return [...new Set(out.map((t) => t.toLowerCase()).filter((t) => /[\p{L}\p{N}]/u.test(t)))];
 }

@@ -10,23 +10,243 @@ export interface MathNode {
 }
 
 const SYMBOLS: Record<string, string> = {
-  alpha: 'α', beta: 'β', gamma: 'γ', delta: 'δ', epsilon: 'ϵ', varepsilon: 'ε', zeta: 'ζ', eta: 'η', theta: 'θ', vartheta: 'ϑ', iota: 'ι', kappa: 'κ', lambda: 'λ', mu: 'μ', nu: 'ν', xi: 'ξ', pi: 'π', varpi: 'ϖ', rho: 'ρ', varrho: 'ϱ', sigma: 'σ', varsigma: 'ς', tau: 'τ', upsilon: 'υ', phi: 'ϕ', varphi: 'φ', chi: 'χ', psi: 'ψ', omega: 'ω',
-  Gamma: 'Γ', Delta: 'Δ', Theta: 'Θ', Lambda: 'Λ', Xi: 'Ξ', Pi: 'Π', Sigma: 'Σ', Upsilon: 'Υ', Phi: 'Φ', Psi: 'Ψ', Omega: 'Ω',
-  infty: '∞', partial: '∂', nabla: '∇', ell: 'ℓ', hbar: 'ℏ', emptyset: '∅', varnothing: '∅', aleph: 'ℵ', Re: 'ℜ', Im: 'ℑ', angle: '∠', triangle: '△', degree: '°', dots: '…', ldots: '…', cdots: '⋯', vdots: '⋮', ddots: '⋱', prime: '′',
+  alpha: 'α',
+  beta: 'β',
+  gamma: 'γ',
+  delta: 'δ',
+  epsilon: 'ϵ',
+  varepsilon: 'ε',
+  zeta: 'ζ',
+  eta: 'η',
+  theta: 'θ',
+  vartheta: 'ϑ',
+  iota: 'ι',
+  kappa: 'κ',
+  lambda: 'λ',
+  mu: 'μ',
+  nu: 'ν',
+  xi: 'ξ',
+  pi: 'π',
+  varpi: 'ϖ',
+  rho: 'ρ',
+  varrho: 'ϱ',
+  sigma: 'σ',
+  varsigma: 'ς',
+  tau: 'τ',
+  upsilon: 'υ',
+  phi: 'ϕ',
+  varphi: 'φ',
+  chi: 'χ',
+  psi: 'ψ',
+  omega: 'ω',
+  Gamma: 'Γ',
+  Delta: 'Δ',
+  Theta: 'Θ',
+  Lambda: 'Λ',
+  Xi: 'Ξ',
+  Pi: 'Π',
+  Sigma: 'Σ',
+  Upsilon: 'Υ',
+  Phi: 'Φ',
+  Psi: 'Ψ',
+  Omega: 'Ω',
+  infty: '∞',
+  partial: '∂',
+  nabla: '∇',
+  ell: 'ℓ',
+  hbar: 'ℏ',
+  emptyset: '∅',
+  varnothing: '∅',
+  aleph: 'ℵ',
+  Re: 'ℜ',
+  Im: 'ℑ',
+  angle: '∠',
+  triangle: '△',
+  degree: '°',
+  dots: '…',
+  ldots: '…',
+  cdots: '⋯',
+  vdots: '⋮',
+  ddots: '⋱',
+  prime: '′',
 };
 const OPERATORS: Record<string, string> = {
-  times: '×', cdot: '⋅', div: '÷', pm: '±', mp: '∓', ast: '∗', star: '⋆', circ: '∘', bullet: '∙', oplus: '⊕', otimes: '⊗', odot: '⊙',
-  le: '≤', leq: '≤', leqslant: '≤', ge: '≥', geq: '≥', geqslant: '≥', ne: '≠', neq: '≠', equiv: '≡', approx: '≈', sim: '∼', simeq: '≃', cong: '≅', propto: '∝', ll: '≪', gg: '≫', prec: '≺', succ: '≻', mid: '∣', nmid: '∤', parallel: '∥', perp: '⊥',
-  in: '∈', notin: '∉', ni: '∋', subset: '⊂', subseteq: '⊆', supset: '⊃', supseteq: '⊇', cup: '∪', cap: '∩', setminus: '∖', forall: '∀', exists: '∃', nexists: '∄', neg: '¬', lnot: '¬', land: '∧', wedge: '∧', lor: '∨', vee: '∨', therefore: '∴', because: '∵',
-  to: '→', rightarrow: '→', leftarrow: '←', leftrightarrow: '↔', Rightarrow: '⇒', Leftarrow: '⇐', Leftrightarrow: '⇔', implies: '⟹', iff: '⟺', mapsto: '↦', longrightarrow: '⟶', uparrow: '↑', downarrow: '↓',
-  sum: '∑', prod: '∏', coprod: '∐', int: '∫', iint: '∬', iiint: '∭', oint: '∮', bigcup: '⋃', bigcap: '⋂', langle: '⟨', rangle: '⟩', lfloor: '⌊', rfloor: '⌋', lceil: '⌈', rceil: '⌉', lbrace: '{', rbrace: '}', vert: '|', Vert: '‖', colon: ':', backslash: '\\',
+  times: '×',
+  cdot: '⋅',
+  div: '÷',
+  pm: '±',
+  mp: '∓',
+  ast: '∗',
+  star: '⋆',
+  circ: '∘',
+  bullet: '∙',
+  oplus: '⊕',
+  otimes: '⊗',
+  odot: '⊙',
+  le: '≤',
+  leq: '≤',
+  leqslant: '≤',
+  ge: '≥',
+  geq: '≥',
+  geqslant: '≥',
+  ne: '≠',
+  neq: '≠',
+  equiv: '≡',
+  approx: '≈',
+  sim: '∼',
+  simeq: '≃',
+  cong: '≅',
+  propto: '∝',
+  ll: '≪',
+  gg: '≫',
+  prec: '≺',
+  succ: '≻',
+  mid: '∣',
+  nmid: '∤',
+  parallel: '∥',
+  perp: '⊥',
+  in: '∈',
+  notin: '∉',
+  ni: '∋',
+  subset: '⊂',
+  subseteq: '⊆',
+  supset: '⊃',
+  supseteq: '⊇',
+  cup: '∪',
+  cap: '∩',
+  setminus: '∖',
+  forall: '∀',
+  exists: '∃',
+  nexists: '∄',
+  neg: '¬',
+  lnot: '¬',
+  land: '∧',
+  wedge: '∧',
+  lor: '∨',
+  vee: '∨',
+  therefore: '∴',
+  because: '∵',
+  to: '→',
+  rightarrow: '→',
+  leftarrow: '←',
+  leftrightarrow: '↔',
+  Rightarrow: '⇒',
+  Leftarrow: '⇐',
+  Leftrightarrow: '⇔',
+  implies: '⟹',
+  iff: '⟺',
+  mapsto: '↦',
+  longrightarrow: '⟶',
+  uparrow: '↑',
+  downarrow: '↓',
+  sum: '∑',
+  prod: '∏',
+  coprod: '∐',
+  int: '∫',
+  iint: '∬',
+  iiint: '∭',
+  oint: '∮',
+  bigcup: '⋃',
+  bigcap: '⋂',
+  langle: '⟨',
+  rangle: '⟩',
+  lfloor: '⌊',
+  rfloor: '⌋',
+  lceil: '⌈',
+  rceil: '⌉',
+  lbrace: '{',
+  rbrace: '}',
+  vert: '|',
+  Vert: '‖',
+  colon: ':',
+  backslash: '\\',
 };
 const LARGE = new Set(['sum', 'prod', 'coprod', 'bigcup', 'bigcap', 'lim', 'max', 'min', 'sup', 'inf', 'limsup', 'liminf', 'argmax', 'argmin']);
-const NAMES = new Set(['sin', 'cos', 'tan', 'cot', 'sec', 'csc', 'arcsin', 'arccos', 'arctan', 'sinh', 'cosh', 'tanh', 'log', 'ln', 'lg', 'exp', 'lim', 'max', 'min', 'sup', 'inf', 'limsup', 'liminf', 'gcd', 'lcm', 'det', 'dim', 'ker', 'deg', 'arg', 'argmax', 'argmin', 'mod', 'Pr']);
-const ACCENTS: Record<string, string> = { hat: '^', widehat: '^', bar: '¯', overline: '¯', vec: '→', tilde: '~', widetilde: '~', dot: '˙', ddot: '¨', check: 'ˇ', overrightarrow: '→' };
+const NAMES = new Set([
+  'sin',
+  'cos',
+  'tan',
+  'cot',
+  'sec',
+  'csc',
+  'arcsin',
+  'arccos',
+  'arctan',
+  'sinh',
+  'cosh',
+  'tanh',
+  'log',
+  'ln',
+  'lg',
+  'exp',
+  'lim',
+  'max',
+  'min',
+  'sup',
+  'inf',
+  'limsup',
+  'liminf',
+  'gcd',
+  'lcm',
+  'det',
+  'dim',
+  'ker',
+  'deg',
+  'arg',
+  'argmax',
+  'argmin',
+  'mod',
+  'Pr',
+]);
+const ACCENTS: Record<string, string> = {
+  hat: '^',
+  widehat: '^',
+  bar: '¯',
+  overline: '¯',
+  vec: '→',
+  tilde: '~',
+  widetilde: '~',
+  dot: '˙',
+  ddot: '¨',
+  check: 'ˇ',
+  overrightarrow: '→',
+};
 const SPACES: Record<string, string> = { ',': '0.17em', ':': '0.22em', ';': '0.28em', '!': '-0.17em', ' ': '0.25em', quad: '1em', qquad: '2em' };
-const FONTS: Record<string, string> = { mathbb: 'double-struck', mathcal: 'script', mathscr: 'script', mathfrak: 'fraktur', mathbf: 'bold', boldsymbol: 'bold', bm: 'bold', mathrm: 'normal', mathit: 'italic', mathsf: 'sans-serif', mathtt: 'monospace', operatorname: 'normal' };
-const IGNORED = new Set(['displaystyle', 'textstyle', 'limits', 'nolimits', 'big', 'Big', 'bigg', 'Bigg', 'bigl', 'bigr', 'Bigl', 'Bigr', 'biggl', 'biggr', 'Biggl', 'Biggr', 'nonumber', 'notag', 'boxed@']);
+const FONTS: Record<string, string> = {
+  mathbb: 'double-struck',
+  mathcal: 'script',
+  mathscr: 'script',
+  mathfrak: 'fraktur',
+  mathbf: 'bold',
+  boldsymbol: 'bold',
+  bm: 'bold',
+  mathrm: 'normal',
+  mathit: 'italic',
+  mathsf: 'sans-serif',
+  mathtt: 'monospace',
+  operatorname: 'normal',
+};
+const IGNORED = new Set([
+  'displaystyle',
+  'textstyle',
+  'limits',
+  'nolimits',
+  'big',
+  'Big',
+  'bigg',
+  'Bigg',
+  'bigl',
+  'bigr',
+  'Bigl',
+  'Bigr',
+  'biggl',
+  'biggr',
+  'Biggl',
+  'Biggr',
+  'nonumber',
+  'notag',
+  'boxed@',
+]);
 
 class Unknown extends Error {}
 
@@ -158,11 +378,17 @@ class Tex {
       }
       return { node: this.argument(depth) };
     }
-    if (ACCENTS[name]) return { node: this.node('mover', { kids: [this.argument(depth), this.node('mo', { text: ACCENTS[name] })], attrs: { accent: 'true' } }) };
+    if (ACCENTS[name])
+      return { node: this.node('mover', { kids: [this.argument(depth), this.node('mo', { text: ACCENTS[name] })], attrs: { accent: 'true' } }) };
     switch (name) {
-      case 'frac': case 'dfrac': case 'tfrac': case 'cfrac':
+      case 'frac':
+      case 'dfrac':
+      case 'tfrac':
+      case 'cfrac':
         return { node: this.node('mfrac', { kids: [this.argument(depth), this.argument(depth)] }) };
-      case 'binom': case 'dbinom': case 'tbinom': {
+      case 'binom':
+      case 'dbinom':
+      case 'tbinom': {
         const inner = this.node('mfrac', { kids: [this.argument(depth), this.argument(depth)], attrs: { linethickness: '0' } });
         return { node: this.node('mrow', { kids: [this.node('mo', { text: '(' }), inner, this.node('mo', { text: ')' })] }) };
       }
@@ -174,11 +400,18 @@ class Tex {
           return { node: this.node('mroot', { kids: [this.argument(depth), degree] }) };
         }
         return { node: this.node('msqrt', { kids: [this.argument(depth)] }) };
-      case 'text': case 'textbf': case 'textit': case 'textrm': case 'mbox': case 'texttt':
+      case 'text':
+      case 'textbf':
+      case 'textit':
+      case 'textrm':
+      case 'mbox':
+      case 'texttt':
         return { node: this.node('mtext', { text: this.raw().replace(/\\([{}$%&_# ])/g, '$1') }) };
-      case 'boxed': case 'fbox':
+      case 'boxed':
+      case 'fbox':
         return { node: this.node('mrow', { kids: [this.argument(depth)], attrs: { class: 'boxed' } }) };
-      case 'overset': case 'stackrel': {
+      case 'overset':
+      case 'stackrel': {
         const top = this.argument(depth);
         return { node: this.node('mover', { kids: [this.argument(depth), top] }) };
       }
@@ -186,15 +419,23 @@ class Tex {
         const below = this.argument(depth);
         return { node: this.node('munder', { kids: [this.argument(depth), below] }) };
       }
-      case 'underbrace': case 'overbrace':
-        return { node: this.node(name === 'underbrace' ? 'munder' : 'mover', { kids: [this.argument(depth), this.node('mo', { text: name === 'underbrace' ? '⏟' : '⏞' })] }), large: true };
+      case 'underbrace':
+      case 'overbrace':
+        return {
+          node: this.node(name === 'underbrace' ? 'munder' : 'mover', {
+            kids: [this.argument(depth), this.node('mo', { text: name === 'underbrace' ? '⏟' : '⏞' })],
+          }),
+          large: true,
+        };
       case 'not': {
         const { node } = this.atom(depth + 1);
         if (!node?.text) throw new Unknown('not');
         return { node: { ...node, text: `${node.text}\u0338` } };
       }
       case 'pmod':
-        return { node: this.node('mrow', { kids: [this.node('mtext', { text: ' (mod ' }), this.argument(depth), this.node('mtext', { text: ')' })] }) };
+        return {
+          node: this.node('mrow', { kids: [this.node('mtext', { text: ' (mod ' }), this.argument(depth), this.node('mtext', { text: ')' })] }),
+        };
       case 'bmod':
         return { node: this.node('mo', { text: 'mod', attrs: { lspace: '0.3em', rspace: '0.3em' } }) };
       case 'left': {
@@ -225,7 +466,24 @@ class Tex {
   }
   private environment(name: string, depth: number): MathNode {
     const kind = name.replace('*', '');
-    const fences: Record<string, [string, string]> = { pmatrix: ['(', ')'], bmatrix: ['[', ']'], vmatrix: ['|', '|'], Vmatrix: ['‖', '‖'], Bmatrix: ['{', '}'], cases: ['{', ''], matrix: ['', ''], smallmatrix: ['', ''], aligned: ['', ''], align: ['', ''], alignat: ['', ''], gathered: ['', ''], gather: ['', ''], equation: ['', ''], split: ['', ''], array: ['', ''] };
+    const fences: Record<string, [string, string]> = {
+      pmatrix: ['(', ')'],
+      bmatrix: ['[', ']'],
+      vmatrix: ['|', '|'],
+      Vmatrix: ['‖', '‖'],
+      Bmatrix: ['{', '}'],
+      cases: ['{', ''],
+      matrix: ['', ''],
+      smallmatrix: ['', ''],
+      aligned: ['', ''],
+      align: ['', ''],
+      alignat: ['', ''],
+      gathered: ['', ''],
+      gather: ['', ''],
+      equation: ['', ''],
+      split: ['', ''],
+      array: ['', ''],
+    };
     if (!fences[kind]) throw new Unknown(name);
     if (kind === 'array') this.raw();
     const rows: MathNode[] = [];
@@ -257,12 +515,20 @@ class Tex {
 /** Letters of other alphabets that Unicode has: MathML Core knows no variants but normal. */
 function styled(text: string, variant: string): string {
   const special: Record<string, string> = { C: 'ℂ', H: 'ℍ', N: 'ℕ', P: 'ℙ', Q: 'ℚ', R: 'ℝ', Z: 'ℤ' };
-  const base: Record<string, number> = { bold: 0x1d400, script: 0x1d49c, fraktur: 0x1d504, 'double-struck': 0x1d538, 'sans-serif': 0x1d5a0, monospace: 0x1d670 };
+  const base: Record<string, number> = {
+    bold: 0x1d400,
+    script: 0x1d49c,
+    fraktur: 0x1d504,
+    'double-struck': 0x1d538,
+    'sans-serif': 0x1d5a0,
+    monospace: 0x1d670,
+  };
   if (base[variant] === undefined) return text;
   return [...text]
     .map((c) => {
       if (variant === 'double-struck' && special[c]) return special[c];
-      if (/[A-Z]/.test(c) && !(variant === 'script' && 'BEFHILMR'.includes(c)) && !(variant === 'fraktur' && 'CHIRZ'.includes(c))) return String.fromCodePoint(base[variant] + c.charCodeAt(0) - 65);
+      if (/[A-Z]/.test(c) && !(variant === 'script' && 'BEFHILMR'.includes(c)) && !(variant === 'fraktur' && 'CHIRZ'.includes(c)))
+        return String.fromCodePoint(base[variant] + c.charCodeAt(0) - 65);
       if (/[a-z]/.test(c) && variant === 'bold') return String.fromCodePoint(base[variant] + 26 + c.charCodeAt(0) - 97);
       return c;
     })

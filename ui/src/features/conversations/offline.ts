@@ -5,7 +5,17 @@ const textOf = (row: Row): string => JSON.stringify([row.messages ?? [], row.met
 
 function number(row: Row, key: string): number | string | null {
   const name = key.replace(/^metadata\./, '');
-  const direct: Record<string, unknown> = { step: row.step, reward: row.reward, time: row.logged_ns === null ? null : Number(row.logged_ns), turns: row.turn_count, messages: row.message_count, length: row.char_count, tokens: row.tokens, duration: row.duration_s, status: row.status };
+  const direct: Record<string, unknown> = {
+    step: row.step,
+    reward: row.reward,
+    time: row.logged_ns === null ? null : Number(row.logged_ns),
+    turns: row.turn_count,
+    messages: row.message_count,
+    length: row.char_count,
+    tokens: row.tokens,
+    duration: row.duration_s,
+    status: row.status,
+  };
   const value = key.startsWith('metadata.') ? row.metadata?.[name] : direct[key];
   return typeof value === 'number' || typeof value === 'string' ? value : null;
 }
@@ -58,5 +68,10 @@ export function listed(all: Row[], q: Question): Listed {
   };
   const from = Number(q.cursor ?? 0) || 0;
   const limit = q.limit ?? 50;
-  return { conversations: rows.slice(from, from + limit), total: rows.length, next: from + limit < rows.length ? String(from + limit) : null, facets };
+  return {
+    conversations: rows.slice(from, from + limit),
+    total: rows.length,
+    next: from + limit < rows.length ? String(from + limit) : null,
+    facets,
+  };
 }

@@ -105,7 +105,8 @@ function split(list: Waiting[]): Waiting[][] {
 export const groupOf = (name: string): string => (name.includes('/') ? name.slice(0, name.lastIndexOf('/')) : '');
 
 /** Is less better? Then the best value is the smallest. */
-export const lowerIsBetter = (name: string): boolean => /loss|latency|time|duration|perplexity|error|failed|retry|truncated|aborted|zero_std|repetition|staleness/i.test(name);
+export const lowerIsBetter = (name: string): boolean =>
+  /loss|latency|time|duration|perplexity|error|failed|retry|truncated|aborted|zero_std|repetition|staleness/i.test(name);
 
 /** A moving average that forgets, without the pull to zero at its start. */
 export function smooth(values: Nullable, weight: number): Nullable {

@@ -19,7 +19,10 @@ export async function range(query: string, from: number, to: number, step: numbe
   const start = Math.floor(from / step) * step;
   const end = Math.max(start, Math.ceil(to / step) * step);
   const params = new URLSearchParams({ query, start: String(start / 1000), end: String(end / 1000), step: String(step / 1000) });
-  const answer = await getJson<Answer<{ result: { metric: Record<string, string>; values: [number, string][] }[] }>>(`${BASE}/query_range?${params}`, signal);
+  const answer = await getJson<Answer<{ result: { metric: Record<string, string>; values: [number, string][] }[] }>>(
+    `${BASE}/query_range?${params}`,
+    signal,
+  );
   const t: number[] = [];
   for (let x = start; x <= end; x += step) t.push(x);
   return answer.data.result.map((r) => {

@@ -28,9 +28,17 @@ export function sampleRows(stream: ArrowStream): SampleRow[] {
   const out = list.map((r): SampleRow => {
     const [a, b] = [r.start_ns as bigint | null, r.end_ns as bigint | null];
     return {
-      id: String(r.sample_id), group: text(r.group_id), status: text(r.status), reward: num(r.reward), response: num(r.response_length) ?? num(r.response_tokens),
-      turns: num(r.turns), toolCalls: num(r.tool_calls), source: text(r.source),
-      start: a === null ? null : Number(a - first) / 1e6, duration: a === null || b === null ? null : Number(b - a) / 1e6, tail: null,
+      id: String(r.sample_id),
+      group: text(r.group_id),
+      status: text(r.status),
+      reward: num(r.reward),
+      response: num(r.response_length) ?? num(r.response_tokens),
+      turns: num(r.turns),
+      toolCalls: num(r.tool_calls),
+      source: text(r.source),
+      start: a === null ? null : Number(a - first) / 1e6,
+      duration: a === null || b === null ? null : Number(b - a) / 1e6,
+      tail: null,
     };
   });
   const ended = out.filter((s) => s.start !== null && s.duration !== null);

@@ -33,14 +33,28 @@ function shades(bases: Rgba[], theme: Theme): { colors: Uint32Array; ink: string
 export function paletteOf(items: Items, theme: Theme, by: 'phase' | 'name'): Palette {
   if (by === 'phase') {
     const { phase } = items;
-    return { ...shades(PHASES.map((p) => rgba(theme.dark ? p.dark : p.light)), theme), of: (i) => phase[i], nameColor: null };
+    return {
+      ...shades(
+        PHASES.map((p) => rgba(theme.dark ? p.dark : p.light)),
+        theme,
+      ),
+      of: (i) => phase[i],
+      nameColor: null,
+    };
   }
   const ranked = namesByTime(items);
   const nameColor = new Uint8Array(items.names.length);
   ranked.slice(0, NAME_COLORS.length).forEach((n, k) => (nameColor[n.name] = k + 1));
   const { name } = items;
   const grey = PHASES[0];
-  return { ...shades([grey, ...NAME_COLORS].map((c) => rgba(theme.dark ? c.dark : c.light)), theme), of: (i) => nameColor[name[i]], nameColor };
+  return {
+    ...shades(
+      [grey, ...NAME_COLORS].map((c) => rgba(theme.dark ? c.dark : c.light)),
+      theme,
+    ),
+    of: (i) => nameColor[name[i]],
+    nameColor,
+  };
 }
 
 /** Names by the time spent under them, longest first, with the number of items. */

@@ -127,7 +127,14 @@ function numberTraces(words: Uint32Array, n: number): { trace: Int32Array; first
       continue;
     }
     const key = String.fromCharCode(
-      words[a] & 0xffff, words[a] >>> 16, words[a + 1] & 0xffff, words[a + 1] >>> 16, words[a + 2] & 0xffff, words[a + 2] >>> 16, words[a + 3] & 0xffff, words[a + 3] >>> 16,
+      words[a] & 0xffff,
+      words[a] >>> 16,
+      words[a + 1] & 0xffff,
+      words[a + 1] >>> 16,
+      words[a + 2] & 0xffff,
+      words[a + 2] >>> 16,
+      words[a + 3] & 0xffff,
+      words[a + 3] >>> 16,
     );
     let k = seen.get(key);
     if (k === undefined) {
@@ -147,10 +154,21 @@ function halves(v: Vector | undefined): { lo: Uint32Array; hi: Int32Array } | nu
   return { lo: new Uint32Array(x.buffer, x.byteOffset, x.length * 2), hi: new Int32Array(x.buffer, x.byteOffset, x.length * 2) };
 }
 
-const STATES = new Map([['closed', CLOSED], ['open', OPEN], ['instant', INSTANT], ['orphan_end', ORPHAN]]);
+const STATES = new Map([
+  ['closed', CLOSED],
+  ['open', OPEN],
+  ['instant', INSTANT],
+  ['orphan_end', ORPHAN],
+]);
 
 /** Bytes of a fixed-size column of all batches in one array; of a single batch the column itself, unless it must be `owned`. */
-function fixedBytes(parts: (Vector | undefined)[], lengths: number[], width: number, n: number, owned = false): { bytes: Uint8Array; valid: Uint8Array | null } {
+function fixedBytes(
+  parts: (Vector | undefined)[],
+  lengths: number[],
+  width: number,
+  n: number,
+  owned = false,
+): { bytes: Uint8Array; valid: Uint8Array | null } {
   const only = parts.length === 1 && !owned ? parts[0] : undefined;
   if (only && only.type.name === 'fixed' && only.type.width === width && only.validity === null && only.values.byteOffset % 4 === 0) {
     return { bytes: (only.values as Uint8Array).subarray(0, n * width), valid: null };
@@ -314,8 +332,30 @@ export function buildItems(stream: ArrowStream, live: boolean): Items {
 
   closeOpen(start, end, flags, parent, trace, sample, samples.texts.length, extent, live);
   return {
-    n, baseNs: base, start, end, extent, parent, depth, flags, phase, name, names: names.texts, sample, samples: samples.texts, sampleGroup,
-    groups: groups.texts, worker, workers: workers.texts, attempt, trace, traceIds, spanIds, ...tally(flags, phase, attempt), lane: null, source: null,
+    n,
+    baseNs: base,
+    start,
+    end,
+    extent,
+    parent,
+    depth,
+    flags,
+    phase,
+    name,
+    names: names.texts,
+    sample,
+    samples: samples.texts,
+    sampleGroup,
+    groups: groups.texts,
+    worker,
+    workers: workers.texts,
+    attempt,
+    trace,
+    traceIds,
+    spanIds,
+    ...tally(flags, phase, attempt),
+    lane: null,
+    source: null,
     parentIds: fixedBytes(column('parent_span_id'), lengths, 8, n, true).bytes,
   };
 }
@@ -424,7 +464,15 @@ export function walk(parent: Int32Array, sample: Int32Array, group: Int32Array, 
 
 /** An open span is drawn until the earliest of: end of its row, start of its next sibling, end of its nearest closed ancestor. */
 export function closeOpen(
-  start: Float64Array, end: Float64Array, flags: Uint8Array, parent: Int32Array, trace: Int32Array, sample: Int32Array, sampleCount: number, extent: number, live: boolean,
+  start: Float64Array,
+  end: Float64Array,
+  flags: Uint8Array,
+  parent: Int32Array,
+  trace: Int32Array,
+  sample: Int32Array,
+  sampleCount: number,
+  extent: number,
+  live: boolean,
 ): void {
   const n = start.length;
   const open: number[] = [];

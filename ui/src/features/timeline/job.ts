@@ -25,7 +25,10 @@ const START_MS = 30_000;
 const WORK_MS = 300_000;
 
 const failed = (why: string): Error =>
-  new SourceError('The timeline could not be laid out', `The worker that lays it out ${why}. Retry starts another; if that fails too, try another browser, or open the data with \`rollscope view\`.`);
+  new SourceError(
+    'The timeline could not be laid out',
+    `The worker that lays it out ${why}. Retry starts another; if that fails too, try another browser, or open the data with \`rollscope view\`.`,
+  );
 
 /** One worker, from its start to the end of its one job. Listens from the start: it may fail before there is a job. */
 class Runner {
@@ -43,7 +46,12 @@ class Runner {
         if (this.done) this.limit();
       } else this.end(a.ok ? { ...a, items: a.items! } : { error: new Error(a.error) });
     };
-    this.worker.onerror = (e) => this.end({ error: failed(this.started ? `failed: ${e.message || 'the browser does not say why'}` : `could not be started${e.message ? `: ${e.message}` : ''}`) });
+    this.worker.onerror = (e) =>
+      this.end({
+        error: failed(
+          this.started ? `failed: ${e.message || 'the browser does not say why'}` : `could not be started${e.message ? `: ${e.message}` : ''}`,
+        ),
+      });
     this.worker.onmessageerror = () => this.end({ error: failed('answered what could not be read') });
   }
   private limit(): void {
@@ -87,10 +95,14 @@ async function run(ask: Ask, transfer: ArrayBuffer[], signal: AbortSignal): Prom
   }
   spare = null;
   const done = await new Promise<Done>((resolve, reject) => {
-    signal.addEventListener('abort', () => {
-      runner.stop();
-      reject(new DOMException('superseded', 'AbortError'));
-    }, { once: true });
+    signal.addEventListener(
+      'abort',
+      () => {
+        runner.stop();
+        reject(new DOMException('superseded', 'AbortError'));
+      },
+      { once: true },
+    );
     runner.run(ask, transfer).then(resolve, reject);
   });
   if ('error' in done) throw done.error;

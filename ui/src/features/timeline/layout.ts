@@ -72,8 +72,19 @@ function packedLayout(items: Items, lane: Uint8Array): Layout {
   laneOf.push(itemsOf.length);
   itemsOf.push(n);
   return {
-    mode: 'sample', rows: r + 1, rowKey: Int32Array.from(rowKey), rowKind: Uint8Array.from(rowKind), rowStart: Float64Array.from(rowStart), rowEnd: Float64Array.from(rowEnd),
-    rowItems: Uint32Array.from(rowItems), rowErrors: Uint32Array.from(rowErrors), laneOf: Uint32Array.from(laneOf), itemsOf: Uint32Array.from(itemsOf), order, lane, row,
+    mode: 'sample',
+    rows: r + 1,
+    rowKey: Int32Array.from(rowKey),
+    rowKind: Uint8Array.from(rowKind),
+    rowStart: Float64Array.from(rowStart),
+    rowEnd: Float64Array.from(rowEnd),
+    rowItems: Uint32Array.from(rowItems),
+    rowErrors: Uint32Array.from(rowErrors),
+    laneOf: Uint32Array.from(laneOf),
+    itemsOf: Uint32Array.from(itemsOf),
+    order,
+    lane,
+    row,
   };
 }
 
@@ -169,7 +180,19 @@ export function buildLayout(items: Items, mode: RowMode): Layout {
   for (const i of byRow) order[next[laneOf[row[i]] + lane[i]]++] = i;
 
   return {
-    mode, rows, rowKey: Int32Array.from(rowKeys), rowKind: Uint8Array.from(rowKinds), rowStart, rowEnd, rowItems, rowErrors, laneOf, itemsOf, order, lane, row,
+    mode,
+    rows,
+    rowKey: Int32Array.from(rowKeys),
+    rowKind: Uint8Array.from(rowKinds),
+    rowStart,
+    rowEnd,
+    rowItems,
+    rowErrors,
+    laneOf,
+    itemsOf,
+    order,
+    lane,
+    row,
   };
 }
 

@@ -17,7 +17,13 @@ function mapTexts(texts: string[], more: string[]): Int32Array {
   });
 }
 
-function joined<T extends Float64Array | Int32Array | Uint8Array>(a: T, b: ArrayLike<number>, rows: number[], width = 1, map: (x: number) => number = (x) => x): T {
+function joined<T extends Float64Array | Int32Array | Uint8Array>(
+  a: T,
+  b: ArrayLike<number>,
+  rows: number[],
+  width = 1,
+  map: (x: number) => number = (x) => x,
+): T {
   const out = new (a.constructor as new (n: number) => T)(a.length + rows.length * width);
   out.set(a);
   let at = a.length;
@@ -31,7 +37,10 @@ export function mergeItems(base: Items, more: Items, live: boolean): Items | nul
   if (more.n === 0) return base;
   const shift = Number(more.baseNs - base.baseNs) / 1e6;
   if (shift < 0) return null;
-  const coded = (m: Int32Array) => (x: number): number => (x < 0 ? -1 : m[x]);
+  const coded =
+    (m: Int32Array) =>
+    (x: number): number =>
+      x < 0 ? -1 : m[x];
   const [names, samples, groups, workers] = [base.names, base.samples, base.groups, base.workers].map((t) => [...t]);
   const nameOf = coded(mapTexts(names, more.names));
   const sampleOf = coded(mapTexts(samples, more.samples));
@@ -39,7 +48,10 @@ export function mergeItems(base: Items, more: Items, live: boolean): Items | nul
   const workerOf = coded(mapTexts(workers, more.workers));
   const traceTexts = Array.from({ length: base.traceIds.length / 16 }, (_, i) => hex(base.traceIds.subarray(i * 16, i * 16 + 16)));
   const known = traceTexts.length;
-  const traceMap = mapTexts(traceTexts, Array.from({ length: more.traceIds.length / 16 }, (_, i) => hex(more.traceIds.subarray(i * 16, i * 16 + 16))));
+  const traceMap = mapTexts(
+    traceTexts,
+    Array.from({ length: more.traceIds.length / 16 }, (_, i) => hex(more.traceIds.subarray(i * 16, i * 16 + 16))),
+  );
   const newTraces = [...traceMap.keys()].filter((k) => traceMap[k] >= known);
   const traceIds = joined(base.traceIds, more.traceIds, newTraces, 16);
 
@@ -48,7 +60,8 @@ export function mergeItems(base: Items, more: Items, live: boolean): Items | nul
   const b = wordsOf(base.spanIds);
   const m = wordsOf(more.spanIds);
   const touched = new Set(traceMap);
-  for (let i = 0; i < base.n; i++) if (touched.has(base.trace[i]) && (base.flags[i] & VIRTUAL) === 0) index.set(`${base.trace[i]}/${b[2 * i]}/${b[2 * i + 1]}`, i);
+  for (let i = 0; i < base.n; i++)
+    if (touched.has(base.trace[i]) && (base.flags[i] & VIRTUAL) === 0) index.set(`${base.trace[i]}/${b[2 * i]}/${b[2 * i + 1]}`, i);
   const fresh: number[] = [];
   const replaced: [number, number][] = [];
   for (let j = 0; j < more.n; j++) {
@@ -101,8 +114,31 @@ export function mergeItems(base: Items, more: Items, live: boolean): Items | nul
   }
   closeOpen(start, end, flags, parent, trace, sample, samples.length, extent, live);
   return {
-    ...base, n, start, end, extent, parent, depth, flags, phase, name, names, sample, samples, sampleGroup, groups, worker, workers, attempt, trace, traceIds, spanIds, parentIds,
-    ...tally(flags, phase, attempt), lane: null, source: null,
+    ...base,
+    n,
+    start,
+    end,
+    extent,
+    parent,
+    depth,
+    flags,
+    phase,
+    name,
+    names,
+    sample,
+    samples,
+    sampleGroup,
+    groups,
+    worker,
+    workers,
+    attempt,
+    trace,
+    traceIds,
+    spanIds,
+    parentIds,
+    ...tally(flags, phase, attempt),
+    lane: null,
+    source: null,
   };
 }
 

@@ -35,7 +35,15 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
   const facts = new Map<string, { status: string; reward: number; response: number; source: string; more: string }>();
   if (samples) {
     const at = (name: string): number => samples.fields.findIndex((f) => f.name === name);
-    const [id, status, reward, length, tokens, source, json] = ['sample_id', 'status', 'reward', 'response_length', 'response_tokens', 'source', 'reward_json'].map(at);
+    const [id, status, reward, length, tokens, source, json] = [
+      'sample_id',
+      'status',
+      'reward',
+      'response_length',
+      'response_tokens',
+      'source',
+      'reward_json',
+    ].map(at);
     for (const b of samples.batches) {
       // Distinct texts are decoded once.
       const seen = b.columns.map((v) => new Array<unknown>(v.dictionary?.length ?? 0));
@@ -48,16 +56,28 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
       for (let i = 0; i < b.length; i++) {
         const response = num(get(length, i));
         facts.set(String(get(id, i)), {
-          status: String(get(status, i) ?? ''), reward: num(get(reward, i)), response: Number.isNaN(response) ? num(get(tokens, i)) : response,
-          source: String(get(source, i) ?? ''), more: String(get(json, i) ?? ''),
+          status: String(get(status, i) ?? ''),
+          reward: num(get(reward, i)),
+          response: Number.isNaN(response) ? num(get(tokens, i)) : response,
+          source: String(get(source, i) ?? ''),
+          more: String(get(json, i) ?? ''),
         });
       }
     }
   }
   const t: RowTable = {
-    label: new Array<string>(n), sample: new Int32Array(n).fill(-1), group: new Int32Array(n).fill(-1), reward: new Float64Array(n).fill(NaN),
-    response: new Float64Array(n).fill(NaN), status: new Array<string>(n).fill(''), source: new Array<string>(n).fill(''), hay: new Array<string>(n), rank: new Int32Array(n),
-    rewardMin: Infinity, rewardMax: -Infinity, tail: new Float64Array(n).fill(NaN),
+    label: new Array<string>(n),
+    sample: new Int32Array(n).fill(-1),
+    group: new Int32Array(n).fill(-1),
+    reward: new Float64Array(n).fill(NaN),
+    response: new Float64Array(n).fill(NaN),
+    status: new Array<string>(n).fill(''),
+    source: new Array<string>(n).fill(''),
+    hay: new Array<string>(n),
+    rank: new Int32Array(n),
+    rewardMin: Infinity,
+    rewardMax: -Infinity,
+    tail: new Float64Array(n).fill(NaN),
   };
   const sampleRows = Array.from({ length: n }, (_, r) => r).filter((r) => layout.rowKind[r] === 0);
   tailShares(sampleRows.map((r) => layout.rowEnd[r])).forEach((ms, k) => (t.tail[sampleRows[k]] = ms));
@@ -84,13 +104,17 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
       if (f.reward < t.rewardMin) t.rewardMin = f.reward;
       if (f.reward > t.rewardMax) t.rewardMax = f.reward;
     }
-    t.hay[r] = `${t.label[r]} ${t.group[r] < 0 ? '' : items.groups[t.group[r]]} ${t.status[r]} ${t.source[r]} ${number(f?.reward)} ${traceHex(key)}`.toLowerCase();
+    t.hay[r] =
+      `${t.label[r]} ${t.group[r] < 0 ? '' : items.groups[t.group[r]]} ${t.status[r]} ${t.source[r]} ${number(f?.reward)} ${traceHex(key)}`.toLowerCase();
   }
   // Plain numbers compare as such: a collator is slow, and most samples are numbered.
   const collator = new Intl.Collator('en', { numeric: true });
   const plain = Float64Array.from(t.label, (x) => (/^\d{1,15}$/.test(x) ? Number(x) : NaN));
   Array.from({ length: n }, (_, r) => r)
-    .sort((a, b) => layout.rowKind[b] - layout.rowKind[a] || (plain[a] >= 0 && plain[b] >= 0 ? plain[a] - plain[b] : collator.compare(t.label[a], t.label[b])))
+    .sort(
+      (a, b) =>
+        layout.rowKind[b] - layout.rowKind[a] || (plain[a] >= 0 && plain[b] >= 0 ? plain[a] - plain[b] : collator.compare(t.label[a], t.label[b])),
+    )
     .forEach((r, k) => (t.rank[r] = k));
   return t;
 }
@@ -136,7 +160,11 @@ export function rowsOfSpans(items: Items, layout: Layout, ids: Uint8Array): Uint
 type Test = (r: number) => boolean;
 
 const COMPARE: Record<string, (a: number, b: number) => boolean> = {
-  '<': (a, b) => a < b, '<=': (a, b) => a <= b, '>': (a, b) => a > b, '>=': (a, b) => a >= b, '': (a, b) => a === b,
+  '<': (a, b) => a < b,
+  '<=': (a, b) => a <= b,
+  '>': (a, b) => a > b,
+  '>=': (a, b) => a >= b,
+  '': (a, b) => a === b,
 };
 
 /** Words of a filter, all of which must hold: plain text, or `field:value` with <, > for numbers; `-` before a word denies it. */
@@ -156,7 +184,10 @@ function tests(text: string, t: RowTable, items: Items, layout: Layout, attrs: M
     const value = raw.replaceAll('"', '').toLowerCase();
     const field = fieldRaw?.toLowerCase();
     const num = Number(value);
-    const numeric = (column: ArrayLike<number>, unit = 1): Test => (r) => COMPARE[op ?? ''](column[r] / unit, num);
+    const numeric =
+      (column: ArrayLike<number>, unit = 1): Test =>
+      (r) =>
+        COMPARE[op ?? ''](column[r] / unit, num);
     let test: Test;
     if (field === 'reward') test = numeric(t.reward);
     else if (field === 'response' || field === 'tokens') test = numeric(t.response);
@@ -210,13 +241,20 @@ export function orderRows(items: Items, layout: Layout, t: RowTable, q: RowQuery
   }
   const value = ((): ((r: number) => number) => {
     switch (q.sort) {
-      case 'start': return (r) => layout.rowStart[r];
-      case 'end': return (r) => layout.rowEnd[r];
-      case 'duration': return (r) => layout.rowEnd[r] - layout.rowStart[r];
-      case 'response': return (r) => t.response[r];
-      case 'reward': return (r) => t.reward[r];
-      case 'tail': return (r) => t.tail[r];
-      default: return (r) => t.rank[r];
+      case 'start':
+        return (r) => layout.rowStart[r];
+      case 'end':
+        return (r) => layout.rowEnd[r];
+      case 'duration':
+        return (r) => layout.rowEnd[r] - layout.rowStart[r];
+      case 'response':
+        return (r) => t.response[r];
+      case 'reward':
+        return (r) => t.reward[r];
+      case 'tail':
+        return (r) => t.tail[r];
+      default:
+        return (r) => t.rank[r];
     }
   })();
   // In a view of samples, workers (the trainer, engines) stand on top; what has no value comes last either way.

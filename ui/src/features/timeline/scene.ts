@@ -68,7 +68,15 @@ export class Scene {
   private labels: number[] = [];
   private counts: number[] = [];
 
-  constructor(public items: Items, public layout: Layout, public table: RowTable, public bins: PhaseBins, public rows: RowOrder, public theme: Theme, public palette: Palette) {}
+  constructor(
+    public items: Items,
+    public layout: Layout,
+    public table: RowTable,
+    public bins: PhaseBins,
+    public rows: RowOrder,
+    public theme: Theme,
+    public palette: Palette,
+  ) {}
 
   // Geometry
 
@@ -213,8 +221,17 @@ export class Scene {
     const { laneOf } = this.layout;
     const { theme, pixels, line, found } = this;
     const frame: Frame = {
-      t0: this.t0, scale: this.scale * d, width: W, colorOf: this.palette.of, colors: this.palette.colors, errorColor: theme.badRgba, background: theme.background,
-      dimmed: this.dimmed, states: this.states, attempt: this.attempt, only: this.only,
+      t0: this.t0,
+      scale: this.scale * d,
+      width: W,
+      colorOf: this.palette.of,
+      colors: this.palette.colors,
+      errorColor: theme.badRgba,
+      background: theme.background,
+      dimmed: this.dimmed,
+      states: this.states,
+      attempt: this.attempt,
+      only: this.only,
     };
     pixels.fill(theme.background);
     this.labels.length = 0;
@@ -512,7 +529,11 @@ export class Scene {
     ctx.globalAlpha = 0.75;
     ctx.drawImage(this.mini.canvas, Math.round(GUTTER * d), Math.round(2 * d));
     ctx.globalAlpha = 1;
-    ctx.putImageData(this.stack(this.strip ?? this.bins, this.t0, this.t1, W, Math.round((STRIP - 2) * d)), Math.round(GUTTER * d), Math.round(MINIMAP * d));
+    ctx.putImageData(
+      this.stack(this.strip ?? this.bins, this.t0, this.t1, W, Math.round((STRIP - 2) * d)),
+      Math.round(GUTTER * d),
+      Math.round(MINIMAP * d),
+    );
     ctx.setTransform(d, 0, 0, d, 0, 0);
     // The window within the whole.
     const all = items.extent || 1;
@@ -580,7 +601,10 @@ export class Scene {
     ctx.beginPath();
     ctx.rect(GUTTER, HEAD, this.plot, this.height);
     ctx.clip();
-    for (const [i, color, width] of [[over.hover, theme.text, 1], [over.selected, theme.accent, 2]] as const) {
+    for (const [i, color, width] of [
+      [over.hover, theme.text, 1],
+      [over.selected, theme.accent, 2],
+    ] as const) {
       const r = i >= 0 ? this.rect(i) : null;
       if (!r) continue;
       const mark = (this.items.flags[i] & STATE) >= INSTANT;

@@ -16,9 +16,7 @@ export type Ask =
   | { kind: 'layout'; items: Items; mode: RowMode };
 export type Answer =
   /** The script runs: the first thing that a worker says. */
-  | { ok: 'started' }
-  | { ok: true; items: Items | null; layout: Layout; bins: PhaseBins; ms: Record<string, number> }
-  | { ok: false; error: string };
+  { ok: 'started' } | { ok: true; items: Items | null; layout: Layout; bins: PhaseBins; ms: Record<string, number> } | { ok: false; error: string };
 /** Thrown where what is new cannot be joined: read everything again. */
 export const UNJOINABLE = 'cannot be joined';
 

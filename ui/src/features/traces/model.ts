@@ -145,7 +145,7 @@ export function rowOf(t: Trace, spanId: string): number {
 export function visible(t: Trace, folded: Uint8Array): Int32Array {
   const out = new Int32Array(t.n);
   let count = 0;
-  for (let i = 0; i < t.n; ) {
+  for (let i = 0; i < t.n;) {
     out[count++] = i;
     i += folded[i] ? t.subtree[i] : 1;
   }
@@ -181,7 +181,10 @@ export function search(t: Trace, text: string): Int32Array {
   for (let i = 0; i < t.n; i++) {
     let all = true;
     for (let w = 0; w < words.length && all; w++) {
-      all = (names[w][t.name.of[i]] || services[w][t.service.of[i]] || lanes[w][t.lane.of[i]] || (ids[w] && t.spanId(i).startsWith(words[w]))) as boolean;
+      all = (names[w][t.name.of[i]] ||
+        services[w][t.service.of[i]] ||
+        lanes[w][t.lane.of[i]] ||
+        (ids[w] && t.spanId(i).startsWith(words[w]))) as boolean;
     }
     if (all) out.push(i);
   }
@@ -256,7 +259,10 @@ export function lanes(t: Trace, start: Float64Array, end: Float64Array): Lanes {
   }
   const first: number[] = [];
   const lines: Lanes['lines'] = [];
-  const used = t.lane.list.map((name, lane) => ({ name, lane })).filter(({ lane }) => ends[lane].length > 0).sort((a, b) => (a.name < b.name ? -1 : 1));
+  const used = t.lane.list
+    .map((name, lane) => ({ name, lane }))
+    .filter(({ lane }) => ends[lane].length > 0)
+    .sort((a, b) => (a.name < b.name ? -1 : 1));
   for (const { lane } of used) {
     first[lane] = lines.length;
     for (let line = 0; line < ends[lane].length; line++) lines.push({ lane, line });

@@ -42,7 +42,9 @@ const GREY = PHASES[0];
 export function ranks(of: Int32Array, count: number): Uint8Array {
   const seen = new Int32Array(count);
   for (const k of of) if (k >= 0) seen[k]++;
-  const order = Array.from(seen.keys()).filter((k) => seen[k] > 0).sort((a, b) => seen[b] - seen[a]);
+  const order = Array.from(seen.keys())
+    .filter((k) => seen[k] > 0)
+    .sort((a, b) => seen[b] - seen[a]);
   const out = new Uint8Array(count);
   order.forEach((k, i) => (out[k] = (i % NAME_COLORS.length) + 1));
   return out;
@@ -60,12 +62,19 @@ export function colors(t: Trace, by: ColorBy, dark: boolean): Colors {
     const [good, open] = dark ? ['#3fb68f', '#d9a441'] : ['#16805e', '#96690a'];
     return {
       of: (i) => (t.flags[i] & ERROR ? theme.bad : t.flags[i] & OPEN ? open : good),
-      legend: [{ label: 'ended', color: good }, { label: 'open', color: open }, { label: 'error', color: theme.bad }],
+      legend: [
+        { label: 'ended', color: good },
+        { label: 'open', color: open },
+        { label: 'error', color: theme.bad },
+      ],
     };
   }
   const texts = by === 'service' ? t.service : t.name;
   const rank = ranks(texts.of, texts.list.length);
-  const list = texts.list.map((label, k) => ({ label, k })).filter(({ k }) => rank[k] > 0).sort((a, b) => rank[a.k] - rank[b.k]);
+  const list = texts.list
+    .map((label, k) => ({ label, k }))
+    .filter(({ k }) => rank[k] > 0)
+    .sort((a, b) => rank[a.k] - rank[b.k]);
   return {
     of: (i) => shade(texts.of[i] >= 0 ? rank[texts.of[i]] : 0),
     legend: list.slice(0, 10).map(({ label, k }) => ({ label, color: shade(rank[k]) })),
