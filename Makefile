@@ -84,6 +84,7 @@ test-python: $(BIN) $(VENV)/.package
 	$(PYTHON) -m pytest -q tests/python
 
 lint: ui/dist/index.html
+	cd ui && npm run lint
 	cargo fmt --all --check
 	$(LINTED) test --locked --workspace --no-run
 

@@ -13,7 +13,7 @@ export default defineConfig(({ mode }) => {
     base: './',
     plugins: [svelte(), ...(isStatic ? [oneFile()] : [])],
     define: { __STATIC__: JSON.stringify(isStatic) },
-    resolve: { alias: isStatic ? { '#worker': '/src/timeline/worker-inline.ts' } : { '#worker': '/src/timeline/worker-file.ts' } },
+    resolve: { alias: isStatic ? { '#worker': '/src/features/timeline/worker-inline.ts' } : { '#worker': '/src/features/timeline/worker-file.ts' } },
     // From file: a page may start no module worker out of a blob: its origin is none, and a module needs one. A plain script may.
     worker: { format: isStatic ? ('iife' as const) : ('es' as const) },
     build: {
@@ -32,11 +32,25 @@ export default defineConfig(({ mode }) => {
         { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },
         {
           extends: true as const,
-          test: { name: 'real', include: ['tests/real/**/*.test.ts'], environment: 'node', testTimeout: 180_000, hookTimeout: 180_000, fileParallelism: false },
+          test: {
+            name: 'real',
+            include: ['tests/real/**/*.test.ts'],
+            environment: 'node',
+            testTimeout: 180_000,
+            hookTimeout: 180_000,
+            fileParallelism: false,
+          },
         },
         {
           extends: true as const,
-          test: { name: 'page', include: ['tests/page/**/*.test.ts'], environment: 'node', testTimeout: 60_000, hookTimeout: 90_000, fileParallelism: false },
+          test: {
+            name: 'page',
+            include: ['tests/page/**/*.test.ts'],
+            environment: 'node',
+            testTimeout: 60_000,
+            hookTimeout: 90_000,
+            fileParallelism: false,
+          },
         },
       ],
     },

@@ -1,6 +1,23 @@
 // Generated runs in the shape of the API, for developing the page and for its tests. Deterministic.
 import { gzipSync } from 'node:zlib';
-import { Bool, Dictionary, List, Map_, FixedSizeBinary, Float64, Int32, Int64, RecordBatch, RecordBatchStreamWriter, Schema, Field, Struct, Utf8, makeData, vectorFromArray } from 'apache-arrow';
+import {
+  Bool,
+  Dictionary,
+  List,
+  Map_,
+  FixedSizeBinary,
+  Float64,
+  Int32,
+  Int64,
+  RecordBatch,
+  RecordBatchStreamWriter,
+  Schema,
+  Field,
+  Struct,
+  Utf8,
+  makeData,
+  vectorFromArray,
+} from 'apache-arrow';
 
 export function random(seed) {
   let s = seed >>> 0 || 1;
@@ -67,7 +84,16 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
   const bar = (o) => {
     if (o.start > cut) return -1;
     const open = o.end > cut;
-    return spans.add({ service: 'slime', status: 'unset', phase: null, thread: null, host: null, ...o, end: open ? NaN : o.end, state: open ? 'open' : 'closed' });
+    return spans.add({
+      service: 'slime',
+      status: 'unset',
+      phase: null,
+      thread: null,
+      host: null,
+      ...o,
+      end: open ? NaN : o.end,
+      state: open ? 'open' : 'closed',
+    });
   };
   const turnsMean = Math.max(1, (perSample - 4) / 8);
   for (let s = 0; s < samples; s++) {
@@ -77,7 +103,13 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
     const turns = Math.max(1, Math.round(turnsMean * (1 + 0.35 * normal()) * (tail ? 1.6 : 1)));
     const begin = rnd() * 1500;
     const worker = Math.floor(rnd() * 8);
-    const root = bar({ ...id, name: hostile && s === 0 ? '<img src=x onerror=alert(1)>' : 'rollout_sample', phase: 'rollout', start: begin, end: Infinity });
+    const root = bar({
+      ...id,
+      name: hostile && s === 0 ? '<img src=x onerror=alert(1)>' : 'rollout_sample',
+      phase: 'rollout',
+      start: begin,
+      end: Infinity,
+    });
     if (root < 0) continue;
     let t = begin + 2;
     let tokens = 0;
@@ -102,21 +134,39 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
         const took = tool === 'browser' ? 900 * Math.exp(0.9 * normal()) : 120 * Math.exp(0.9 * normal());
         failed ||= error;
         bar({ ...id, name: tool, phase: 'tool', start: t, end: t + took, parent: root, status: error ? 'error' : 'ok' });
-        if (rnd() < 0.5 && t + took < cut) spans.add({ ...id, name: 'tool_result', service: 'slime', state: 'instant', status: 'unset', start: t + took, end: t + took, parent: root });
+        if (rnd() < 0.5 && t + took < cut)
+          spans.add({
+            ...id,
+            name: 'tool_result',
+            service: 'slime',
+            state: 'instant',
+            status: 'unset',
+            start: t + took,
+            end: t + took,
+            parent: root,
+          });
         t += took + 3;
       }
     }
     const rewarded = t + 40 + 200 * rnd();
     bar({ ...id, name: 'reward_model', phase: 'reward', start: t, end: rewarded, parent: root });
-    if (rnd() < 0.01 && t < cut) spans.add({ ...id, name: 'late_end', service: 'slime', state: 'orphan_end', status: 'unset', start: t + 5, end: t + 5, parent: root });
+    if (rnd() < 0.01 && t < cut)
+      spans.add({ ...id, name: 'late_end', service: 'slime', state: 'orphan_end', status: 'unset', start: t + 5, end: t + 5, parent: root });
     const done = rewarded <= cut;
     spans.end[root] = done ? rewarded + 1 : NaN;
     spans.codes.state[root] = spans.code('state', done ? 'closed' : 'open');
     wall = Math.max(wall, Math.min(cut, rewarded + 1));
     rows.push({
-      sample_id: id.sample_id, group_id: id.group_id, status: !done ? 'pending' : failed && rnd() < 0.3 ? 'failed' : tail && rnd() < 0.5 ? 'truncated' : 'completed',
+      sample_id: id.sample_id,
+      group_id: id.group_id,
+      status: !done ? 'pending' : failed && rnd() < 0.3 ? 'failed' : tail && rnd() < 0.5 ? 'truncated' : 'completed',
       reward: done ? Math.round(Math.min(1, Math.max(0, 0.5 + 0.35 * normal() - (tail ? 0.2 : 0))) * 1000) / 1000 : null,
-      source: ['math', 'swe', 'web'][s % 3], response_length: tokens, response_tokens: tokens, turns, start: begin, end: done ? rewarded + 1 : null,
+      source: ['math', 'swe', 'web'][s % 3],
+      response_length: tokens,
+      response_tokens: tokens,
+      turns,
+      start: begin,
+      end: done ? rewarded + 1 : null,
     });
   }
   // The trainer, which belongs to no sample.
@@ -130,7 +180,15 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
       const micro = 8;
       const each = (wall * 0.22 - 30) / micro;
       for (let m = 0; m < micro; m++) {
-        bar({ ...trainer, name: 'forward_backward', thread: `rank ${r}`, phase: 'train', start: wall + 22 + m * each, end: wall + 20 + (m + 0.93) * each, parent: train });
+        bar({
+          ...trainer,
+          name: 'forward_backward',
+          thread: `rank ${r}`,
+          phase: 'train',
+          start: wall + 22 + m * each,
+          end: wall + 20 + (m + 0.93) * each,
+          parent: train,
+        });
       }
       bar({ ...trainer, name: 'update_weights', thread: `rank ${r}`, phase: 'weight_sync', start: wall * 1.22 + 1, end: wall * 1.27 });
     }
@@ -142,7 +200,10 @@ export function makeStep({ seed, samples, group = 8, perSample = 24, cut = Infin
 const bitmap = (n, valid) => {
   const bits = new Uint8Array(Math.ceil(n / 8));
   let nulls = 0;
-  for (let i = 0; i < n; i++) valid(i) ? (bits[i >> 3] |= 1 << (i & 7)) : nulls++;
+  for (let i = 0; i < n; i++) {
+    if (valid(i)) bits[i >> 3] |= 1 << (i & 7);
+    else nulls++;
+  }
   return { bits, nulls };
 };
 const dictType = () => new Dictionary(new Utf8(), new Int32());
@@ -157,7 +218,14 @@ function ipc(columns, n) {
 const dict = (codes, texts, n) => {
   const { bits, nulls } = bitmap(n, (i) => codes[i] >= 0);
   const data = Int32Array.from(codes.subarray(0, n), (c) => Math.max(0, c));
-  return makeData({ type: dictType(), length: n, nullCount: nulls, nullBitmap: nulls ? bits : undefined, data, dictionary: vectorFromArray(texts.length ? texts : [''], new Utf8()) });
+  return makeData({
+    type: dictType(),
+    length: n,
+    nullCount: nulls,
+    nullBitmap: nulls ? bits : undefined,
+    data,
+    dictionary: vectorFromArray(texts.length ? texts : [''], new Utf8()),
+  });
 };
 const int64 = (values, n, valid = () => true) => {
   const { bits, nulls } = bitmap(n, valid);
@@ -177,7 +245,13 @@ export function timelineStream(step, baseNs) {
   }
   const fixed = (words, width, valid = () => true) => {
     const { bits, nulls } = bitmap(n, valid);
-    return makeData({ type: new FixedSizeBinary(width), length: n, nullCount: nulls, nullBitmap: nulls ? bits : undefined, data: new Uint8Array(words.buffer, 0, n * width) });
+    return makeData({
+      type: new FixedSizeBinary(width),
+      length: n,
+      nullCount: nulls,
+      nullBitmap: nulls ? bits : undefined,
+      data: new Uint8Array(words.buffer, 0, n * width),
+    });
   };
   return ipc(
     [
@@ -205,7 +279,12 @@ export function samplesStream(step, baseNs, run, number) {
     });
     return dict(codes, [...seen.keys()], n);
   };
-  const ints = (get) => int64(BigInt64Array.from(rows, (r) => BigInt(get(r) ?? 0)), n, (i) => get(rows[i]) !== null);
+  const ints = (get) =>
+    int64(
+      BigInt64Array.from(rows, (r) => BigInt(get(r) ?? 0)),
+      n,
+      (i) => get(rows[i]) !== null,
+    );
   const ns = (ms) => (ms === null ? null : baseNs + BigInt(Math.round(ms * 1e6)));
   const rewards = bitmap(n, (i) => rows[i].reward !== null);
   const traceIds = new Uint32Array(n * 4);
@@ -218,7 +297,17 @@ export function samplesStream(step, baseNs, run, number) {
       ['group_id', text((r) => r.group_id), true],
       ['trace_id', makeData({ type: new FixedSizeBinary(16), length: n, nullCount: 0, data: new Uint8Array(traceIds.buffer) }), true],
       ['status', text((r) => r.status), true],
-      ['reward', makeData({ type: new Float64(), length: n, nullCount: rewards.nulls, nullBitmap: rewards.nulls ? rewards.bits : undefined, data: Float64Array.from(rows, (r) => r.reward ?? 0) }), true],
+      [
+        'reward',
+        makeData({
+          type: new Float64(),
+          length: n,
+          nullCount: rewards.nulls,
+          nullBitmap: rewards.nulls ? rewards.bits : undefined,
+          data: Float64Array.from(rows, (r) => r.reward ?? 0),
+        }),
+        true,
+      ],
       ['source', text((r) => r.source), true],
       ['start_ns', ints((r) => ns(r.start)), true],
       ['end_ns', ints((r) => ns(r.end)), true],
@@ -237,18 +326,27 @@ export function sqlStream(columns) {
   const vectors = names.map((k) => vectorFromArray(columns[k]));
   const fields = names.map((k, i) => new Field(k, vectors[i].type, true));
   const n = vectors[0]?.length ?? 0;
-  const batch = new RecordBatch(new Schema(fields), makeData({ type: new Struct(fields), length: n, nullCount: 0, children: vectors.map((v) => v.data[0]) }));
+  const batch = new RecordBatch(
+    new Schema(fields),
+    makeData({ type: new Struct(fields), length: n, nullCount: 0, children: vectors.map((v) => v.data[0]) }),
+  );
   return RecordBatchStreamWriter.writeAll([batch]).toUint8Array(true);
 }
 
-const attrsType = () => new Map_(new Field('entries', new Struct([new Field('key', new Utf8(), false), new Field('value', new Utf8(), false)]), false));
+const attrsType = () =>
+  new Map_(new Field('entries', new Struct([new Field('key', new Utf8(), false), new Field('value', new Utf8(), false)]), false));
 
 /** Attributes of the rows `from` to `to` of a step, by key, as the binary puts them into the one-file page. */
 function attrsOf(step, from, to) {
   const s = step.spans;
   const rows = Array.from({ length: to - from }, (_, i) => from + i);
   const shape = {
-    keys: [['start_attrs', 'row'], ['start_attrs', 'hostile'], ['end_attrs', 'name'], ['end_attrs', 'tokens']],
+    keys: [
+      ['start_attrs', 'row'],
+      ['start_attrs', 'hostile'],
+      ['end_attrs', 'name'],
+      ['end_attrs', 'tokens'],
+    ],
     values: [rows, ['</script><script>window.hacked=1</script>'], rows.map((i) => s.texts.name[s.codes.name[i]]), rows.map((i) => i * 2)],
   };
   return JSON.stringify({ rows: rows.map(() => 0), shapes: [shape] });
@@ -257,13 +355,11 @@ function attrsOf(step, from, to) {
 /** What else there is of these rows. */
 function restStream(n) {
   const event = new Struct([new Field('time_ns', new Int64(), false), new Field('name', new Utf8(), false), new Field('attrs', attrsType(), false)]);
-  const events = vectorFromArray(Array.from({ length: n }, () => []), new List(new Field('item', event, false))).data[0];
-  return ipc(
-    [
-      ['events', events, false],
-    ],
-    n,
-  );
+  const events = vectorFromArray(
+    Array.from({ length: n }, () => []),
+    new List(new Field('item', event, false)),
+  ).data[0];
+  return ipc([['events', events, false]], n);
 }
 
 export function block(bytes) {
@@ -271,7 +367,7 @@ export function block(bytes) {
   const push = (c) => (text += [0, 10, 13, 27, 60].includes(c) ? String.fromCharCode(27, c + 64) : String.fromCharCode(c));
   for (const byte of gzipSync(bytes)) {
     pending = ((pending << 8) | byte) & 0x7fff;
-    for (bits += 8; bits >= 7; ) push((pending >> (bits -= 7)) & 127);
+    for (bits += 8; bits >= 7;) push((pending >> (bits -= 7)) & 127);
   }
   if (bits > 0) push((pending << (7 - bits)) & 127);
   return text;
@@ -294,12 +390,44 @@ export function staticPage(template, steps) {
     }
     return { step: k, timeline: `timeline-0-${k}`, samples: `samples-0-${k}`, attrs, rest, chunk_rows: 4096 };
   });
-  blocks.set('runs', sqlStream({
-    run_id: ['dump'], project: [null].map(String), name: ['rollout_0.pt'], framework: ['slime'], status: ['finished'], started_ns: BigInt64Array.of(base), ended_ns: BigInt64Array.of(base + 5_000_000_000n),
-    last_ns: BigInt64Array.of(base + 5_000_000_000n), spans: BigInt64Array.of(BigInt(steps[0].spans.n)), samples: BigInt64Array.of(BigInt(steps[0].rows.length)), steps: BigInt64Array.of(BigInt(steps.length)), bytes: BigInt64Array.of(0n),
-  }));
-  blocks.set('steps-0', Buffer.from(JSON.stringify({ steps: steps.map((s, k) => ({ step: k, start_ns: String(base), end_ns: String(base + BigInt(Math.round(s.wall * 1e6))), spans: s.spans.n, samples: s.rows.length, open: 0, reward_mean: 0.5, phases: { rollout: s.wall / 1000 } })) })));
-  blocks.set('manifest', Buffer.from(JSON.stringify({ version: 2, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })));
+  blocks.set(
+    'runs',
+    sqlStream({
+      run_id: ['dump'],
+      project: [null].map(String),
+      name: ['rollout_0.pt'],
+      framework: ['slime'],
+      status: ['finished'],
+      started_ns: BigInt64Array.of(base),
+      ended_ns: BigInt64Array.of(base + 5_000_000_000n),
+      last_ns: BigInt64Array.of(base + 5_000_000_000n),
+      spans: BigInt64Array.of(BigInt(steps[0].spans.n)),
+      samples: BigInt64Array.of(BigInt(steps[0].rows.length)),
+      steps: BigInt64Array.of(BigInt(steps.length)),
+      bytes: BigInt64Array.of(0n),
+    }),
+  );
+  blocks.set(
+    'steps-0',
+    Buffer.from(
+      JSON.stringify({
+        steps: steps.map((s, k) => ({
+          step: k,
+          start_ns: String(base),
+          end_ns: String(base + BigInt(Math.round(s.wall * 1e6))),
+          spans: s.spans.n,
+          samples: s.rows.length,
+          open: 0,
+          reward_mean: 0.5,
+          phases: { rollout: s.wall / 1000 },
+        })),
+      }),
+    ),
+  );
+  blocks.set(
+    'manifest',
+    Buffer.from(JSON.stringify({ version: 2, generator: 'mock', runs: 'runs', per_run: [{ run_id: 'dump', steps: 'steps-0', windows }] })),
+  );
   const html = [...blocks].map(([id, bytes]) => `<script type="application/octet-stream" id="rs-${id}">${block(bytes)}</script>`).join('\n');
   return template.replace('<!--ROLLSCOPE_DATA-->', () => html);
 }

@@ -19,11 +19,15 @@ const BASE = 1_763_000_000_000_000_000n;
 /** Runs: id -> options of its steps. */
 function makeRuns({ big }) {
   const runs = new Map();
-  const add = (run_id, more, steps) => runs.set(run_id, { run_id, project: 'agents', name: run_id, framework: 'slime', status: 'finished', steps, ...more });
+  const add = (run_id, more, steps) =>
+    runs.set(run_id, { run_id, project: 'agents', name: run_id, framework: 'slime', status: 'finished', steps, ...more });
   const demo = Array.from({ length: 14 }, (_, i) => ({ seed: 100 + i, samples: 96, perSample: 26, hostile: i === 3 }));
   demo.push({ seed: 120, samples: 96, perSample: 26, cut: 3200, live: true });
   add('grpo-search-7b', { status: 'running' }, demo);
-  add('math/ablation-3', { project: 'math', name: 'math ablation <b>3</b>', framework: 'roll' }, [{ seed: 7, samples: 512, perSample: 40 }, { seed: 8, samples: 512, perSample: 40 }]);
+  add('math/ablation-3', { project: 'math', name: 'math ablation <b>3</b>', framework: 'roll' }, [
+    { seed: 7, samples: 512, perSample: 40 },
+    { seed: 8, samples: 512, perSample: 40 },
+  ]);
   add('sglang-smoke', { project: null, name: null, framework: 'sglang', status: 'failed' }, [{ seed: 9, samples: 8, perSample: 30 }]);
   add('engine-only', { framework: 'sglang', loose: { seed: 31, samples: 12, perSample: 30 } }, []);
   if (big) add('big', { name: 'a million spans' }, [{ seed: 1, samples: 8192, perSample: 149 }]);
@@ -52,8 +56,14 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
     for (let i = 0; i < s.spans.n; i++) if (s.spans.texts.state[s.spans.codes.state[i]] === 'open') open++;
     const rewards = s.rows.map((r) => r.reward).filter((r) => r !== null);
     return {
-      step: n, start_ns: String(baseOf(n)), end_ns: open ? null : String(baseOf(n) + BigInt(Math.round(s.wall * 1e6))), spans: s.spans.n, samples: s.rows.length, open,
-      reward_mean: rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length + n * 0.01 : null, phases,
+      step: n,
+      start_ns: String(baseOf(n)),
+      end_ns: open ? null : String(baseOf(n) + BigInt(Math.round(s.wall * 1e6))),
+      spans: s.spans.n,
+      samples: s.rows.length,
+      open,
+      reward_mean: rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length + n * 0.01 : null,
+      phases,
     };
   };
   const info = (run) => {
@@ -61,8 +71,17 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
     const last = String(baseOf(Math.max(0, steps.length - 1)) + 50_000_000_000n);
     if (run.loose) steps.push({ spans: stepOf(run, 'loose').spans.n, samples: 0 });
     return {
-      run_id: run.run_id, project: run.project, name: run.name, framework: run.framework, status: run.status, started_ns: String(baseOf(0)),
-      ended_ns: run.status === 'running' ? null : last, last_ns: last, spans: steps.reduce((a, s) => a + s.spans, 0), samples: steps.reduce((a, s) => a + s.samples, 0), steps: run.steps.length,
+      run_id: run.run_id,
+      project: run.project,
+      name: run.name,
+      framework: run.framework,
+      status: run.status,
+      started_ns: String(baseOf(0)),
+      ended_ns: run.status === 'running' ? null : last,
+      last_ns: last,
+      spans: steps.reduce((a, s) => a + s.spans, 0),
+      samples: steps.reduce((a, s) => a + s.samples, 0),
+      steps: run.steps.length,
       bytes: steps.reduce((a, s) => a + s.spans, 0) * 31,
     };
   };
@@ -74,7 +93,8 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       res.end(body);
     };
     const json = (value, status = 200) => send(status, 'application/json', JSON.stringify(value));
-    const problem = (status, title, detail) => send(status, 'application/problem+json', JSON.stringify({ type: 'about:blank', title, status, detail }));
+    const problem = (status, title, detail) =>
+      send(status, 'application/problem+json', JSON.stringify({ type: 'about:blank', title, status, detail }));
     const answer = () => {
       const p = url.pathname;
       // No series here: the panel under the timeline says so.
@@ -85,7 +105,8 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
         return send(200, TYPES[extname(file)] ?? 'application/octet-stream', readFileSync(file));
       }
       const parts = p.slice('/api/v1/'.length).split('/').map(decodeURIComponent);
-      if (parts[0] === 'health') return json({ status: 'ok', version: 'mock', store: {}, problems: [], ingest: { spans_accepted: 0, spans_rejected: 0, duplicates: 0 } });
+      if (parts[0] === 'health')
+        return json({ status: 'ok', version: 'mock', store: {}, problems: [], ingest: { spans_accepted: 0, spans_rejected: 0, duplicates: 0 } });
       if (parts[0] === 'live') {
         res.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-store' });
         res.write(`data: ${JSON.stringify({ version, tables: {}, runs: [] })}\n\n`);
@@ -98,12 +119,23 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
         req.on('data', (c) => (body += c));
         return req.on('end', () => {
           const { query, format } = JSON.parse(body);
-          if (!/^\s*(select|with)/i.test(query)) return problem(400, 'SQL error', `Only queries are allowed, this begins with: ${query.slice(0, 40)}`);
+          if (!/^\s*(select|with)/i.test(query))
+            return problem(400, 'SQL error', `Only queries are allowed, this begins with: ${query.slice(0, 40)}`);
           if (/nowhere/.test(query)) return problem(400, 'SQL error', "table 'nowhere' not found; there are: runs, spans, samples");
           if (format === 'csv') return send(200, 'text/csv', 'name,n\r\n');
           const n = 2000;
           const names = ['sglang_generate', '<script>alert(1)</script>', '=cmd()', 'turn', null];
-          send(200, ARROW, Buffer.from(sqlStream({ name: Array.from({ length: n }, (_, i) => names[i % 5]), n: BigInt64Array.from({ length: n }, (_, i) => BigInt(i) * 1000003n), mean_ms: Float64Array.from({ length: n }, (_, i) => Math.sqrt(i) * 3.7) })));
+          send(
+            200,
+            ARROW,
+            Buffer.from(
+              sqlStream({
+                name: Array.from({ length: n }, (_, i) => names[i % 5]),
+                n: BigInt64Array.from({ length: n }, (_, i) => BigInt(i) * 1000003n),
+                mean_ms: Float64Array.from({ length: n }, (_, i) => Math.sqrt(i) * 3.7),
+              }),
+            ),
+          );
         });
       }
       if (parts[0] === 'spans') {
@@ -111,15 +143,32 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
           for (let n = 0; n < run.steps.length; n++) {
             const s = stepOf(run, n).spans;
             for (let i = 0; i < s.n; i++) {
-              if (s.span[i * 2 + 1] !== Buffer.from(parts[2], 'hex').readUInt32LE(4) || hex(s.trace.subarray(i * 4, i * 4 + 4)) !== parts[1]) continue;
+              if (s.span[i * 2 + 1] !== Buffer.from(parts[2], 'hex').readUInt32LE(4) || hex(s.trace.subarray(i * 4, i * 4 + 4)) !== parts[1])
+                continue;
               return json({
-                trace_id: parts[1], span_id: parts[2], parent_span_id: s.parent[i] < 0 ? null : hex(s.span.subarray(s.parent[i] * 2, s.parent[i] * 2 + 2)), name: s.texts.name[s.codes.name[i]],
-                start_ns: String(baseOf(n) + BigInt(Math.round(s.start[i] * 1e6))), end_ns: Number.isNaN(s.end[i]) ? null : String(baseOf(n) + BigInt(Math.round(s.end[i] * 1e6))),
-                request_id: 'req-7f3a', kind: 'internal',
+                trace_id: parts[1],
+                span_id: parts[2],
+                parent_span_id: s.parent[i] < 0 ? null : hex(s.span.subarray(s.parent[i] * 2, s.parent[i] * 2 + 2)),
+                name: s.texts.name[s.codes.name[i]],
+                start_ns: String(baseOf(n) + BigInt(Math.round(s.start[i] * 1e6))),
+                end_ns: Number.isNaN(s.end[i]) ? null : String(baseOf(n) + BigInt(Math.round(s.end[i] * 1e6))),
+                request_id: 'req-7f3a',
+                kind: 'internal',
                 start_attrs: { 'rl.sample.id': '12', temperature: 0.7, prompt: 'Find the population of <b>Lisbon</b>.\n'.repeat(30) },
-                end_attrs: { prompt_tokens: 1841, completion_tokens: 212, cached_tokens: 1536, finish_reason: 'stop', html: '<img src=x onerror="window.hacked=1">', nested: { a: [1, 2, { b: null }] } },
-                events: [{ time_ns: String(baseOf(n) + BigInt(Math.round(s.start[i] * 1e6)) + 1_500_000n), name: 'first_token', attrs: { index: 0 } }],
-                links: [{ trace_id: parts[1], span_id: '00000000000000aa', attrs: {} }], resource: { 'service.name': 'slime', 'host.name': 'node-0' }, scope: { name: 'rollscope', version: '0.1' },
+                end_attrs: {
+                  prompt_tokens: 1841,
+                  completion_tokens: 212,
+                  cached_tokens: 1536,
+                  finish_reason: 'stop',
+                  html: '<img src=x onerror="window.hacked=1">',
+                  nested: { a: [1, 2, { b: null }] },
+                },
+                events: [
+                  { time_ns: String(baseOf(n) + BigInt(Math.round(s.start[i] * 1e6)) + 1_500_000n), name: 'first_token', attrs: { index: 0 } },
+                ],
+                links: [{ trace_id: parts[1], span_id: '00000000000000aa', attrs: {} }],
+                resource: { 'service.name': 'slime', 'host.name': 'node-0' },
+                scope: { name: 'rollscope', version: '0.1' },
               });
             }
           }
@@ -135,9 +184,29 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       if (parts[2] === 'findings') return json({ run: parts[1], text: '', steps: [], steps_left_out: 0, median_s: null, findings: [] });
       if (parts[2] === 'steps' && parts[4] === 'report') {
         return json({
-          run: parts[1], step: Number(parts[3]), text: '', sentence: [], wall_s: 1, running: false, start_ns: String(baseOf(0)), end_ns: String(baseOf(0)), usual: null, findings: [], phases: [],
-          critical_path: { parts: [], totals: [], open: 0, missing_parents: 0, left_out: 0 }, stragglers: { tail: [], tail_count: 0, cost_s: 0, samples: 0 }, idle: { workers: 0, why: [] },
-          health: { groups: { groups: 0 }, truncated: 0, aborted: 0, staleness: { stale: 0 }, cache_hit_rate: null, tools: [], data: { open: 0, missing_parents: 0 } },
+          run: parts[1],
+          step: Number(parts[3]),
+          text: '',
+          sentence: [],
+          wall_s: 1,
+          running: false,
+          start_ns: String(baseOf(0)),
+          end_ns: String(baseOf(0)),
+          usual: null,
+          findings: [],
+          phases: [],
+          critical_path: { parts: [], totals: [], open: 0, missing_parents: 0, left_out: 0 },
+          stragglers: { tail: [], tail_count: 0, cost_s: 0, samples: 0 },
+          idle: { workers: 0, why: [] },
+          health: {
+            groups: { groups: 0 },
+            truncated: 0,
+            aborted: 0,
+            staleness: { stale: 0 },
+            cache_hit_rate: null,
+            tools: [],
+            data: { open: 0, missing_parents: 0 },
+          },
         });
       }
       if (req.method === 'DELETE') {
@@ -148,7 +217,11 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       const n = url.searchParams.has('from_ns') ? 0 : Number(url.searchParams.get('step'));
       if (!run.steps[n] && !run.loose) return problem(404, 'No such step', `Run ${run.run_id} has no step ${n}.`);
       const key = `${run.run_id}/${n}/${parts[2]}/${run.steps[n]?.cut ?? ''}`;
-      if (!cache.has(key)) cache.set(key, Buffer.from(parts[2] === 'timeline' ? timelineStream(stepOf(run, n), baseOf(n)) : samplesStream(stepOf(run, n), baseOf(n), run.run_id, n)));
+      if (!cache.has(key))
+        cache.set(
+          key,
+          Buffer.from(parts[2] === 'timeline' ? timelineStream(stepOf(run, n), baseOf(n)) : samplesStream(stepOf(run, n), baseOf(n), run.run_id, n)),
+        );
       setTimeout(() => send(200, ARROW, cache.get(key)), n === 0 ? slow : 0);
     };
     try {
@@ -183,14 +256,37 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
 
 const column = (name, type, doc) => ({ name, type, doc });
 const TABLES = [
-  { name: 'runs', columns: [column('run_id', 'dict', 'the run'), column('project', 'dict', 'project that the run belongs to'), column('started_ns', 'int64', 'time of the first data')] },
-  { name: 'spans', columns: [column('run_id', 'dict', 'the run'), column('step', 'int64', 'training step'), column('trace_id', 'binary(16)', 'W3C trace id'), column('span_id', 'binary(8)', 'W3C span id'), column('name', 'dict', 'name of the work'), column('start_ns', 'int64', 'start'), column('end_ns', 'int64', 'end; null while the span is open'), column('end_attrs', 'map', 'attributes')] },
+  {
+    name: 'runs',
+    columns: [
+      column('run_id', 'dict', 'the run'),
+      column('project', 'dict', 'project that the run belongs to'),
+      column('started_ns', 'int64', 'time of the first data'),
+    ],
+  },
+  {
+    name: 'spans',
+    columns: [
+      column('run_id', 'dict', 'the run'),
+      column('step', 'int64', 'training step'),
+      column('trace_id', 'binary(16)', 'W3C trace id'),
+      column('span_id', 'binary(8)', 'W3C span id'),
+      column('name', 'dict', 'name of the work'),
+      column('start_ns', 'int64', 'start'),
+      column('end_ns', 'int64', 'end; null while the span is open'),
+      column('end_attrs', 'map', 'attributes'),
+    ],
+  },
   { name: 'samples', columns: [column('sample_id', 'dict', 'unique within the step'), column('reward', 'float64', 'the reward, if it is a number')] },
 ];
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {
   const at = process.argv.indexOf('--port');
-  const mock = await start({ port: at > 0 ? Number(process.argv[at + 1]) : 7200, empty: process.argv.includes('--empty'), big: process.argv.includes('--big') });
+  const mock = await start({
+    port: at > 0 ? Number(process.argv[at + 1]) : 7200,
+    empty: process.argv.includes('--empty'),
+    big: process.argv.includes('--big'),
+  });
   console.log(mock.url);
   setInterval(() => mock.advance?.('grpo-search-7b', 400), 2000).unref();
 }

@@ -15,17 +15,19 @@ await page.goto(`${url}/#/`);
 await page.waitForTimeout(1500);
 const opened = [];
 for (let k = 0; k < 2; k++) {
-  opened.push(await page.evaluate(async (id) => {
-    const began = performance.now();
-    location.hash = `#/trace/${id}`;
-    for (;;) {
-      await new Promise((r) => requestAnimationFrame(r));
-      if (document.querySelector('main canvas') && /spans/.test(document.querySelector('.trace header')?.innerText ?? '')) break;
-      if (performance.now() - began > 60_000) throw new Error('the trace did not open within a minute');
-    }
-    await new Promise((r) => requestAnimationFrame(() => setTimeout(r)));
-    return performance.now() - began;
-  }, trace));
+  opened.push(
+    await page.evaluate(async (id) => {
+      const began = performance.now();
+      location.hash = `#/trace/${id}`;
+      for (;;) {
+        await new Promise((r) => requestAnimationFrame(r));
+        if (document.querySelector('main canvas') && /spans/.test(document.querySelector('.trace header')?.innerText ?? '')) break;
+        if (performance.now() - began > 60_000) throw new Error('the trace did not open within a minute');
+      }
+      await new Promise((r) => requestAnimationFrame(() => setTimeout(r)));
+      return performance.now() - began;
+    }, trace),
+  );
   if (k === 0) {
     await page.evaluate(() => (location.hash = '#/'));
     await page.waitForTimeout(1500);
@@ -44,6 +46,9 @@ const frames = await page.evaluate(async () => {
   return globalThis.rsTraceFrames.toSorted((a, b) => a - b);
 });
 const quantile = (f) => frames[Math.min(frames.length - 1, Math.floor(frames.length * f))];
-const heap = await page.evaluate(() => { globalThis.gc?.(); return performance.memory.usedJSHeapSize / 1e6; });
+const heap = await page.evaluate(() => {
+  globalThis.gc?.();
+  return performance.memory.usedJSHeapSize / 1e6;
+});
 console.log(JSON.stringify({ opened_ms: opened, frames: frames.length, frame_p50: quantile(0.5), frame_p95: quantile(0.95), heap_mb: heap }));
 await browser.close();

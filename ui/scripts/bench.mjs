@@ -36,14 +36,16 @@ await page.waitForTimeout(1000);
 const opened = [];
 let stages = '';
 for (let k = 0; k < 3; k++) {
-  opened.push(await page.evaluate(async (to) => {
-    globalThis.rsFrames = undefined;
-    const began = performance.now();
-    location.hash = to;
-    while (!(globalThis.rsFrames?.length > 0)) await new Promise((r) => setTimeout(r, 2));
-    await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
-    return performance.now() - began;
-  }, target));
+  opened.push(
+    await page.evaluate(async (to) => {
+      globalThis.rsFrames = undefined;
+      const began = performance.now();
+      location.hash = to;
+      while (!(globalThis.rsFrames?.length > 0)) await new Promise((r) => setTimeout(r, 2));
+      await new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)));
+      return performance.now() - began;
+    }, target),
+  );
   stages = await page.locator('footer [title]').getAttribute('title');
   if (k < 2) {
     await page.evaluate((to) => (location.hash = to), from);
@@ -108,9 +110,16 @@ await cdp.send('HeapProfiler.collectGarbage');
 const usage = await cdp.send('Runtime.getHeapUsage');
 mkdirSync('artifacts', { recursive: true });
 await page.screenshot({ path: 'artifacts/bench.png' });
-console.log(JSON.stringify({
-  items, first_paint_ms: paint, opened_ms: opened.map(Math.round), stages,
-  frames: quantiles(Object.values(parts).flat()), by_move: Object.fromEntries(Object.entries(parts).map(([k, v]) => [k, quantiles(v)])),
-  keystroke_ms: quantiles(keys), heap_mb: Math.round((usage.usedSize + (usage.backingStorageSize ?? 0)) / 1e6),
-}));
+console.log(
+  JSON.stringify({
+    items,
+    first_paint_ms: paint,
+    opened_ms: opened.map(Math.round),
+    stages,
+    frames: quantiles(Object.values(parts).flat()),
+    by_move: Object.fromEntries(Object.entries(parts).map(([k, v]) => [k, quantiles(v)])),
+    keystroke_ms: quantiles(keys),
+    heap_mb: Math.round((usage.usedSize + (usage.backingStorageSize ?? 0)) / 1e6),
+  }),
+);
 await browser.close();

@@ -17,7 +17,10 @@ export function oneFile() {
       let html = String(page.source)
         .replace(/<script[^>]*type="module"[^>]*><\/script>\s*/g, '')
         .replace(/<link[^>]*rel="(stylesheet|modulepreload)"[^>]*>\s*/g, '');
-      const css = styles.map((s) => String(s.source)).join('\n').replaceAll('</style', '<\\/style');
+      const css = styles
+        .map((s) => String(s.source))
+        .join('\n')
+        .replaceAll('</style', '<\\/style');
       // Views are imported when they are shown; in one file there is nothing to load ahead for them.
       const code = scripts[0].code.replaceAll('__VITE_PRELOAD__', 'void 0');
       const head = `<style>${css}</style>\n`;

@@ -10,7 +10,9 @@ for (const file of walk('dist')) {
   console.log(`${file.padEnd(52)} ${String(size).padStart(8)} B gzip`);
 }
 const one = gzipSync(readFileSync('dist-static/viewer.html'), { level: 9 }).length;
-console.log(`${'dist (all)'.padEnd(52)} ${String(total).padStart(8)} B gzip\n${'dist-static/viewer.html'.padEnd(52)} ${String(one).padStart(8)} B gzip`);
+console.log(
+  `${'dist (all)'.padEnd(52)} ${String(total).padStart(8)} B gzip\n${'dist-static/viewer.html'.padEnd(52)} ${String(one).padStart(8)} B gzip`,
+);
 if (total > BUDGET || one > BUDGET) {
   console.error(`over the budget of ${BUDGET} bytes`);
   process.exit(1);

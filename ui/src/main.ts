@@ -1,5 +1,9 @@
 import { mount } from 'svelte';
-import App from './App.svelte';
-import './app.css';
+import { app } from './domain/app.svelte';
+import App from './shell/App.svelte';
+import './shell/app.css';
+import { SLOTS } from './shell/slots';
+import { VIEWS } from './shell/views';
 
+app.open(VIEWS, SLOTS);
 mount(App, { target: document.getElementById('app')! });

@@ -6,8 +6,25 @@
 export class ArrowError extends Error {}
 
 export type TypeName =
-  | 'null' | 'int' | 'uint' | 'float' | 'bool' | 'utf8' | 'binary' | 'utf8view' | 'binaryview' | 'fixed' | 'decimal' | 'date' | 'time'
-  | 'timestamp' | 'duration' | 'list' | 'fixedlist' | 'struct' | 'map';
+  | 'null'
+  | 'int'
+  | 'uint'
+  | 'float'
+  | 'bool'
+  | 'utf8'
+  | 'binary'
+  | 'utf8view'
+  | 'binaryview'
+  | 'fixed'
+  | 'decimal'
+  | 'date'
+  | 'time'
+  | 'timestamp'
+  | 'duration'
+  | 'list'
+  | 'fixedlist'
+  | 'struct'
+  | 'map';
 
 export interface ArrowType {
   name: TypeName;
@@ -30,7 +47,8 @@ export interface Field {
   dictionary?: { id: bigint; index: ArrowType };
 }
 
-type Numbers = Int8Array | Int16Array | Int32Array | BigInt64Array | Uint8Array | Uint16Array | Uint32Array | BigUint64Array | Float32Array | Float64Array;
+type Numbers =
+  Int8Array | Int16Array | Int32Array | BigInt64Array | Uint8Array | Uint16Array | Uint32Array | BigUint64Array | Float32Array | Float64Array;
 
 /** One column of one batch. */
 export interface Vector {
@@ -66,7 +84,10 @@ const utf8 = new TextDecoder();
 
 /** Reads one table of a flatbuffer. Slots are numbered as in Arrow's definitions. */
 class Fb {
-  constructor(readonly view: DataView, readonly pos: number) {}
+  constructor(
+    readonly view: DataView,
+    readonly pos: number,
+  ) {}
 
   static root(view: DataView): Fb {
     return new Fb(view, view.getUint32(0, true));
@@ -123,28 +144,50 @@ const UNITS = [1_000_000_000n, 1_000_000n, 1_000n, 1n];
 
 function readType(kind: number, t: Fb): ArrowType {
   switch (kind) {
-    case 1: return { name: 'null', width: 0 };
-    case 2: return { name: t.u8(1) ? 'int' : 'uint', width: t.i32(0) };
-    case 3: return { name: 'float', width: [16, 32, 64][t.i16(0)] ?? 0 };
-    case 4: return { name: 'binary', width: 0 };
-    case 5: return { name: 'utf8', width: 0 };
-    case 6: return { name: 'bool', width: 1 };
-    case 7: return { name: 'decimal', width: t.i32(2, 128), scale: t.i32(1) };
-    case 8: return t.i16(0, 1) === 0 ? { name: 'date', width: 32, unit: 86_400_000_000_000n } : { name: 'date', width: 64, unit: 1_000_000n };
-    case 9: return { name: 'time', width: t.i32(1, 32), unit: UNITS[t.i16(0, 1)] };
-    case 10: return { name: 'timestamp', width: 64, unit: UNITS[t.i16(0)], timezone: t.text(1) };
-    case 12: return { name: 'list', width: 0 };
-    case 13: return { name: 'struct', width: 0 };
-    case 15: return { name: 'fixed', width: t.i32(0) };
-    case 16: return { name: 'fixedlist', width: t.i32(0) };
-    case 17: return { name: 'map', width: 0 };
-    case 18: return { name: 'duration', width: 64, unit: UNITS[t.i16(0, 1)] };
-    case 19: return { name: 'binary', width: 0, large: true };
-    case 20: return { name: 'utf8', width: 0, large: true };
-    case 21: return { name: 'list', width: 0, large: true };
-    case 23: return { name: 'binaryview', width: 0 };
-    case 24: return { name: 'utf8view', width: 0 };
-    default: throw new ArrowError(`a column has Arrow type ${kind}, which this page cannot read`);
+    case 1:
+      return { name: 'null', width: 0 };
+    case 2:
+      return { name: t.u8(1) ? 'int' : 'uint', width: t.i32(0) };
+    case 3:
+      return { name: 'float', width: [16, 32, 64][t.i16(0)] ?? 0 };
+    case 4:
+      return { name: 'binary', width: 0 };
+    case 5:
+      return { name: 'utf8', width: 0 };
+    case 6:
+      return { name: 'bool', width: 1 };
+    case 7:
+      return { name: 'decimal', width: t.i32(2, 128), scale: t.i32(1) };
+    case 8:
+      return t.i16(0, 1) === 0 ? { name: 'date', width: 32, unit: 86_400_000_000_000n } : { name: 'date', width: 64, unit: 1_000_000n };
+    case 9:
+      return { name: 'time', width: t.i32(1, 32), unit: UNITS[t.i16(0, 1)] };
+    case 10:
+      return { name: 'timestamp', width: 64, unit: UNITS[t.i16(0)], timezone: t.text(1) };
+    case 12:
+      return { name: 'list', width: 0 };
+    case 13:
+      return { name: 'struct', width: 0 };
+    case 15:
+      return { name: 'fixed', width: t.i32(0) };
+    case 16:
+      return { name: 'fixedlist', width: t.i32(0) };
+    case 17:
+      return { name: 'map', width: 0 };
+    case 18:
+      return { name: 'duration', width: 64, unit: UNITS[t.i16(0, 1)] };
+    case 19:
+      return { name: 'binary', width: 0, large: true };
+    case 20:
+      return { name: 'utf8', width: 0, large: true };
+    case 21:
+      return { name: 'list', width: 0, large: true };
+    case 23:
+      return { name: 'binaryview', width: 0 };
+    case 24:
+      return { name: 'utf8view', width: 0 };
+    default:
+      throw new ArrowError(`a column has Arrow type ${kind}, which this page cannot read`);
   }
 }
 
@@ -153,15 +196,28 @@ function checkField(f: Field): void {
   const { name, width, unit } = f.type;
   const ok = ((): boolean => {
     switch (name) {
-      case 'int': case 'uint': return [8, 16, 32, 64].includes(width);
-      case 'float': return width > 0;
-      case 'date': case 'time': case 'timestamp': case 'duration': return unit !== undefined && (width === 32 || width === 64);
-      case 'decimal': return [32, 64, 128, 256].includes(width);
-      case 'fixed': return width >= 0;
-      case 'list': return f.children.length === 1;
-      case 'fixedlist': return width >= 0 && f.children.length === 1;
-      case 'map': return f.children.length === 1 && f.children[0].type.name === 'struct' && f.children[0].children.length === 2;
-      default: return true;
+      case 'int':
+      case 'uint':
+        return [8, 16, 32, 64].includes(width);
+      case 'float':
+        return width > 0;
+      case 'date':
+      case 'time':
+      case 'timestamp':
+      case 'duration':
+        return unit !== undefined && (width === 32 || width === 64);
+      case 'decimal':
+        return [32, 64, 128, 256].includes(width);
+      case 'fixed':
+        return width >= 0;
+      case 'list':
+        return f.children.length === 1;
+      case 'fixedlist':
+        return width >= 0 && f.children.length === 1;
+      case 'map':
+        return f.children.length === 1 && f.children[0].type.name === 'struct' && f.children[0].children.length === 2;
+      default:
+        return true;
     }
   })();
   if (!ok || (f.dictionary && ![8, 16, 32, 64].includes(f.dictionary.index.width))) throw new ArrowError(`column ${f.name} has an impossible type`);
@@ -180,7 +236,10 @@ function readField(t: Fb, depth = 0): Field {
   const encoding = t.table(4);
   if (encoding) {
     const index = encoding.table(1);
-    field.dictionary = { id: encoding.i64(0), index: index ? { name: index.u8(1) ? 'int' : 'uint', width: index.i32(0) } : { name: 'int', width: 32 } };
+    field.dictionary = {
+      id: encoding.i64(0),
+      index: index ? { name: index.u8(1) ? 'int' : 'uint', width: index.i32(0) } : { name: 'int', width: 32 },
+    };
   }
   checkField(field);
   return field;
@@ -213,7 +272,11 @@ class BodyReader {
   private readonly buffers: { at: number; length: number };
   private readonly counts: { at: number; length: number };
 
-  constructor(private readonly head: Fb, private readonly body: Uint8Array, private readonly dictionaries: Map<bigint, Vector>) {
+  constructor(
+    private readonly head: Fb,
+    private readonly body: Uint8Array,
+    private readonly dictionaries: Map<bigint, Vector>,
+  ) {
     this.nodes = head.vector(1);
     this.buffers = head.vector(2);
     this.counts = head.vector(4);
@@ -236,8 +299,16 @@ class BodyReader {
     const nullCount = small(this.head.view.getBigInt64(at + 8, true), 'null count');
     const type = field.dictionary ? field.dictionary.index : field.type;
     const v: Vector = {
-      type: field.type, length, nullCount, validity: null, values: new Uint8Array(0), offsets: null, bytes: [], children: [],
-      names: field.children.map((c) => c.name), dictionary: null,
+      type: field.type,
+      length,
+      nullCount,
+      validity: null,
+      values: new Uint8Array(0),
+      offsets: null,
+      bytes: [],
+      children: [],
+      names: field.children.map((c) => c.name),
+      dictionary: null,
     };
     if (type.name === 'null') return { ...v, nullCount: length };
     const bits = this.nextBuffer();
@@ -255,20 +326,39 @@ class BodyReader {
       else v.offsets = numbers({ name: 'int', width: type.large ? 64 : 32 }, raw, length + 1) as Int32Array;
     };
     switch (type.name) {
-      case 'bool': v.values = need(this.nextBuffer(), Math.ceil(length / 8)); break;
-      case 'fixed': v.values = need(this.nextBuffer(), length * type.width); break;
-      case 'decimal': v.values = need(this.nextBuffer(), (length * type.width) / 8); break;
-      case 'utf8': case 'binary': readOffsets(); v.bytes = [this.nextBuffer()]; break;
-      case 'utf8view': case 'binaryview': {
+      case 'bool':
+        v.values = need(this.nextBuffer(), Math.ceil(length / 8));
+        break;
+      case 'fixed':
+        v.values = need(this.nextBuffer(), length * type.width);
+        break;
+      case 'decimal':
+        v.values = need(this.nextBuffer(), (length * type.width) / 8);
+        break;
+      case 'utf8':
+      case 'binary':
+        readOffsets();
+        v.bytes = [this.nextBuffer()];
+        break;
+      case 'utf8view':
+      case 'binaryview': {
         v.values = need(this.nextBuffer(), length * 16);
         if (this.variadic >= this.counts.length) throw new ArrowError('a batch has too few variadic counts');
         const n = small(this.head.view.getBigInt64(this.counts.at + 8 * this.variadic++, true), 'variadic count');
         for (let i = 0; i < n; i++) v.bytes.push(this.nextBuffer());
         break;
       }
-      case 'list': case 'map': readOffsets(); v.children = field.children.map((c) => this.read(c)); break;
-      case 'fixedlist': case 'struct': v.children = field.children.map((c) => this.read(c)); break;
-      default: v.values = numbers(type, this.nextBuffer(), length);
+      case 'list':
+      case 'map':
+        readOffsets();
+        v.children = field.children.map((c) => this.read(c));
+        break;
+      case 'fixedlist':
+      case 'struct':
+        v.children = field.children.map((c) => this.read(c));
+        break;
+      default:
+        v.values = numbers(type, this.nextBuffer(), length);
     }
     const least = type.name === 'struct' ? length : type.name === 'fixedlist' ? length * type.width : 0;
     if (v.children.some((c) => c.length < least)) throw new ArrowError('a nested column is shorter than its parent');
@@ -437,7 +527,13 @@ export function isoTime(ns: bigint): string {
   }
   const date = new Date(Number(seconds) * 1000);
   if (Number.isNaN(date.getTime())) return `${ns} ns`;
-  const fraction = rest === 0n ? '' : `.${rest.toString().padStart(9, '0').replace(/(000)+$/, '')}`;
+  const fraction =
+    rest === 0n
+      ? ''
+      : `.${rest
+          .toString()
+          .padStart(9, '0')
+          .replace(/(000)+$/, '')}`;
   return `${date.toISOString().slice(0, 19)}${fraction}Z`;
 }
 
@@ -450,22 +546,39 @@ export function valueAt(v: Vector, i: number): unknown {
   }
   const { type } = v;
   switch (type.name) {
-    case 'null': return null;
-    case 'bool': return ((v.values as Uint8Array)[i >> 3] & (1 << (i & 7))) !== 0;
-    case 'float': return type.width === 16 ? half(Number(v.values[i])) : v.values[i];
-    case 'int': case 'uint': return v.values[i];
-    case 'utf8': return textOf(v.bytes[0], ...span(v, i));
-    case 'binary': return hex(v.bytes[0].subarray(...span(v, i)));
-    case 'utf8view': return utf8.decode(viewBytes(v, i));
-    case 'binaryview': return hex(viewBytes(v, i));
-    case 'fixed': return hex((v.values as Uint8Array).subarray(i * type.width, (i + 1) * type.width));
-    case 'decimal': return decimal((v.values as Uint8Array).subarray((i * type.width) / 8, ((i + 1) * type.width) / 8), type.scale ?? 0);
-    case 'timestamp': return isoTime(BigInt(v.values[i]) * type.unit!);
-    case 'date': return isoTime(BigInt(v.values[i]) * type.unit!).slice(0, 10);
-    case 'time': return isoTime(BigInt(v.values[i]) * type.unit!).slice(11, -1);
-    case 'duration': return `${BigInt(v.values[i]) * type.unit!} ns`;
-    case 'struct': return Object.fromEntries(v.names.map((name, c) => [name, valueAt(v.children[c], i)]));
-    case 'list': case 'fixedlist': {
+    case 'null':
+      return null;
+    case 'bool':
+      return ((v.values as Uint8Array)[i >> 3] & (1 << (i & 7))) !== 0;
+    case 'float':
+      return type.width === 16 ? half(Number(v.values[i])) : v.values[i];
+    case 'int':
+    case 'uint':
+      return v.values[i];
+    case 'utf8':
+      return textOf(v.bytes[0], ...span(v, i));
+    case 'binary':
+      return hex(v.bytes[0].subarray(...span(v, i)));
+    case 'utf8view':
+      return utf8.decode(viewBytes(v, i));
+    case 'binaryview':
+      return hex(viewBytes(v, i));
+    case 'fixed':
+      return hex((v.values as Uint8Array).subarray(i * type.width, (i + 1) * type.width));
+    case 'decimal':
+      return decimal((v.values as Uint8Array).subarray((i * type.width) / 8, ((i + 1) * type.width) / 8), type.scale ?? 0);
+    case 'timestamp':
+      return isoTime(BigInt(v.values[i]) * type.unit!);
+    case 'date':
+      return isoTime(BigInt(v.values[i]) * type.unit!).slice(0, 10);
+    case 'time':
+      return isoTime(BigInt(v.values[i]) * type.unit!).slice(11, -1);
+    case 'duration':
+      return `${BigInt(v.values[i]) * type.unit!} ns`;
+    case 'struct':
+      return Object.fromEntries(v.names.map((name, c) => [name, valueAt(v.children[c], i)]));
+    case 'list':
+    case 'fixedlist': {
       const [from, to] = type.name === 'list' ? span(v, i) : [i * type.width, (i + 1) * type.width];
       const out: unknown[] = [];
       for (let j = from; j < Math.min(to, v.children[0].length); j++) out.push(valueAt(v.children[0], j));
@@ -488,13 +601,23 @@ export function typeText(f: Field): string {
   const t = f.type;
   const base = ((): string => {
     switch (t.name) {
-      case 'int': case 'uint': case 'float': return `${t.name}${t.width}`;
-      case 'fixed': return `binary(${t.width})`;
-      case 'utf8view': return 'utf8';
-      case 'binaryview': return 'binary';
-      case 'list': case 'fixedlist': return `list<${f.children[0] ? typeText(f.children[0]) : '?'}>`;
-      case 'struct': return `struct<${f.children.map((c) => c.name).join(', ')}>`;
-      default: return t.name;
+      case 'int':
+      case 'uint':
+      case 'float':
+        return `${t.name}${t.width}`;
+      case 'fixed':
+        return `binary(${t.width})`;
+      case 'utf8view':
+        return 'utf8';
+      case 'binaryview':
+        return 'binary';
+      case 'list':
+      case 'fixedlist':
+        return `list<${f.children[0] ? typeText(f.children[0]) : '?'}>`;
+      case 'struct':
+        return `struct<${f.children.map((c) => c.name).join(', ')}>`;
+      default:
+        return t.name;
     }
   })();
   return f.dictionary ? `dict<${base}>` : base;

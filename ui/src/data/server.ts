@@ -1,6 +1,7 @@
 // The HTTP API as a DataSource. Errors are RFC 9457 problems; their `detail` is what the page shows.
 import { readStream, type ArrowStream } from './arrow';
-import { SourceError, type AttrTest, type Change, type DataSource, type Health, type RunInfo, type SpanDetail, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
+import { SourceError } from '../base/errors';
+import type { AttrTest, Change, DataSource, Health, RunInfo, SpanDetail, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
 
 const BASE = '/api/v1';
 const part = encodeURIComponent;
@@ -72,7 +73,10 @@ export class ServerSource implements DataSource {
   }
   async timeline(run: string, w: Window, how: { live?: boolean; since?: string | null } = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
     const more = `${how.live ? '&live=1' : ''}${how.since ? `&since=${part(how.since)}` : ''}`;
-    const response = await this.call(`/runs/${part(run)}/timeline?${this.window(w)}${more}`, { signal, headers: { accept: 'application/vnd.apache.arrow.stream' } });
+    const response = await this.call(`/runs/${part(run)}/timeline?${this.window(w)}${more}`, {
+      signal,
+      headers: { accept: 'application/vnd.apache.arrow.stream' },
+    });
     return {
       bytes: new Uint8Array(await response.arrayBuffer()),
       version: response.headers.get('rollscope-version'),
@@ -88,11 +92,15 @@ export class ServerSource implements DataSource {
     const number = Number(test.value);
     const wide = `cast(${attr} as varchar)`;
     const compare =
-      test.op === 'is' ? `${attr} is not null`
-      : test.op === '~' ? `strpos(lower(${wide}), ${text(test.value.toLowerCase())}) > 0`
-      : test.op === '=' || test.op === '!=' ? `${wide} ${test.op === '=' ? '=' : '<>'} ${text(test.value)}`
-      : `try_cast(${attr} as double) ${test.op} ${Number.isFinite(number) ? number : 'null'}`;
-    const within = w.step !== undefined ? `step = ${w.step}` : `start_ns <= ${BigInt(w.to_ns ?? 0)} and coalesce(end_ns, start_ns) >= ${BigInt(w.from_ns ?? 0)}`;
+      test.op === 'is'
+        ? `${attr} is not null`
+        : test.op === '~'
+          ? `strpos(lower(${wide}), ${text(test.value.toLowerCase())}) > 0`
+          : test.op === '=' || test.op === '!='
+            ? `${wide} ${test.op === '=' ? '=' : '<>'} ${text(test.value)}`
+            : `try_cast(${attr} as double) ${test.op} ${Number.isFinite(number) ? number : 'null'}`;
+    const within =
+      w.step !== undefined ? `step = ${w.step}` : `start_ns <= ${BigInt(w.to_ns ?? 0)} and coalesce(end_ns, start_ns) >= ${BigInt(w.from_ns ?? 0)}`;
     const { stream } = await this.sql(`select span_id from spans where run_id = ${text(run)} and ${within} and ${compare}`, 500_000, signal);
     const parts = stream.batches.map((b) => (b.columns[0].values as Uint8Array).subarray(0, b.length * 8));
     const out = new Uint8Array(parts.reduce((n, p) => n + p.length, 0));

@@ -22,12 +22,26 @@
 //
 // Names are free as long as the manifest uses the same; the ids above are what the binary writes. Streams must be
 // uncompressed inside (gzip is outside) and end with the end-of-stream marker.
-import type { Message, Row } from '../conversations/api';
+import type { Message, Row } from './conversations';
 import { fromAscii } from './ascii';
 import { readStream, rowAt, rows, type ArrowStream } from './arrow';
-import { packedIds } from '../timeline/packed';
+import { packedIds } from './thin';
 import { readWords } from './words';
-import { SourceError, type AttrTest, type Attrs, type DataSource, type Health, type RunInfo, type SpanDetail, type SpanPlace, type SqlAnswer, type StepInfo, type TableInfo, type TimelineAnswer, type Window } from './types';
+import { SourceError } from '../base/errors';
+import type {
+  AttrTest,
+  Attrs,
+  DataSource,
+  Health,
+  RunInfo,
+  SpanDetail,
+  SpanPlace,
+  SqlAnswer,
+  StepInfo,
+  TableInfo,
+  TimelineAnswer,
+  Window,
+} from './types';
 
 export interface Manifest {
   version: 2;
@@ -38,7 +52,17 @@ export interface Manifest {
   per_run: {
     run_id: string;
     steps: string;
-    windows: { step: number | null; timeline: string; samples: string; attrs: string[]; rest: string[]; chunk_rows: number; links?: string; conversations?: string[]; words?: string[] }[];
+    windows: {
+      step: number | null;
+      timeline: string;
+      samples: string;
+      attrs: string[];
+      rest: string[];
+      chunk_rows: number;
+      links?: string;
+      conversations?: string[];
+      words?: string[];
+    }[];
   }[];
   /** What was left out to keep the file small, for people. */
   notes?: string[];
@@ -88,7 +112,10 @@ function said(messages: Message[], role: string, last: boolean): string {
   const found = last ? messages.findLast((m) => m.role === role) : messages.find((m) => m.role === role);
   const content = found?.content;
   const parts = Array.isArray(content) ? (content as { text?: unknown }[]).map((p) => p?.text) : [content];
-  return parts.filter((t) => typeof t === 'string').join(' ').slice(0, 300);
+  return parts
+    .filter((t) => typeof t === 'string')
+    .join(' ')
+    .slice(0, 300);
 }
 
 /** A row of the conversations table as the server's list tells it. */
@@ -100,7 +127,8 @@ function asConversation(row: Record<string, unknown>): Row {
   return { ...plain, metadata, messages, preview: said(messages, 'user', false), answer: said(messages, 'assistant', true) } as unknown as Row;
 }
 
-const no = (what: string): SourceError => new SourceError('Not in this file', `${what} needs a server: run \`rollscope serve\`, or \`rollscope view\` on the original file.`);
+const no = (what: string): SourceError =>
+  new SourceError('Not in this file', `${what} needs a server: run \`rollscope serve\`, or \`rollscope view\` on the original file.`);
 
 export class StaticSource implements DataSource {
   readonly kind = 'static' as const;
@@ -125,7 +153,8 @@ export class StaticSource implements DataSource {
   }
   manifest(): Promise<Manifest> {
     this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
-      if (m.version !== 2) throw new SourceError('The file is of another version than its page', `Manifest version ${String(m.version)} is not known here.`);
+      if (m.version !== 2)
+        throw new SourceError('The file is of another version than its page', `Manifest version ${String(m.version)} is not known here.`);
       return m;
     });
     return this.manifestPromise;
@@ -151,10 +180,12 @@ export class StaticSource implements DataSource {
   private async readConversations(run: string): Promise<Row[]> {
     const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
     const blocks = (entry?.windows ?? []).flatMap((w) => (w.conversations ?? []).map((id, k) => [id, w.words?.[k] ?? ''] as const));
-    const parts = await Promise.all(blocks.map(async ([id, words]) => {
-      const texts = readWords(await this.bytes(words));
-      return rows(readStream(await this.bytes(id))).map((row, k) => asConversation({ ...row, messages: texts[k] }));
-    }));
+    const parts = await Promise.all(
+      blocks.map(async ([id, words]) => {
+        const texts = readWords(await this.bytes(words));
+        return rows(readStream(await this.bytes(id))).map((row, k) => asConversation({ ...row, messages: texts[k] }));
+      }),
+    );
     return parts.flat();
   }
   async health(): Promise<Health> {
@@ -163,7 +194,12 @@ export class StaticSource implements DataSource {
   }
   async runs(): Promise<RunInfo[]> {
     const list = rows(readStream(await this.bytes((await this.manifest()).runs)));
-    return list.map((r) => Object.fromEntries(Object.entries(r).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v])) as unknown as RunInfo);
+    return list.map(
+      (r) =>
+        Object.fromEntries(
+          Object.entries(r).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v]),
+        ) as unknown as RunInfo,
+    );
   }
   async steps(run: string): Promise<StepInfo[]> {
     const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
@@ -185,7 +221,8 @@ export class StaticSource implements DataSource {
     const w = await this.place(place.run, place.window);
     const chunk = Math.floor(place.row / w.chunk_rows);
     const [attrs, rest] = [w.attrs[chunk], w.rest[chunk]];
-    if (attrs === undefined || rest === undefined) throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
+    if (attrs === undefined || rest === undefined)
+      throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
     const at = place.row - chunk * w.chunk_rows;
     const keyed = await this.kept(attrs, () => this.json<Keyed>(attrs));
     const row = rowAt(await this.kept(rest, async () => readStream(await this.bytes(rest))), at);
@@ -197,7 +234,14 @@ export class StaticSource implements DataSource {
     shape?.keys.forEach(([column, key], k) => (found[column][key] = valueOf(shape.values[k], among)));
     const list = <T>(value: unknown): T[] => (Array.isArray(value) ? (value as T[]) : []);
     return {
-      ...row, ...found, trace_id: trace, span_id: span, parent_span_id: null, name: '', start_ns: '0', end_ns: null,
+      ...row,
+      ...found,
+      trace_id: trace,
+      span_id: span,
+      parent_span_id: null,
+      name: '',
+      start_ns: '0',
+      end_ns: null,
       events: list<Attrs>(row.events).map((e) => ({ time_ns: String(e.time_ns), name: String(e.name), attrs: parseAttrs(e.attrs) })),
       links: list<Attrs>(row.links).map((l) => ({ trace_id: String(l.trace_id), span_id: String(l.span_id), attrs: parseAttrs(l.attrs) })),
       resource: parseAttrs(row.resource ?? null),
@@ -222,14 +266,22 @@ export class StaticSource implements DataSource {
       if (v === undefined || v === null) return false;
       const said = typeof v === 'string' ? v : JSON.stringify(v);
       switch (test.op) {
-        case 'is': return true;
-        case '~': return said.toLowerCase().includes(text);
-        case '=': return said === test.value;
-        case '!=': return said !== test.value;
-        case '<': return Number(v) < number;
-        case '<=': return Number(v) <= number;
-        case '>': return Number(v) > number;
-        case '>=': return Number(v) >= number;
+        case 'is':
+          return true;
+        case '~':
+          return said.toLowerCase().includes(text);
+        case '=':
+          return said === test.value;
+        case '!=':
+          return said !== test.value;
+        case '<':
+          return Number(v) < number;
+        case '<=':
+          return Number(v) <= number;
+        case '>':
+          return Number(v) > number;
+        case '>=':
+          return Number(v) >= number;
       }
     };
     const w = await this.place(run, window);

@@ -1,7 +1,7 @@
 // What the page knows of the data, and the one interface through which it gets it. Two implementations: server.ts (the
 // HTTP API) and static.ts (blocks inside the page). Times in JSON are nanoseconds as text: they do not fit a number.
-import type { Row } from '../conversations/api';
 import type { ArrowStream } from './arrow';
+import type { Row } from './conversations';
 
 export interface RunInfo {
   run_id: string;
@@ -144,11 +144,4 @@ export interface DataSource {
   exported(query: string, format: 'csv' | 'json' | 'arrow', signal?: AbortSignal): Promise<Blob>;
   /** Calls back when something changed; returns how to stop. `state` says whether the stream stands. */
   live(changed: (c: Change) => void, state: (up: boolean) => void): () => void;
-}
-
-/** An error with the server's own words. */
-export class SourceError extends Error {
-  constructor(readonly title: string, readonly detail: string, readonly status = 0) {
-    super(detail || title);
-  }
 }

@@ -157,7 +157,10 @@ it('shows a span with its attributes as text, its relations and its JSON', async
   expect(await panel.locator('img').count()).toBe(0);
   await expect.poll(hash).toMatch(/span=/);
   const root = await hash();
-  await panel.getByRole('button', { name: /^child turn/ }).first().click();
+  await panel
+    .getByRole('button', { name: /^child turn/ })
+    .first()
+    .click();
   await panel.getByRole('heading', { name: 'turn' }).waitFor();
   await expect.poll(hash).not.toBe(root);
   await expect.poll(hash).toMatch(/span=[0-9a-f]{32}\.[0-9a-f]{16}/);

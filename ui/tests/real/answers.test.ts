@@ -53,7 +53,10 @@ it('a step opens with its sentence, and each clause leads to its evidence', asyn
   await page.getByRole('heading', { name: 'The tail' }).waitFor();
   await page.getByRole('heading', { name: 'Idle' }).waitFor();
   // The evidence is a span of the timeline, where the path is drawn under the rows.
-  await finding.getByRole('link', { name: /^sample / }).first().click();
+  await finding
+    .getByRole('link', { name: /^sample / })
+    .first()
+    .click();
   await page.getByLabel('Details of the span').getByText('browser').first().waitFor();
   await expect.poll(() => page.locator('svg[aria-label="Critical path"] rect').count(), WAIT).toBeGreaterThan(5);
   await shot('answers-timeline');
@@ -83,7 +86,11 @@ it('traces are found, and one is a tree with its threads, its path and its stati
   await shot('traces');
   await page.locator('tbody a').first().click();
   await page.getByRole('heading', { name: /^Req / }).waitFor();
-  await page.getByLabel('Critical path').getByText(/decode|prefill/).first().waitFor();
+  await page
+    .getByLabel('Critical path')
+    .getByText(/decode|prefill/)
+    .first()
+    .waitFor();
   await page.getByText('32 spans').waitFor();
   await shot('trace');
   await page.getByLabel('Find in this trace').fill('prefill_forward');
@@ -93,5 +100,8 @@ it('traces are found, and one is a tree with its threads, its path and its stati
   await page.getByRole('tab', { name: 'Threads' }).click();
   await shot('trace-threads');
   await page.getByRole('tab', { name: 'Statistics' }).click();
-  await page.getByRole('row', { name: /decode_forward/ }).first().waitFor();
+  await page
+    .getByRole('row', { name: /decode_forward/ })
+    .first()
+    .waitFor();
 });

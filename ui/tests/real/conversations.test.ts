@@ -15,11 +15,25 @@ let errors: string[];
 /** A conversation made to break the page, sent as any agent framework would. */
 const HOSTILE = [
   { role: 'user', content: '<img src=x onerror="window.hacked=1"> [click](javascript:window.hacked=2) ![i](javascript:window.hacked=3)' },
-  { role: 'assistant', content: '# Title\n\n<script>window.hacked=4</script>\n\n```html\n<svg onload="window.hacked=5"></svg>\n```\n\n**bold** and $\\frac{a}{b}$ and $\\href{javascript:window.hacked=6}{x}$', tool_calls: [{ id: 'c1', function: { name: 'bash<img src=x onerror=window.hacked=7>', arguments: '{"command": "half' } }] },
-  { role: 'tool', tool_call_id: 'c1', content: [{ type: 'image_url', image_url: { url: 'data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+' } }, { type: 'hologram', beam: 3 }] },
+  {
+    role: 'assistant',
+    content:
+      '# Title\n\n<script>window.hacked=4</script>\n\n```html\n<svg onload="window.hacked=5"></svg>\n```\n\n**bold** and $\\frac{a}{b}$ and $\\href{javascript:window.hacked=6}{x}$',
+    tool_calls: [{ id: 'c1', function: { name: 'bash<img src=x onerror=window.hacked=7>', arguments: '{"command": "half' } }],
+  },
+  {
+    role: 'tool',
+    tool_call_id: 'c1',
+    content: [
+      { type: 'image_url', image_url: { url: 'data:image/svg+xml;base64,PHN2ZyBvbmxvYWQ9ImFsZXJ0KDEpIi8+' } },
+      { type: 'hologram', beam: 3 },
+    ],
+  },
 ];
 
-async function get(path: string): Promise<{ total: number; conversations: { id: string; reward: number | null; run_id: string; step: number; group_id: string }[] }> {
+async function get(
+  path: string,
+): Promise<{ total: number; conversations: { id: string; reward: number | null; run_id: string; step: number; group_id: string }[] }> {
   return (await (await fetch(server.url + path)).json()) as never;
 }
 
@@ -27,11 +41,14 @@ beforeAll(async () => {
   mkdirSync('artifacts', { recursive: true });
   [server, browser] = await Promise.all([serve('demo', ['--steps', '4', '--samples', '32']), launch()]);
   const now = Date.now();
-  await send(server, 'hostile', [{ id: 187, trace: 170, name: 'chat', start: now, end: now + 1, attrs: { 'gen_ai.input.messages': JSON.stringify(HOSTILE) } }]);
+  await send(server, 'hostile', [
+    { id: 187, trace: 170, name: 'chat', start: now, end: now + 1, attrs: { 'gen_ai.input.messages': JSON.stringify(HOSTILE) } },
+  ]);
   const said = (answer: string): Record<string, unknown> => ({
     'gen_ai.input.messages': JSON.stringify([{ role: 'user', content: 'What is 6 times 7?' }]),
     'gen_ai.output.messages': JSON.stringify([{ role: 'assistant', content: answer }]),
-    'rl.step': 3, 'rl.sample.id': 's7',
+    'rl.step': 3,
+    'rl.sample.id': 's7',
   });
   await send(server, 'retried', [
     { id: 1, trace: 171, name: 'chat', start: now, end: now + 1, attrs: { ...said('It is 43.'), 'rl.attempt': 0 } },
@@ -83,7 +100,9 @@ it('finds the worst sample of a step, the tool error that spoiled it, and its be
   await page.getByLabel('Sort').selectOption('reward');
   await expect.poll(() => page.locator('mark').count(), WAIT).toBeGreaterThan(0);
   await page.screenshot({ path: 'artifacts/conversations-search-dark.png' });
-  const worst = await get(`/api/v1/conversations?run=${encodeURIComponent(run)}&search=${encodeURIComponent('role:tool error* step:0..3')}&sort=reward&limit=1&messages=false`);
+  const worst = await get(
+    `/api/v1/conversations?run=${encodeURIComponent(run)}&search=${encodeURIComponent('role:tool error* step:0..3')}&sort=reward&limit=1&messages=false`,
+  );
   await expect.poll(() => page.locator('[role=status].total').innerText(), WAIT).toContain(String(worst.total));
   await items().first().click();
   await page.locator('article.broken').first().waitFor();
@@ -117,7 +136,8 @@ it('facets narrow the list, the back button widens it', async () => {
 
 it('is read with the keyboard, message by message, with its timing', async () => {
   const run = await runId();
-  const agent = (await get(`/api/v1/conversations?run=${encodeURIComponent(run)}&search=step:0..3&sort=-tool_calls&limit=1&messages=false`)).conversations[0];
+  const agent = (await get(`/api/v1/conversations?run=${encodeURIComponent(run)}&search=step:0..3&sort=-tool_calls&limit=1&messages=false`))
+    .conversations[0];
   await open(`#/run/${encodeURIComponent(run)}/conversations?q=step:0..3&sort=-tool_calls`);
   await items().first().waitFor();
   await page.keyboard.press('j');
@@ -169,10 +189,17 @@ it('opens a message of twenty megabytes, folded', async () => {
   const text = (n: number, key: string, value: string): Buffer => field(n, field(1, key), field(2, field(1, value)));
   const time = Buffer.alloc(9, 9);
   time.writeBigUInt64LE(BigInt(Date.now()) * 1_000_000n, 1);
-  const messages = JSON.stringify([{ role: 'user', content: 'Tell me everything.' }, { role: 'assistant', content: 'word '.repeat(4 << 20) }]);
+  const messages = JSON.stringify([
+    { role: 'user', content: 'Tell me everything.' },
+    { role: 'assistant', content: 'word '.repeat(4 << 20) },
+  ]);
   const record = field(2, time, field(5, field(1, messages)), text(6, 'rollscope.id', 'long-one'), field(12, 'rollscope.conversation'));
   const body = field(1, field(1, text(1, 'rl.run.id', 'long')), field(2, record));
-  const sent = await fetch(`${server.otlp}/v1/logs`, { method: 'POST', headers: { 'content-type': 'application/x-protobuf' }, body: new Uint8Array(body) });
+  const sent = await fetch(`${server.otlp}/v1/logs`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/x-protobuf' },
+    body: new Uint8Array(body),
+  });
   expect(sent.status).toBe(200);
   await open('#/conversation/long-one');
   await page.getByText('Tell me everything.').waitFor(WAIT);

@@ -91,7 +91,10 @@ it('what is told of a span is there, and is found', async () => {
   const details = page.getByLabel('Details of the span');
   await details.getByText('group_size').waitFor();
   await details.getByRole('button', { name: /^child generate_and_rm/ }).click();
-  await details.getByRole('button', { name: /^child sglang_generate/ }).first().click();
+  await details
+    .getByRole('button', { name: /^child sglang_generate/ })
+    .first()
+    .click();
   await details.getByText('completion_tokens').waitFor();
   await details.getByText('max_new_tokens').waitFor();
   await page.screenshot({ path: 'artifacts/file-span.png' });
@@ -104,13 +107,17 @@ it('what is told of a span is there, and is found', async () => {
 it('a conversation of the file keeps the way back to its run', async () => {
   await page.goto(`file://${fileOf(1024)}`);
   await page.getByRole('link', { name: 'Conversations' }).click();
-  await page.getByText(/^1,024 conversations/).first().waitFor();
+  await page
+    .getByText(/^1,024 conversations/)
+    .first()
+    .waitFor();
   await page.screenshot({ path: 'artifacts/file-conversations.png' });
   await page.getByText('264 ch').first().click();
   await page.locator('a.id').click();
   await expect.poll(() => page.evaluate(() => location.hash), WAIT).toMatch(/^#\/conversation\//);
   await page.locator('[data-message="1"]').waitFor();
-  for (const title of ['Run', 'Timeline', 'Conversations']) await page.getByRole('navigation', { name: 'Views' }).getByRole('link', { name: title, exact: true }).waitFor();
+  for (const title of ['Run', 'Timeline', 'Conversations'])
+    await page.getByRole('navigation', { name: 'Views' }).getByRole('link', { name: title, exact: true }).waitFor();
   await page.getByRole('navigation', { name: 'Views' }).getByRole('link', { name: 'Timeline' }).click();
   await expect.poll(footer, WAIT).toContain('1,024 rows');
 });
@@ -118,9 +125,21 @@ it('a conversation of the file keeps the way back to its run', async () => {
 // The ways in which a worker fails: each in place of the browser's own.
 const FAILURES: [string, string, RegExp][] = [
   ['never starts', 'class extends EventTarget { postMessage() {} terminate() {} }', /did not start within \d+ seconds/],
-  ['starts and never answers', "class extends EventTarget { constructor() { super(); setTimeout(() => this.onmessage({ data: { ok: 'started' } })); } postMessage() {} terminate() {} }", /gave no answer within \d+ minutes/],
-  ['fails as it starts', "class extends EventTarget { constructor() { super(); setTimeout(() => this.onerror(new Event('error'))); } postMessage() {} terminate() {} }", /could not be started/],
-  ['answers what cannot be read', "class extends EventTarget { constructor() { super(); setTimeout(() => this.onmessage({ data: { ok: 'started' } })); } postMessage() { setTimeout(() => this.onmessageerror(new MessageEvent('messageerror'))); } terminate() {} }", /could not be read/],
+  [
+    'starts and never answers',
+    "class extends EventTarget { constructor() { super(); setTimeout(() => this.onmessage({ data: { ok: 'started' } })); } postMessage() {} terminate() {} }",
+    /gave no answer within \d+ minutes/,
+  ],
+  [
+    'fails as it starts',
+    "class extends EventTarget { constructor() { super(); setTimeout(() => this.onerror(new Event('error'))); } postMessage() {} terminate() {} }",
+    /could not be started/,
+  ],
+  [
+    'answers what cannot be read',
+    "class extends EventTarget { constructor() { super(); setTimeout(() => this.onmessage({ data: { ok: 'started' } })); } postMessage() { setTimeout(() => this.onmessageerror(new MessageEvent('messageerror'))); } terminate() {} }",
+    /could not be read/,
+  ],
 ];
 for (const [what, worker, words] of FAILURES) {
   it(`a worker that ${what} is an error with words`, async () => {
@@ -129,10 +148,12 @@ for (const [what, worker, words] of FAILURES) {
     await page.goto(`file://${fileOf(1024)}`);
     const alert = page.getByRole('alert');
     // Time passes quickly here: also for what has not been started yet.
-    await expect.poll(async () => {
-      await page.clock.fastForward(60_000);
-      return alert.count();
-    }, WAIT).toBe(1);
+    await expect
+      .poll(async () => {
+        await page.clock.fastForward(60_000);
+        return alert.count();
+      }, WAIT)
+      .toBe(1);
     expect(await alert.innerText()).toMatch(/could not be laid out/);
     expect(await alert.innerText()).toMatch(words);
     await page.screenshot({ path: `artifacts/file-worker-${what.split(' ').join('-')}.png` });

@@ -13,7 +13,10 @@ let errors: string[];
 
 beforeAll(async () => {
   mkdirSync('artifacts', { recursive: true });
-  [server, browser] = await Promise.all([serve('serve', [], (dir) => void run('demo', '--no-serve', '--steps', '6', '--samples', '32', '--data', dir)), launch()]);
+  [server, browser] = await Promise.all([
+    serve('serve', [], (dir) => void run('demo', '--no-serve', '--steps', '6', '--samples', '32', '--data', dir)),
+    launch(),
+  ]);
 });
 afterAll(async () => {
   await browser?.close();

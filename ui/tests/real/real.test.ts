@@ -59,7 +59,16 @@ const T = '#/run/demo/timeline';
 it('runs: curves, filter, tags, comparing, deleting', async () => {
   const now = Date.now();
   for (const step of [0, 1, 2]) {
-    await send(server, 'second', [{ id: 100 + step, trace: 900 + step, name: 'pipeline_step', start: now - 90_000 + step * 30_000, end: now - 65_000 + step * 30_000, attrs: { 'rl.step': step, 'rl.phase': 'train' } }]);
+    await send(server, 'second', [
+      {
+        id: 100 + step,
+        trace: 900 + step,
+        name: 'pipeline_step',
+        start: now - 90_000 + step * 30_000,
+        end: now - 65_000 + step * 30_000,
+        attrs: { 'rl.step': step, 'rl.phase': 'train' },
+      },
+    ]);
   }
   await send(server, 'doomed', [{ id: 99, trace: 999, name: 'gone soon', start: now - 1000, end: now, attrs: { 'rl.step': 0 } }]);
   await open('#/');
@@ -180,21 +189,37 @@ it('timeline: zoom, pan, range, links, deep links', async () => {
 
 it('details: the engine under the turn, prefill and decode in lanes, ways on', async () => {
   const answer = await fetch(`${server.url}/api/v1/sql`, {
-    method: 'POST', headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({ query: "select step, sample_id, hex(trace_id) as t, hex(span_id) as s from spans where run_id = 'demo' and attr(end_attrs, 'pd_decode_forward_duration') is not null and name = 'sglang_generate' limit 1", format: 'json' }),
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({
+      query:
+        "select step, sample_id, hex(trace_id) as t, hex(span_id) as s from spans where run_id = 'demo' and attr(end_attrs, 'pd_decode_forward_duration') is not null and name = 'sglang_generate' limit 1",
+      format: 'json',
+    }),
   });
   const [step, sample, t, s] = ((await answer.json()) as { rows: [number, string, string, string][] }).rows[0] ?? [];
   expect(sample).toBeDefined();
   await open(`${T}?step=${step}&q=sample:${sample}&x=1&span=${t}.${s}`);
   await details().getByRole('heading', { name: 'sglang_generate' }).waitFor();
-  await details().getByRole('button', { name: /^child \[P\] prefill/ }).waitFor();
-  await details().getByRole('button', { name: /^child POST/ }).waitFor();
+  await details()
+    .getByRole('button', { name: /^child \[P\] prefill/ })
+    .waitFor();
+  await details()
+    .getByRole('button', { name: /^child POST/ })
+    .waitFor();
   await details().getByText('At the end').waitFor();
   await shot('details');
-  await details().getByRole('button', { name: /^child \[D\] decode/ }).click();
+  await details()
+    .getByRole('button', { name: /^child \[D\] decode/ })
+    .click();
   await details().getByText('Drawn from attributes of').waitFor();
-  await details().getByRole('button', { name: /^child \[D\] forward/ }).waitFor();
-  await details().getByRole('link', { name: /Sample in step/ }).first().waitFor();
+  await details()
+    .getByRole('button', { name: /^child \[D\] forward/ })
+    .waitFor();
+  await details()
+    .getByRole('link', { name: /Sample in step/ })
+    .first()
+    .waitFor();
   await details().getByRole('tab', { name: 'Raw JSON' }).click();
   await details().getByText('"pd_decode_forward_duration"').waitFor();
 });
@@ -204,13 +229,19 @@ it('live: a running step grows by what is new, and an open span ends', async () 
   const asked: string[] = [];
   page.on('request', (r) => r.url().includes('/timeline?') && asked.push(r.url()));
   const attrs = { 'rl.step': 7, 'rl.sample.id': 's1', 'rl.group.id': 'g1' };
-  await send(server, 'live', [{ id: 1, trace: 77, name: 'rollout', start: now - 4000, attrs }, { id: 2, trace: 77, parent: 1, name: 'turn one', start: now - 3900, end: now - 3000, attrs }]);
+  await send(server, 'live', [
+    { id: 1, trace: 77, name: 'rollout', start: now - 4000, attrs },
+    { id: 2, trace: 77, parent: 1, name: 'turn one', start: now - 3900, end: now - 3000, attrs },
+  ]);
   await open('#/run/live/timeline');
   await drawn();
   await expect.poll(footer, WAIT).toMatch(/^1 rows\s+2 items/);
   expect(await footer()).toContain('running');
   await page.getByRole('button', { name: 'follow' }).waitFor();
-  await send(server, 'live', [{ id: 3, trace: 77, parent: 1, name: 'turn two', start: now - 2900, end: now - 2000, attrs }, { id: 9, trace: 78, name: 'rollout', start: now - 2500, attrs: { ...attrs, 'rl.sample.id': 's2' } }]);
+  await send(server, 'live', [
+    { id: 3, trace: 77, parent: 1, name: 'turn two', start: now - 2900, end: now - 2000, attrs },
+    { id: 9, trace: 78, name: 'rollout', start: now - 2500, attrs: { ...attrs, 'rl.sample.id': 's2' } },
+  ]);
   await expect.poll(footer, WAIT).toMatch(/^2 rows\s+4 items/);
   await shot('live');
   expect(asked.at(-1)).toContain('since=');
@@ -220,15 +251,37 @@ it('live: a running step grows by what is new, and an open span ends', async () 
   await send(server, 'live', [{ id: 4, trace: 78, parent: 9, name: 'outer', start: now - 1600, end: now - 1300, attrs: { 'rl.step': 7 } }]);
   await expect.poll(footer, WAIT).toMatch(/^2 rows\s+6 items/);
   await page.keyboard.press('Escape');
-  await send(server, 'live', [{ id: 1, trace: 77, name: 'rollout', start: now - 4000, end: now, attrs }, { id: 9, trace: 78, name: 'rollout', start: now - 2500, end: now, attrs: { ...attrs, 'rl.sample.id': 's2' } }]);
+  await send(server, 'live', [
+    { id: 1, trace: 77, name: 'rollout', start: now - 4000, end: now, attrs },
+    { id: 9, trace: 78, name: 'rollout', start: now - 2500, end: now, attrs: { ...attrs, 'rl.sample.id': 's2' } },
+  ]);
   await expect.poll(footer, WAIT).not.toContain('running');
   expect(await footer()).toMatch(/6 items/);
 });
 
 it('hostile content is text', async () => {
-  const bad = ['<script>window.hacked=1</script>', '<img src=x onerror="window.hacked=1">', 'javascript:window.hacked=1', `x${'​'}y${'‮'}z`, 'A'.repeat(60_000)];
+  const bad = [
+    '<script>window.hacked=1</script>',
+    '<img src=x onerror="window.hacked=1">',
+    'javascript:window.hacked=1',
+    `x${'​'}y${'‮'}z`,
+    'A'.repeat(60_000),
+  ];
   const now = Date.now();
-  await send(server, '<i>evil</i>', bad.map((name, k) => ({ id: 50 + k, trace: 500, parent: k ? 50 : undefined, name, start: now - 5000 + k, end: now, error: bad[1], attrs: { 'rl.step': 0, 'rl.sample.id': '<u>7</u>', [bad[1]]: bad[0], link: bad[2], long: bad[4], __proto__x: bad[3] } })));
+  await send(
+    server,
+    '<i>evil</i>',
+    bad.map((name, k) => ({
+      id: 50 + k,
+      trace: 500,
+      parent: k ? 50 : undefined,
+      name,
+      start: now - 5000 + k,
+      end: now,
+      error: bad[1],
+      attrs: { 'rl.step': 0, 'rl.sample.id': '<u>7</u>', [bad[1]]: bad[0], link: bad[2], long: bad[4], __proto__x: bad[3] },
+    })),
+  );
   await open('#/');
   await page.getByRole('link', { name: '<i>evil</i>' }).waitFor();
   await open(`#/run/${encodeURIComponent('<i>evil</i>')}/step/0`);
@@ -238,7 +291,9 @@ it('hostile content is text', async () => {
   await page.keyboard.press('Enter');
   await details().getByRole('heading', { name: bad[0] }).waitFor();
   await details().getByText(bad[1]).first().waitFor();
-  await details().getByRole('button', { name: /all 60,000 characters/ }).waitFor();
+  await details()
+    .getByRole('button', { name: /all 60,000 characters/ })
+    .waitFor();
   expect(await page.locator('aside img, aside script, aside a[href^="javascript"]').count()).toBe(0);
   await page.mouse.move(600, 300);
   await shot('hostile');
@@ -253,7 +308,9 @@ it('SQL: answer, plot, history, what is cut off, saving', async () => {
   await page.getByRole('button', { name: 'Plot' }).click();
   await page.getByRole('img', { name: 'n by name' }).waitFor();
   await shot('sql-plot');
-  await editor.fill('select step, count(*) as spans, count(distinct sample_id) as samples from spans where step is not null group by step order by step');
+  await editor.fill(
+    'select step, count(*) as spans, count(distinct sample_id) as samples from spans where step is not null group by step order by step',
+  );
   await page.keyboard.press('Control+Enter');
   await page.getByRole('group', { name: /Left and right read the values/ }).waitFor();
   await page.getByRole('button', { name: 'Table' }).click();
@@ -263,7 +320,11 @@ it('SQL: answer, plot, history, what is cut off, saving', async () => {
   await editor.fill('select 1 as one, 2.5 as two');
   await page.keyboard.press('Control+Enter');
   await page.getByText('1 rows').waitFor();
-  for (const [format, text] of [['CSV', 'one,two'], ['JSON', '"columns"'], ['ARROW', 'one']] as const) {
+  for (const [format, text] of [
+    ['CSV', 'one,two'],
+    ['JSON', '"columns"'],
+    ['ARROW', 'one'],
+  ] as const) {
     const download = page.waitForEvent('download');
     await page.getByRole('button', { name: `Save as ${format}` }).click();
     expect(readFileSync((await (await download).path())!, 'latin1')).toContain(text);
@@ -331,7 +392,12 @@ it('light and dark, by the system and by the switch', async () => {
   await page.context().close();
   await fresh('light');
   const theme = (): Promise<string | undefined> => page.evaluate(() => document.documentElement.dataset.theme);
-  for (const [name, at] of [['timeline', `${T}?step=2`], ['step', '#/run/demo/step/2'], ['run', '#/run/demo'], ['runs', '#/']]) {
+  for (const [name, at] of [
+    ['timeline', `${T}?step=2`],
+    ['step', '#/run/demo/step/2'],
+    ['run', '#/run/demo'],
+    ['runs', '#/'],
+  ]) {
     await open(at);
     expect(await theme()).toBe('light');
     await page.locator('main canvas, main table, main svg').first().waitFor();
@@ -358,12 +424,22 @@ it('a dump as one file from disk', async () => {
     await expect.poll(footer, WAIT).toMatch(/^1 of 8 rows/);
     await page.keyboard.press('Escape');
     await page.keyboard.press('Enter');
-    await details().getByRole('button', { name: /^child generate_and_rm/ }).click();
-    await details().getByRole('button', { name: /^child sglang_generate/ }).click();
+    await details()
+      .getByRole('button', { name: /^child generate_and_rm/ })
+      .click();
+    await details()
+      .getByRole('button', { name: /^child sglang_generate/ })
+      .click();
     await details().getByText('completion_tokens').first().waitFor();
-    await details().getByRole('button', { name: /^child \[P\] prefill/ }).click();
-    await details().getByRole('button', { name: /^child \[P\] bootstrap_queue/ }).click();
-    await details().getByRole('button', { name: /^child \[P\] alloc_wait/ }).waitFor();
+    await details()
+      .getByRole('button', { name: /^child \[P\] prefill/ })
+      .click();
+    await details()
+      .getByRole('button', { name: /^child \[P\] bootstrap_queue/ })
+      .click();
+    await details()
+      .getByRole('button', { name: /^child \[P\] alloc_wait/ })
+      .waitFor();
     await details().getByText('pd_prefill_bootstrap_queue_duration').waitFor();
     await shot('file');
     // Attributes are looked for in the file too.
@@ -375,7 +451,10 @@ it('a dump as one file from disk', async () => {
     await expect.poll(footer, WAIT).toMatch(/^1 of 8 rows/);
     // What was said is in the file as well.
     await page.getByRole('link', { name: 'Conversations' }).click();
-    await page.getByText(/^8 conversations/).first().waitFor();
+    await page
+      .getByText(/^8 conversations/)
+      .first()
+      .waitFor();
     await shot('file-conversations');
   } finally {
     rmSync(dir, { recursive: true });
@@ -383,7 +462,10 @@ it('a dump as one file from disk', async () => {
 });
 
 it('an address may name a run by its name or a beginning; the id takes its place', async () => {
-  for (const [named, view] of [['qwen2.5-7b-grpo', 'timeline'], ['dem', 'step/3']]) {
+  for (const [named, view] of [
+    ['qwen2.5-7b-grpo', 'timeline'],
+    ['dem', 'step/3'],
+  ]) {
     await open(`#/run/${encodeURIComponent(named)}/${view}`);
     await expect.poll(hash, WAIT).toMatch(new RegExp(`^#/run/demo/${view}`));
   }

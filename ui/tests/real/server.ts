@@ -19,7 +19,9 @@ export async function serve(command: 'serve' | 'demo', more: string[] = [], prep
   const dir = mkdtempSync(join(tmpdir(), 'rollscope-page-'));
   prepare?.(dir);
   const any = '127.0.0.1:0';
-  const child: ChildProcess = spawn(BINARY, [command, '--data', dir, '--listen', any, '--otlp-grpc', any, '--otlp-http', any, ...more], { stdio: ['ignore', 'pipe', 'inherit'] });
+  const child: ChildProcess = spawn(BINARY, [command, '--data', dir, '--listen', any, '--otlp-grpc', any, '--otlp-http', any, ...more], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
   let text = '';
   const found = await new Promise<{ url: string; otlp: string }>((done, fail) => {
     child.on('exit', (code) => fail(new Error(`rollscope ${command} ended with ${code}: ${text}`)));
@@ -63,24 +65,39 @@ export interface Span {
 }
 
 const id = (n: number, digits: number): string => n.toString(16).padStart(digits, '0');
-const value = (v: string | number): object => (typeof v === 'string' ? { stringValue: v } : Number.isInteger(v) ? { intValue: String(v) } : { doubleValue: v });
+const value = (v: string | number): object =>
+  typeof v === 'string' ? { stringValue: v } : Number.isInteger(v) ? { intValue: String(v) } : { doubleValue: v };
 const attributes = (a: Record<string, string | number>): object[] => Object.entries(a).map(([key, v]) => ({ key, value: value(v) }));
 
 /** Sends spans of a run and waits until they are kept. */
 export async function send(server: Server, runId: string, spans: Span[]): Promise<void> {
   const ns = (ms: number): string => String(BigInt(Math.round(ms * 1000)) * 1000n);
   const body = {
-    resourceSpans: [{
-      resource: { attributes: attributes({ 'service.name': 'tester', 'rl.run.id': runId }) },
-      scopeSpans: [{
-        spans: spans.map((s) => ({
-          traceId: id(s.trace ?? 1, 32), spanId: id(s.id, 16), parentSpanId: s.parent ? id(s.parent, 16) : '', name: s.name, kind: 1,
-          startTimeUnixNano: ns(s.start), endTimeUnixNano: s.end === undefined ? '0' : ns(s.end), attributes: attributes(s.attrs ?? {}),
-          status: s.error === undefined ? {} : { code: 2, message: s.error },
-        })),
-      }],
-    }],
+    resourceSpans: [
+      {
+        resource: { attributes: attributes({ 'service.name': 'tester', 'rl.run.id': runId }) },
+        scopeSpans: [
+          {
+            spans: spans.map((s) => ({
+              traceId: id(s.trace ?? 1, 32),
+              spanId: id(s.id, 16),
+              parentSpanId: s.parent ? id(s.parent, 16) : '',
+              name: s.name,
+              kind: 1,
+              startTimeUnixNano: ns(s.start),
+              endTimeUnixNano: s.end === undefined ? '0' : ns(s.end),
+              attributes: attributes(s.attrs ?? {}),
+              status: s.error === undefined ? {} : { code: 2, message: s.error },
+            })),
+          },
+        ],
+      },
+    ],
   };
-  const response = await fetch(`${server.otlp}/v1/traces`, { method: 'POST', headers: { 'content-type': 'application/json' }, body: JSON.stringify(body) });
+  const response = await fetch(`${server.otlp}/v1/traces`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify(body),
+  });
   if (!response.ok) throw new Error(`OTLP: ${response.status} ${await response.text()}`);
 }

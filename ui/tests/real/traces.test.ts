@@ -22,12 +22,26 @@ beforeAll(async () => {
   const now = Date.now() - 60_000;
   const names = ['prefill', 'decode', 'tool call', 'reward'];
   const span = (n: number): Span => ({
-    id: n + 1, trace: 4096, name: n === 0 ? 'rollout' : names[n % 4], start: now + (n === 0 ? 0 : n / 2), end: now + (n === 0 ? MANY : n / 2 + 5 + (n % 97)),
+    id: n + 1,
+    trace: 4096,
+    name: n === 0 ? 'rollout' : names[n % 4],
+    start: now + (n === 0 ? 0 : n / 2),
+    end: now + (n === 0 ? MANY : n / 2 + 5 + (n % 97)),
     // Ten below the root, a thousand below each of these and their children.
-    ...(n === 0 ? {} : { parent: n <= 10 ? 1 : 2 + (n % 10) }), ...(n === 12_345 ? { error: 'out of memory' } : {}), attrs: { n, 'rl.step': 4 },
+    ...(n === 0 ? {} : { parent: n <= 10 ? 1 : 2 + (n % 10) }),
+    ...(n === 12_345 ? { error: 'out of memory' } : {}),
+    attrs: { n, 'rl.step': 4 },
   });
-  for (let from = 0; from < MANY; from += PART) await send(server, 'large', Array.from({ length: PART }, (_, i) => span(from + i)));
-  for (let k = 0; k < 30; k++) await send(server, 'small', [{ id: 1, trace: 100 + k, name: 'request', start: now + k * 100, end: now + k * 100 + 10 * (k + 1), attrs: { rid: `r${k}` } }]);
+  for (let from = 0; from < MANY; from += PART)
+    await send(
+      server,
+      'large',
+      Array.from({ length: PART }, (_, i) => span(from + i)),
+    );
+  for (let k = 0; k < 30; k++)
+    await send(server, 'small', [
+      { id: 1, trace: 100 + k, name: 'request', start: now + k * 100, end: now + k * 100 + 10 * (k + 1), attrs: { rid: `r${k}` } },
+    ]);
 });
 afterAll(async () => {
   await browser?.close();
@@ -48,13 +62,14 @@ afterEach(async () => {
 const open = (hash: string): Promise<unknown> => page.goto(`${server.url}/${hash}`);
 const hash = (): Promise<string> => page.evaluate(() => decodeURIComponent(location.hash));
 /** How many different colours a canvas shows: an empty one has one. */
-const colours = (label: string): Promise<number> => page.evaluate((label) => {
-  const c = document.querySelector<HTMLCanvasElement>(`canvas[aria-label^="${label}"]`)!;
-  const data = c.getContext('2d')!.getImageData(0, 0, c.width, c.height).data;
-  const seen = new Set<number>();
-  for (let i = 0; i < data.length; i += 4) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
-  return seen.size;
-}, label);
+const colours = (label: string): Promise<number> =>
+  page.evaluate((label) => {
+    const c = document.querySelector<HTMLCanvasElement>(`canvas[aria-label^="${label}"]`)!;
+    const data = c.getContext('2d')!.getImageData(0, 0, c.width, c.height).data;
+    const seen = new Set<number>();
+    for (let i = 0; i < data.length; i += 4) seen.add((data[i] << 16) | (data[i + 1] << 8) | data[i + 2]);
+    return seen.size;
+  }, label);
 
 it('finds traces by name, duration and service, and opens one', async () => {
   await open('#/traces');
@@ -78,7 +93,9 @@ it('opens a trace of many spans that came in several batches, folds, finds and s
   await page.getByLabel('Critical path', { exact: true }).waitFor(WAIT);
   // Each name is told once, though every batch has its own list of names.
   await page.locator('select').selectOption('name');
-  await expect.poll(async () => (await page.locator('.legend:not(.path) span').allInnerTexts()).sort(), WAIT).toEqual(['decode', 'prefill', 'reward', 'rollout', 'tool call']);
+  await expect
+    .poll(async () => (await page.locator('.legend:not(.path) span').allInnerTexts()).sort(), WAIT)
+    .toEqual(['decode', 'prefill', 'reward', 'rollout', 'tool call']);
   await page.getByTitle('Unfold everything').click();
   const before = await page.getByLabel('Waterfall').screenshot();
   await page.getByLabel('Waterfall').hover();
@@ -96,7 +113,12 @@ it('counts a trace by name, and a link opens one span of it', async () => {
   await open(`#/trace/${LARGE}?tab=stats`);
   await expect.poll(async () => (await page.locator('tbody tr').allInnerTexts()).length, WAIT).toBe(5);
   const texts = (await page.locator('tbody tr').allInnerTexts()).join('\n');
-  for (const [name, n] of [['prefill', '4,999'], ['decode', '5,000'], ['rollout', '1']]) expect(texts).toMatch(new RegExp(`${name}[\\s\\S]*?${n}`));
+  for (const [name, n] of [
+    ['prefill', '4,999'],
+    ['decode', '5,000'],
+    ['rollout', '1'],
+  ])
+    expect(texts).toMatch(new RegExp(`${name}[\\s\\S]*?${n}`));
   await open(`#/trace/${LARGE}?span=${(12_346).toString(16).padStart(16, '0')}`);
   await page.getByLabel('Details of the span').getByText('out of memory').waitFor(WAIT);
   await page.getByRole('button', { name: '1 error', exact: true }).waitFor(WAIT);

@@ -58,7 +58,12 @@ async function ask<T>(path: string): Promise<T> {
 
 it('a conversation keeps the navigation of its run, by a link and by itself', async () => {
   let id = '';
-  await expect.poll(async () => (id = (await ask<{ conversations: { id: string }[] }>('/api/v1/conversations?run=demo&limit=1')).conversations[0]?.id ?? ''), WAIT).not.toBe('');
+  await expect
+    .poll(
+      async () => (id = (await ask<{ conversations: { id: string }[] }>('/api/v1/conversations?run=demo&limit=1')).conversations[0]?.id ?? ''),
+      WAIT,
+    )
+    .not.toBe('');
   await open(`#/conversation/${encodeURIComponent(id)}`);
   await page.locator('[data-message="0"]').waitFor();
   await atHome('demo');
@@ -79,7 +84,10 @@ it('a conversation keeps the navigation of its run, by a link and by itself', as
 
 it('a trace keeps the navigation of its run, also of another than we came from', async () => {
   const now = Date.now();
-  await send(server, 'other run', [{ id: 71, trace: 7100, name: 'request', start: now - 50, end: now }, { id: 72, trace: 7100, parent: 71, name: 'inner', start: now - 40, end: now - 10 }]);
+  await send(server, 'other run', [
+    { id: 71, trace: 7100, name: 'request', start: now - 50, end: now },
+    { id: 72, trace: 7100, parent: 71, name: 'inner', start: now - 40, end: now - 10 },
+  ]);
   await open('#/run/demo');
   await atHome('demo');
   await go(`#/trace/${(7100).toString(16).padStart(32, '0')}`);
@@ -98,7 +106,19 @@ it('a trace keeps the navigation of its run, also of another than we came from',
 
 it('a missing run can be left from every one of its views, and nothing is said on the console', async () => {
   expected = /404/;
-  const views = ['', '/timeline', '/timeline?step=3', '/step/3', '/findings', '/metrics', '/serving', '/conversations', '/diff', '/group/1/2', '/attempts/1/2'];
+  const views = [
+    '',
+    '/timeline',
+    '/timeline?step=3',
+    '/step/3',
+    '/findings',
+    '/metrics',
+    '/serving',
+    '/conversations',
+    '/diff',
+    '/group/1/2',
+    '/attempts/1/2',
+  ];
   for (const view of views) {
     // Before the answers are there, and after.
     for (const wait of [0, 400]) {
@@ -116,7 +136,10 @@ it('a missing run can be left from every one of its views, and nothing is said o
   // What the last views left behind has had its time.
   await page.waitForTimeout(2500);
   await open('#/run/nobody');
-  await page.getByRole('alert').getByText(/there is no run .?nobody/i).waitFor();
+  await page
+    .getByRole('alert')
+    .getByText(/there is no run .?nobody/i)
+    .waitFor();
   await shot('missing-run');
   // It appears when it sends something.
   await send(server, 'nobody', [{ id: 1, trace: 32, name: 'tick', start: Date.now(), end: Date.now() + 1, attrs: { 'rl.step': 0 } }]);
@@ -124,7 +147,10 @@ it('a missing run can be left from every one of its views, and nothing is said o
 });
 
 it('an address that nothing has says so, and leads home', async () => {
-  for (const [colors, address] of [['dark', '#/run/demo/timelime?step=2'], ['light', '#/no/<b>such</b>/page']] as const) {
+  for (const [colors, address] of [
+    ['dark', '#/run/demo/timelime?step=2'],
+    ['light', '#/no/<b>such</b>/page'],
+  ] as const) {
     await page.context().close();
     await fresh(colors);
     await open(address);
@@ -149,7 +175,19 @@ it('what is in the log is on disk', async () => {
   const young = await serve('serve', [], (dir) => (data = dir));
   try {
     const now = Date.now();
-    for (let k = 0; k < 5; k++) await send(young, 'in the log', Array.from({ length: 400 }, (_, i) => ({ id: k * 400 + i + 1, trace: 5000 + k, name: 'work', start: now + i, end: now + i + 1, attrs: { 'rl.step': k, note: `number ${i}` } })));
+    for (let k = 0; k < 5; k++)
+      await send(
+        young,
+        'in the log',
+        Array.from({ length: 400 }, (_, i) => ({
+          id: k * 400 + i + 1,
+          trace: 5000 + k,
+          name: 'work',
+          start: now + i,
+          end: now + i + 1,
+          attrs: { 'rl.step': k, note: `number ${i}` },
+        })),
+      );
     const log = readdirSync(join(data, 'wal')).reduce((sum, name) => sum + statSync(join(data, 'wal', name)).size, 0);
     const { runs } = (await (await fetch(`${young.url}/api/v1/runs`)).json()) as { runs: { run_id: string; bytes: number; log_bytes: number }[] };
     expect(runs.map((r) => r.run_id)).toEqual(['in the log']);

@@ -34,7 +34,10 @@ describe('what pyarrow writes', () => {
     expect([a.list, b.list, c.list]).toEqual([[1, 2], null, []]);
     expect([a.fixed_list, b.fixed_list, c.fixed_list]).toEqual([[1, 2], [3, 4], null]);
     expect([a.struct, b.struct, c.struct]).toEqual([{ a: 1, b: 'x' }, { a: null, b: 'y' }, null]);
-    expect(Object.entries(a.map as object)).toEqual([['k', '1'], ['__proto__', '2']]);
+    expect(Object.entries(a.map as object)).toEqual([
+      ['k', '1'],
+      ['__proto__', '2'],
+    ]);
     const [event] = a.events as { time_ns: bigint; name: string; attrs: Record<string, string> }[];
     expect([event.time_ns, event.name, event.attrs.k]).toEqual([5n, 'e', 'true']);
   });
@@ -80,7 +83,7 @@ describe('bad input', () => {
       try {
         rows(readStream(bad));
       } catch (e) {
-        if (!(e instanceof ArrowError)) throw new Error(`byte ${i}: ${(e as Error).stack}`);
+        if (!(e instanceof ArrowError)) throw new Error(`byte ${i}`, { cause: e });
       }
     }
   });

@@ -1,21 +1,40 @@
 import { describe, expect, it } from 'vitest';
-import { align } from '../../src/conversations/align';
-import type { Row } from '../../src/conversations/api';
-import { tokens } from '../../src/conversations/code';
-import { calls, failed, pieces, pretty, textOf } from '../../src/conversations/content';
-import { inline, parse, safeHref } from '../../src/conversations/markdown';
-import { needles } from '../../src/conversations/marks';
-import { parseMath, type MathNode } from '../../src/conversations/math';
-import { listed, matches } from '../../src/conversations/offline';
+import { align } from '../../src/features/conversations/align';
+import type { Row } from '../../src/data/conversations';
+import { tokens } from '../../src/features/conversations/code';
+import { calls, failed, pieces, pretty, textOf } from '../../src/features/conversations/content';
+import { inline, parse, safeHref } from '../../src/features/conversations/markdown';
+import { needles } from '../../src/features/conversations/marks';
+import { parseMath, type MathNode } from '../../src/features/conversations/math';
+import { listed, matches } from '../../src/features/conversations/offline';
 
 const row = (more: Partial<Row>): Row => ({
-  id: 'x', run_id: 'r', step: 1, key: null, index: null, sample_id: null, group_id: null, trace_id: null, span_id: null, reward: null, status: null,
-  message_count: 0, turn_count: 0, tool_call_count: 0, media_count: 0, char_count: 0, logged_ns: '1', metadata: null, ...more,
+  id: 'x',
+  run_id: 'r',
+  step: 1,
+  key: null,
+  index: null,
+  sample_id: null,
+  group_id: null,
+  trace_id: null,
+  span_id: null,
+  reward: null,
+  status: null,
+  message_count: 0,
+  turn_count: 0,
+  tool_call_count: 0,
+  media_count: 0,
+  char_count: 0,
+  logged_ns: '1',
+  metadata: null,
+  ...more,
 });
 
 describe('markdown', () => {
   it('knows the blocks that models write', () => {
-    const kinds = parse('# T\n\ntext **b**\n\n- a\n- b\n  - c\n\n1. x\n\n> q\n\n```py\nx = 1\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n\n$$x^2$$').map((b) => b.t);
+    const kinds = parse(
+      '# T\n\ntext **b**\n\n- a\n- b\n  - c\n\n1. x\n\n> q\n\n```py\nx = 1\n```\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n---\n\n$$x^2$$',
+    ).map((b) => b.t);
     expect(kinds).toEqual(['h', 'p', 'list', 'list', 'quote', 'code', 'table', 'rule', 'math']);
   });
   it('never makes markup or a script out of text', () => {
@@ -37,7 +56,8 @@ describe('markdown', () => {
   });
 });
 
-const show = (n: MathNode | null): string => (n === null ? 'null' : n.text !== undefined ? n.text : `${n.tag}(${(n.kids ?? []).map(show).join(',')})`);
+const show = (n: MathNode | null): string =>
+  n === null ? 'null' : n.text !== undefined ? n.text : `${n.tag}(${(n.kids ?? []).map(show).join(',')})`;
 
 describe('mathematics', () => {
   it('draws what models write', () => {
@@ -51,17 +71,27 @@ describe('mathematics', () => {
     expect(show(parseMath('7^{83} \\equiv 3 \\pmod{11}'))).toContain('≡');
   });
   it('leaves alone what it does not know', () => {
-    for (const bad of ['\\href{javascript:x}{y}', '\\frac{a', 'a}', '\\unknown', '{'.repeat(5000), '\\begin{foo}x\\end{foo}']) expect(parseMath(bad)).toBeNull();
+    for (const bad of ['\\href{javascript:x}{y}', '\\frac{a', 'a}', '\\unknown', '{'.repeat(5000), '\\begin{foo}x\\end{foo}'])
+      expect(parseMath(bad)).toBeNull();
   });
 });
 
 describe('content', () => {
   it('takes parts of every kind and keeps unknown ones', () => {
-    expect(pieces([{ type: 'text', text: 'a' }, { type: 'image', media: 'ab', caption: 'c' }, { type: 'image_url', image_url: { url: 'data:x' } }, { type: 'hologram', beam: 3 }]).map((p) => p.t)).toEqual(['text', 'image', 'image', 'raw']);
+    expect(
+      pieces([
+        { type: 'text', text: 'a' },
+        { type: 'image', media: 'ab', caption: 'c' },
+        { type: 'image_url', image_url: { url: 'data:x' } },
+        { type: 'hologram', beam: 3 },
+      ]).map((p) => p.t),
+    ).toEqual(['text', 'image', 'image', 'raw']);
     expect(textOf(null)).toBe('');
   });
   it('shows arguments that are no JSON as they are', () => {
-    const [a, b] = calls({ tool_calls: [{ id: '1', function: { name: 'f', arguments: '{"x":1}' } }, { function: { name: 'g', arguments: '{"x": "half' } }] });
+    const [a, b] = calls({
+      tool_calls: [{ id: '1', function: { name: 'f', arguments: '{"x":1}' } }, { function: { name: 'g', arguments: '{"x": "half' } }],
+    });
     expect(a.parsed).toEqual({ x: 1 });
     expect([b.parsed, b.args]).toEqual([null, '{"x": "half']);
     expect(pretty('{"a":1}')).toContain('\n');
@@ -71,7 +101,11 @@ describe('content', () => {
   });
   it('colours code without losing a character', () => {
     const code = 'def f(x):  # note\n    return "a\\"b" + 0x1F';
-    expect(tokens(code, 'python').map((t) => t.text).join('')).toBe(code);
+    expect(
+      tokens(code, 'python')
+        .map((t) => t.text)
+        .join(''),
+    ).toBe(code);
   });
 });
 
@@ -80,7 +114,8 @@ it('finds the words of a search again', () => {
 });
 
 describe('siblings', () => {
-  const talk = (reward: number, ...said: string[]): Row => row({ id: String(reward), reward, messages: [{ role: 'user', content: 'q' }, ...said.map((content) => ({ role: 'assistant', content }))] });
+  const talk = (reward: number, ...said: string[]): Row =>
+    row({ id: String(reward), reward, messages: [{ role: 'user', content: 'q' }, ...said.map((content) => ({ role: 'assistant', content }))] });
   it('are aligned by turns, and the parting is where good and bad do different things', () => {
     const a = align([talk(1, 'look', 'right'), talk(0.9, 'look', 'right'), talk(0, 'look', 'wrong')]);
     expect(a.shared).toBe(2);
@@ -94,7 +129,9 @@ describe('siblings', () => {
 });
 
 it('a static file searches, sorts and pages by itself', () => {
-  const rows = [0, 1, 2].map((i) => row({ id: `c${i}`, reward: i / 2, step: i, status: i ? 'completed' : 'failed', messages: [{ role: 'user', content: `word${i} common` }] }));
+  const rows = [0, 1, 2].map((i) =>
+    row({ id: `c${i}`, reward: i / 2, step: i, status: i ? 'completed' : 'failed', messages: [{ role: 'user', content: `word${i} common` }] }),
+  );
   const ask = (q: object): string[] => listed(rows, q).conversations.map((c) => c.id);
   expect(ask({ sort: '-reward' })).toEqual(['c2', 'c1', 'c0']);
   expect(ask({ search: 'common word1' })).toEqual(['c1']);

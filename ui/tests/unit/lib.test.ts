@@ -4,13 +4,13 @@ import { readStream } from '../../src/data/arrow';
 import { fromAscii } from '../../src/data/ascii';
 import { readWords } from '../../src/data/words';
 import { StaticSource, type Manifest } from '../../src/data/static';
-import { csvField, jsonText, toCsv } from '../../src/lib/cells';
-import { duration, niceStep, tick } from '../../src/lib/format';
-import { fuzzy } from '../../src/lib/fuzzy';
-import { PHASES, phaseOf } from '../../src/lib/phases';
-import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/lib/route';
-import { VIEWS } from '../../src/views/list';
-import { buildItems } from '../../src/timeline/items';
+import { csvField, jsonText, toCsv } from '../../src/base/cells';
+import { duration, niceStep, tick } from '../../src/base/format';
+import { fuzzy } from '../../src/base/fuzzy';
+import { PHASES, phaseOf } from '../../src/domain/phases';
+import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/base/route';
+import { VIEWS } from '../../src/shell/views';
+import { buildItems } from '../../src/features/timeline/items';
 
 describe('the address', () => {
   it('goes there and back', () => {
@@ -27,7 +27,8 @@ describe('the address', () => {
     }
   });
   it('takes anything', () => {
-    for (const bad of ['', '#', '#/', '#/run', '#/run/', '#/nowhere/x', '#/runs?%zz&=&a', '#/run/%E0%A4%A/timeline?step=%']) expect(() => parseRoute(bad, VIEWS)).not.toThrow();
+    for (const bad of ['', '#', '#/', '#/run', '#/run/', '#/nowhere/x', '#/runs?%zz&=&a', '#/run/%E0%A4%A/timeline?step=%'])
+      expect(() => parseRoute(bad, VIEWS)).not.toThrow();
     expect(parseRoute('#/runs?__proto__=1', VIEWS).params['__proto__']).toBe('1');
   });
   it('windows keep what can be seen', () => {
@@ -40,7 +41,17 @@ describe('the address', () => {
 
 describe('text for people', () => {
   it('durations', () => {
-    expect([0, 0.00002, 0.5, 12.34, 999, 1500, 61_000, 3_720_000, NaN].map(duration)).toEqual(['0', '20 ns', '500 µs', '12.3 ms', '999 ms', '1.50 s', '1 min 01 s', '1 h 02 min', '–']);
+    expect([0, 0.00002, 0.5, 12.34, 999, 1500, 61_000, 3_720_000, NaN].map(duration)).toEqual([
+      '0',
+      '20 ns',
+      '500 µs',
+      '12.3 ms',
+      '999 ms',
+      '1.50 s',
+      '1 min 01 s',
+      '1 h 02 min',
+      '–',
+    ]);
   });
   it('axis steps are 1, 2 or 5 times a power of ten', () => {
     expect([0.3, 1, 1.2, 7, 30].map(niceStep)).toEqual([0.5, 1, 2, 10, 50]);
@@ -66,25 +77,46 @@ describe('phases', () => {
     expect(key('whatever', 'something new')).toBe('other');
   });
   it('knows the names of slime, SGLang and ROLL', () => {
-    expect(['prefill_waiting', 'prefill_forward', 'decode_loop', 'decode_forward', 'prefill_transfer_kv_cache', 'sglang_pd_prefill', 'model_update', 'ref_log_probs', 'reward_model'].map((n) => key(n))).toEqual([
-      'queue', 'prefill', 'decode', 'decode', 'transfer', 'generate', 'weight_sync', 'log_probs', 'reward',
-    ]);
+    expect(
+      [
+        'prefill_waiting',
+        'prefill_forward',
+        'decode_loop',
+        'decode_forward',
+        'prefill_transfer_kv_cache',
+        'sglang_pd_prefill',
+        'model_update',
+        'ref_log_probs',
+        'reward_model',
+      ].map((n) => key(n)),
+    ).toEqual(['queue', 'prefill', 'decode', 'decode', 'transfer', 'generate', 'weight_sync', 'log_probs', 'reward']);
   });
 });
 
 describe('a file with the data inside', () => {
   const step = makeStep({ seed: 4, samples: 6, perSample: 20 });
   const manifest: Manifest = {
-    version: 2, generator: 'test', runs: 'runs',
-    per_run: [{ run_id: 'r', steps: 'steps-0', windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], rest: [], chunk_rows: 4096 }] }],
+    version: 2,
+    generator: 'test',
+    runs: 'runs',
+    per_run: [
+      {
+        run_id: 'r',
+        steps: 'steps-0',
+        windows: [{ step: 0, timeline: 'timeline-0-0', samples: 'samples-0-0', attrs: [], rest: [], chunk_rows: 4096 }],
+      },
+    ],
   };
   const blocks: Record<string, string> = {
-    manifest: block(JSON.stringify(manifest)), 'steps-0': block(JSON.stringify({ steps: [{ step: 0 }] })),
-    'timeline-0-0': block(timelineStream(step, 5n)), 'samples-0-0': block(samplesStream(step, 5n, 'r', 0)),
+    manifest: block(JSON.stringify(manifest)),
+    'steps-0': block(JSON.stringify({ steps: [{ step: 0 }] })),
+    'timeline-0-0': block(timelineStream(step, 5n)),
+    'samples-0-0': block(samplesStream(step, 5n, 'r', 0)),
   };
   const source = new StaticSource((id) => blocks[id] ?? null);
   it('reads every byte out of its text', () => {
     const text = block(Uint8Array.from({ length: 5000 }, (_, i) => (i * 7919) >> 3));
+    // eslint-disable-next-line no-control-regex -- control characters are the subject
     expect(text).toMatch(/^[\x01-\x09\x0b\x0c\x0e-;=-\x7f]*$/);
     expect(() => fromAscii('\u0100')).toThrow();
     expect(() => fromAscii('abc\x1b')).toThrow();
@@ -111,7 +143,15 @@ describe('texts as numbers of words', () => {
   const u32 = (n: number): number[] => [n & 255, (n >> 8) & 255, (n >> 16) & 255, n >>> 24];
   const make = (texts: number[][], tokens: string[]): Uint8Array<ArrayBuffer> => {
     const bytes = tokens.map((t) => [...new TextEncoder().encode(t)]);
-    return Uint8Array.from([...u32(texts.length), ...u32(texts.flat().length), ...u32(tokens.length), ...planes(texts.map((t) => t.length)), ...planes(bytes.map((b) => b.length)), ...bytes.flat(), ...planes(texts.flat())]);
+    return Uint8Array.from([
+      ...u32(texts.length),
+      ...u32(texts.flat().length),
+      ...u32(tokens.length),
+      ...planes(texts.map((t) => t.length)),
+      ...planes(bytes.map((b) => b.length)),
+      ...bytes.flat(),
+      ...planes(texts.flat()),
+    ]);
   };
   it('puts back one space between words, and nothing else', () => {
     expect(readWords(make([[0, 1, 2, 0, 3], [], [4, 0, 0]], ['to', 'be', ', ', '中文ü', '\\n']))).toEqual(['to be, to 中文ü', '', '\\nto to']);

@@ -1,18 +1,23 @@
 import { describe, expect, it } from 'vitest';
-import { PHASES } from '../../src/lib/phases';
-import { countsAt, phaseBins, statsIn } from '../../src/timeline/counts';
-import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/timeline/items';
-import { mergeItems } from '../../src/timeline/merge';
-import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/timeline/layout';
-import { CLUSTER, LaneMarks, mix, paintLane, SHADES, type Frame } from '../../src/timeline/lines';
-import { attrTests, orderRows, rowsOfSpans, rowTable, tailShares, type RowQuery } from '../../src/timeline/rows';
+import { PHASES } from '../../src/domain/phases';
+import { countsAt, phaseBins, statsIn } from '../../src/features/timeline/counts';
+import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/features/timeline/items';
+import { mergeItems } from '../../src/features/timeline/merge';
+import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/features/timeline/layout';
+import { mix } from '../../src/base/theme';
+import { CLUSTER, LaneMarks, paintLane, SHADES, type Frame } from '../../src/features/timeline/lines';
+import { tailShares } from '../../src/domain/tail';
+import { attrTests, orderRows, rowsOfSpans, rowTable, type RowQuery } from '../../src/features/timeline/rows';
 import { itemsOf, random, type S } from './make';
 
 const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);
 
 describe('columns', () => {
   it('times are relative to the first start and exact to the nanosecond', () => {
-    const x = itemsOf([{ id: 1, start: 5, end: 9.000001 }, { id: 2, start: 3, end: 4 }]);
+    const x = itemsOf([
+      { id: 1, start: 5, end: 9.000001 },
+      { id: 2, start: 3, end: 4 },
+    ]);
     expect([...x.start]).toEqual([2, 0]);
     expect(x.end[0]).toBeCloseTo(6.000001, 9);
     expect(x.baseNs).toBe(1_700_000_000_003_000_000n);
@@ -20,7 +25,11 @@ describe('columns', () => {
   });
   it('finds parents before and after, within the trace only', () => {
     const x = itemsOf([
-      { id: 2, parent: 1, start: 1, end: 2 }, { id: 1, start: 0, end: 3 }, { id: 3, parent: 2, start: 1, end: 2 }, { id: 4, parent: 99, start: 1, end: 2 }, { id: 5, parent: 1, trace: 7, start: 1, end: 2 },
+      { id: 2, parent: 1, start: 1, end: 2 },
+      { id: 1, start: 0, end: 3 },
+      { id: 3, parent: 2, start: 1, end: 2 },
+      { id: 4, parent: 99, start: 1, end: 2 },
+      { id: 5, parent: 1, trace: 7, start: 1, end: 2 },
     ]);
     expect([...x.parent]).toEqual([1, -1, 0, -1, -1]);
     expect([...x.depth]).toEqual([1, 0, 2, 0, 0]);
@@ -29,7 +38,13 @@ describe('columns', () => {
   });
   it('agrees with a plain search on random trees', () => {
     const rnd = random(5);
-    const spans: S[] = Array.from({ length: 600 }, (_, i) => ({ id: i + 1, trace: 1 + Math.floor(rnd() * 4), parent: rnd() < 0.8 ? 1 + Math.floor(rnd() * 650) : undefined, start: rnd() * 100, end: 200 }));
+    const spans: S[] = Array.from({ length: 600 }, (_, i) => ({
+      id: i + 1,
+      trace: 1 + Math.floor(rnd() * 4),
+      parent: rnd() < 0.8 ? 1 + Math.floor(rnd() * 650) : undefined,
+      start: rnd() * 100,
+      end: 200,
+    }));
     const x = itemsOf(spans);
     spans.forEach((s, i) => {
       const want = spans.findIndex((p) => p.id === s.parent && p.trace === s.trace);
@@ -38,21 +53,35 @@ describe('columns', () => {
     });
   });
   it('survives cycles', () => {
-    const x = itemsOf([{ id: 1, parent: 3, start: 0, end: 1 }, { id: 2, parent: 1, start: 0, end: 1 }, { id: 3, parent: 2, start: 0, end: 1 }, { id: 4, parent: 4, start: 0, end: 1 }]);
+    const x = itemsOf([
+      { id: 1, parent: 3, start: 0, end: 1 },
+      { id: 2, parent: 1, start: 0, end: 1 },
+      { id: 3, parent: 2, start: 0, end: 1 },
+      { id: 4, parent: 4, start: 0, end: 1 },
+    ]);
     for (let i = 0; i < 4; i++) {
       let hops = 0;
       for (let p = i; p >= 0; p = x.parent[p]) expect(++hops).toBeLessThan(5);
     }
   });
   it('hands the sample down to the spans of the engine', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 9, sample: '7', group: '2' }, { id: 2, parent: 1, start: 1, end: 2, service: 'sglang' }, { id: 3, parent: 2, start: 1, end: 2 }, { id: 4, trace: 2, start: 0, end: 1 }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 9, sample: '7', group: '2' },
+      { id: 2, parent: 1, start: 1, end: 2, service: 'sglang' },
+      { id: 3, parent: 2, start: 1, end: 2 },
+      { id: 4, trace: 2, start: 0, end: 1 },
+    ]);
     expect([...x.sample]).toEqual([0, 0, 0, -1]);
     expect(x.groups[x.sampleGroup[0]]).toBe('2');
   });
   it('ends an open span at the next sibling, the closed ancestor or the row', () => {
     const spans: S[] = [
-      { id: 1, start: 0, end: 100, sample: 'a' }, { id: 2, parent: 1, start: 10, end: null, sample: 'a' }, { id: 3, parent: 1, start: 30, end: 40, sample: 'a' },
-      { id: 4, parent: 1, start: 60, end: null, sample: 'a' }, { id: 5, trace: 2, start: 0, end: null, sample: 'b' }, { id: 6, trace: 2, parent: 5, start: 5, end: 25, sample: 'b' },
+      { id: 1, start: 0, end: 100, sample: 'a' },
+      { id: 2, parent: 1, start: 10, end: null, sample: 'a' },
+      { id: 3, parent: 1, start: 30, end: 40, sample: 'a' },
+      { id: 4, parent: 1, start: 60, end: null, sample: 'a' },
+      { id: 5, trace: 2, start: 0, end: null, sample: 'b' },
+      { id: 6, trace: 2, parent: 5, start: 5, end: 25, sample: 'b' },
     ];
     const x = itemsOf(spans);
     expect([x.end[1], x.end[3], x.end[4]]).toEqual([30, 100, 25]);
@@ -64,8 +93,12 @@ describe('columns', () => {
 describe('layout', () => {
   it('lane is the depth; parallel siblings get lanes of their own', () => {
     const x = itemsOf([
-      { id: 1, start: 0, end: 100, sample: 'a' }, { id: 2, parent: 1, start: 0, end: 50, sample: 'a' }, { id: 3, parent: 1, start: 50, end: 90, sample: 'a' },
-      { id: 4, parent: 1, start: 60, end: 80, sample: 'a' }, { id: 5, parent: 3, start: 55, end: 58, sample: 'a' }, { id: 6, parent: 1, start: 55, end: 55, state: 'instant', sample: 'a' },
+      { id: 1, start: 0, end: 100, sample: 'a' },
+      { id: 2, parent: 1, start: 0, end: 50, sample: 'a' },
+      { id: 3, parent: 1, start: 50, end: 90, sample: 'a' },
+      { id: 4, parent: 1, start: 60, end: 80, sample: 'a' },
+      { id: 5, parent: 3, start: 55, end: 58, sample: 'a' },
+      { id: 6, parent: 1, start: 55, end: 55, state: 'instant', sample: 'a' },
     ]);
     const l = buildLayout(x, 'sample');
     expect([...l.lane]).toEqual([0, 1, 1, 2, 2, 1]);
@@ -76,7 +109,13 @@ describe('layout', () => {
     const spans: S[] = [];
     for (let i = 0; i < 2000; i++) {
       const start = rnd() * 1000;
-      spans.push({ id: i + 1, start, end: start + rnd() * 30, sample: String(Math.floor(rnd() * 20)), parent: i > 0 && rnd() < 0.7 ? 1 + Math.floor(rnd() * i) : undefined });
+      spans.push({
+        id: i + 1,
+        start,
+        end: start + rnd() * 30,
+        sample: String(Math.floor(rnd() * 20)),
+        parent: i > 0 && rnd() < 0.7 ? 1 + Math.floor(rnd() * i) : undefined,
+      });
     }
     const x = itemsOf(spans);
     const l = buildLayout(x, 'sample');
@@ -91,7 +130,11 @@ describe('layout', () => {
     x.start.forEach((_, i) => expect(x.sample[i]).toBe(l.rowKey[l.row[i]]));
   });
   it('rows by worker and by tool', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 9, thread: 't0' }, { id: 2, start: 0, end: 5, thread: 't1' }, { id: 3, start: 6, end: 7, name: 'bash', phase: 'tool', thread: 't0' }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 9, thread: 't0' },
+      { id: 2, start: 0, end: 5, thread: 't1' },
+      { id: 3, start: 6, end: 7, name: 'bash', phase: 'tool', thread: 't0' },
+    ]);
     const w = buildLayout(x, 'worker');
     expect([...w.rowKey].map((k) => x.workers[k])).toEqual(['t0 · svc', 't1 · svc']);
     const t = buildLayout(x, 'tool');
@@ -112,13 +155,25 @@ describe('layout', () => {
 
 const palette = Uint32Array.from({ length: PHASES.length * SHADES }, (_, i) => 0xff808000 + i);
 const frame = (x: { phase: Uint8Array }, t0: number, scale: number, width: number): Frame => ({
-  t0, scale, width, colorOf: (i) => x.phase[i], colors: palette, errorColor: 0xff0000ff, background: 0xff000000, dimmed: null, states: 15,
+  t0,
+  scale,
+  width,
+  colorOf: (i) => x.phase[i],
+  colors: palette,
+  errorColor: 0xff0000ff,
+  background: 0xff000000,
+  dimmed: null,
+  states: 15,
 });
 
 describe('level of detail', () => {
-  const bars = (n: number, gap: number, length: number): S[] => Array.from({ length: n }, (_, i) => ({ id: i + 1, start: i * gap, end: i * gap + length, sample: 'a' }));
+  const bars = (n: number, gap: number, length: number): S[] =>
+    Array.from({ length: n }, (_, i) => ({ id: i + 1, start: i * gap, end: i * gap + length, sample: 'a' }));
   it('paints whole pixels exactly and edges by coverage', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 0.001 }, { id: 2, start: 10, end: 20.5 }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 0.001 },
+      { id: 2, start: 10, end: 20.5 },
+    ]);
     const l = buildLayout(x, 'worker');
     const line = new Uint32Array(40).fill(0xff000000);
     const out = new LaneMarks();
@@ -139,7 +194,12 @@ describe('level of detail', () => {
     expect(asked).toBeGreaterThan(490);
   });
   it('never loses a narrow item or a wide one that starts beside it', () => {
-    const x = itemsOf([{ id: 1, start: 5.1, end: 5.15 }, { id: 2, start: 5.2, end: 5.25 }, { id: 3, start: 5.3, end: 15 }, { id: 4, start: 30.4, end: 30.41 }]);
+    const x = itemsOf([
+      { id: 1, start: 5.1, end: 5.15 },
+      { id: 2, start: 5.2, end: 5.25 },
+      { id: 3, start: 5.3, end: 15 },
+      { id: 4, start: 30.4, end: 30.41 },
+    ]);
     const line = new Uint32Array(40).fill(0xff000000);
     paintLane(line, frame(x, -5.1, 1, 40), x, buildLayout(x, 'worker'), 0, new LaneMarks());
     expect(line[5]).not.toBe(0xff000000);
@@ -148,13 +208,21 @@ describe('level of detail', () => {
     expect(line[31]).toBe(0xff000000);
   });
   it('keeps the marks among bars that are merged', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 0.1 }, { id: 2, start: 0.2, end: 0.2, state: 'instant' }, { id: 3, start: 0.3, end: 0.4 }, { id: 4, start: 90, end: 91 }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 0.1 },
+      { id: 2, start: 0.2, end: 0.2, state: 'instant' },
+      { id: 3, start: 0.3, end: 0.4 },
+      { id: 4, start: 90, end: 91 },
+    ]);
     const out = new LaneMarks();
     paintLane(new Uint32Array(100), frame(x, 0, 1, 100), x, buildLayout(x, 'worker'), 0, out);
     expect(out.marks).toEqual([1, 0.2, 1]);
   });
   it('shows a bar that began before the window', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 1000 }, { id: 9, parent: 1, start: 2, end: 2, state: 'instant' }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 1000 },
+      { id: 9, parent: 1, start: 2, end: 2, state: 'instant' },
+    ]);
     const line = new Uint32Array(10).fill(0);
     paintLane(line, frame(x, 500, 1, 10), x, buildLayout(x, 'worker'), 0, new LaneMarks());
     expect(line[0]).not.toBe(0);
@@ -170,7 +238,10 @@ describe('level of detail', () => {
     expect(clusters.reduce((a, b) => a + b)).toBe(at.length);
   });
   it('leaves out states that are switched off', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: null, sample: 'a' }, { id: 2, parent: 1, start: 0, end: 8, sample: 'a' }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: null, sample: 'a' },
+      { id: 2, parent: 1, start: 0, end: 8, sample: 'a' },
+    ]);
     expect(x.flags[0] & STATE).toBe(OPEN);
     const line = new Uint32Array(10).fill(7);
     paintLane(line, { ...frame(x, 0, 1, 10), states: 15 & ~(1 << OPEN) }, x, buildLayout(x, 'sample'), 0, new LaneMarks());
@@ -180,8 +251,10 @@ describe('level of detail', () => {
 
 describe('counts', () => {
   const x = itemsOf([
-    { id: 1, start: 0, end: 100, sample: 'a', phase: 'rollout', name: 'root' }, { id: 2, parent: 1, start: 20, end: 60, sample: 'a', phase: 'decode' },
-    { id: 3, start: 0, end: 50, sample: 'b', phase: 'tool', trace: 2 }, { id: 4, start: 50, end: 100, sample: 'b', phase: 'reward', trace: 2, status: 'error' },
+    { id: 1, start: 0, end: 100, sample: 'a', phase: 'rollout', name: 'root' },
+    { id: 2, parent: 1, start: 20, end: 60, sample: 'a', phase: 'decode' },
+    { id: 3, start: 0, end: 50, sample: 'b', phase: 'tool', trace: 2 },
+    { id: 4, start: 50, end: 100, sample: 'b', phase: 'reward', trace: 2, status: 'error' },
   ]);
   const l = buildLayout(x, 'sample');
   it('a child takes its time from its parent', () => {
@@ -228,7 +301,16 @@ describe('counts', () => {
     expect(s.find((e) => x.names[e.name] === 'root')).toMatchObject({ count: 1, total: 40, p50: 40 });
   });
   it('rows that are shown, sorted and grouped', () => {
-    const spans: S[] = ['10', '9', '2', '1'].map((sample, i) => ({ id: i + 1, trace: i + 1, start: i * 10, end: i * 10 + 5 * (i + 1), sample, group: i % 2 ? 'x' : 'y', name: i === 2 ? 'browser' : 'bash', status: i === 3 ? 'error' : 'ok' }));
+    const spans: S[] = ['10', '9', '2', '1'].map((sample, i) => ({
+      id: i + 1,
+      trace: i + 1,
+      start: i * 10,
+      end: i * 10 + 5 * (i + 1),
+      sample,
+      group: i % 2 ? 'x' : 'y',
+      name: i === 2 ? 'browser' : 'bash',
+      status: i === 3 ? 'error' : 'ok',
+    }));
     const y = itemsOf([...spans, { id: 50, trace: 50, start: 0, end: 50, thread: 'driver' }]);
     const m = buildLayout(y, 'sample');
     const t = rowTable(y, m, null);
@@ -250,15 +332,32 @@ describe('counts', () => {
 
 describe('what is new in a running step', () => {
   const whole: S[] = [
-    { id: 1, start: 0, end: 90, sample: 'a', name: 'rollout' }, { id: 2, parent: 1, start: 5, end: 30, sample: 'a', name: 'turn' }, { id: 3, parent: 2, start: 6, end: 20, name: 'engine' },
-    { id: 4, trace: 2, start: 10, end: 60, sample: 'b', group: 'g', name: 'rollout' }, { id: 5, trace: 2, parent: 4, start: 11, end: 40, name: 'tool' },
+    { id: 1, start: 0, end: 90, sample: 'a', name: 'rollout' },
+    { id: 2, parent: 1, start: 5, end: 30, sample: 'a', name: 'turn' },
+    { id: 3, parent: 2, start: 6, end: 20, name: 'engine' },
+    { id: 4, trace: 2, start: 10, end: 60, sample: 'b', group: 'g', name: 'rollout' },
+    { id: 5, trace: 2, parent: 4, start: 11, end: 40, name: 'tool' },
   ];
   const picture = (x: Items): string[] =>
-    Array.from({ length: x.n }, (_, i) => [x.names[x.name[i]], x.start[i], x.end[i], x.sample[i] < 0 ? '' : x.samples[x.sample[i]], x.parent[i] < 0 ? '' : x.names[x.name[x.parent[i]]], x.depth[i], x.flags[i], x.phase[i]].join(' ')).sort();
+    Array.from({ length: x.n }, (_, i) =>
+      [
+        x.names[x.name[i]],
+        x.start[i],
+        x.end[i],
+        x.sample[i] < 0 ? '' : x.samples[x.sample[i]],
+        x.parent[i] < 0 ? '' : x.names[x.name[x.parent[i]]],
+        x.depth[i],
+        x.flags[i],
+        x.phase[i],
+      ].join(' '),
+    ).sort();
   it('in any order and any parts gives the same as all at once', () => {
     const rnd = random(5);
     for (let round = 0; round < 40; round++) {
-      const order = whole.map((s) => ({ s, k: rnd() })).sort((a, b) => a.k - b.k).map((x) => x.s);
+      const order = whole
+        .map((s) => ({ s, k: rnd() }))
+        .sort((a, b) => a.k - b.k)
+        .map((x) => x.s);
       // The earliest span must be there first: what comes before it makes the page read everything again.
       order.sort((a, b) => Number(b.id === 1) - Number(a.id === 1));
       const cut = 1 + Math.floor(rnd() * (order.length - 1));
@@ -290,11 +389,17 @@ describe('rows', () => {
   });
   it('tests of attributes are found among the words', () => {
     expect([...attrTests('status:ok @tool=bash -@n>=3 @error~"time out" @key').entries()]).toEqual([
-      ['@tool=bash', { key: 'tool', op: '=', value: 'bash' }], ['@n>=3', { key: 'n', op: '>=', value: '3' }], ['@error~time out', { key: 'error', op: '~', value: 'time out' }], ['@key', { key: 'key', op: 'is', value: '' }],
+      ['@tool=bash', { key: 'tool', op: '=', value: 'bash' }],
+      ['@n>=3', { key: 'n', op: '>=', value: '3' }],
+      ['@error~time out', { key: 'error', op: '~', value: 'time out' }],
+      ['@key', { key: 'key', op: 'is', value: '' }],
     ]);
   });
   it('an attribute that is not answered yet leaves nothing out', () => {
-    const x = itemsOf([{ id: 1, start: 0, end: 1, sample: 'a' }, { id: 2, trace: 2, start: 0, end: 1, sample: 'b' }]);
+    const x = itemsOf([
+      { id: 1, start: 0, end: 1, sample: 'a' },
+      { id: 2, trace: 2, start: 0, end: 1, sample: 'b' },
+    ]);
     const l = buildLayout(x, 'sample');
     const t = rowTable(x, l, null);
     const q: RowQuery = { text: '@k=v', sort: 'sample', desc: false, grouped: false, attempt: null };
@@ -307,7 +412,9 @@ describe('rows', () => {
   });
   it('a row counts once however many spans run in it', () => {
     const x = itemsOf([
-      { id: 1, start: 0, end: 100, sample: 'a', name: 'rollout' }, { id: 2, parent: 1, start: 10, end: 60, sample: 'a', name: 'decode' }, { id: 3, parent: 1, start: 20, end: 90, sample: 'a', name: 'bash tool' },
+      { id: 1, start: 0, end: 100, sample: 'a', name: 'rollout' },
+      { id: 2, parent: 1, start: 10, end: 60, sample: 'a', name: 'decode' },
+      { id: 3, parent: 1, start: 20, end: 90, sample: 'a', name: 'bash tool' },
       ...Array.from({ length: 8 }, (_, k) => ({ id: 10 + k, parent: 1, start: 12 + k * 5, end: 16 + k * 5, sample: 'a', name: 'reward' })),
     ]);
     const b = phaseBins(x, buildLayout(x, 'sample'), 100, 0, 100, null);

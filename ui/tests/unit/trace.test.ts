@@ -1,6 +1,19 @@
 // A trace's rows: what is shown when parts are folded, what is found, clocks, lanes, sums.
 import { describe, expect, it } from 'vitest';
-import { byName, corrected, distinct, foldBelow, indexOf, JOINED, lanes, REPEATED, search, visible, type Summary, type Trace } from '../../src/trace/model';
+import {
+  byName,
+  corrected,
+  distinct,
+  foldBelow,
+  indexOf,
+  JOINED,
+  lanes,
+  REPEATED,
+  search,
+  visible,
+  type Summary,
+  type Trace,
+} from '../../src/features/traces/model';
 
 type Row = { name: string; parent: number; start: number; end: number; lane?: string; host?: string; flags?: number; service?: string };
 
@@ -16,15 +29,23 @@ function make(rows: Row[], hosts: Summary['hosts'] = []): Trace {
   for (let i = n - 1; i >= 0; i--) if (rows[i].parent >= 0) subtree[rows[i].parent] += subtree[i];
   const summary = { duration_ns: Math.max(...rows.map((r) => r.end)), hosts, base_ns: '0' } as Summary;
   return {
-    summary, n, depth, subtree,
+    summary,
+    n,
+    depth,
+    subtree,
     parent: Int32Array.from(rows, (r) => r.parent),
     link: new Int32Array(n).fill(-1),
     flags: Uint32Array.from(rows, (r) => r.flags ?? 0),
     start: Float64Array.from(rows, (r) => r.start),
     end: Float64Array.from(rows, (r) => r.end),
     own: Float64Array.from(rows, (r) => r.end - r.start),
-    name: texts((r) => r.name), service: texts((r) => r.service ?? 's'), host: texts((r) => r.host), lane: texts((r) => r.lane ?? 'l'),
-    spans: new Uint8Array(n * 8), traceId: () => '', spanId: (i) => i.toString(16).padStart(16, '0'),
+    name: texts((r) => r.name),
+    service: texts((r) => r.service ?? 's'),
+    host: texts((r) => r.host),
+    lane: texts((r) => r.lane ?? 'l'),
+    spans: new Uint8Array(n * 8),
+    traceId: () => '',
+    spanId: (i) => i.toString(16).padStart(16, '0'),
   };
 }
 
@@ -75,7 +96,10 @@ it('puts clocks right, also for spans that have their host from the parent', () 
       { name: 'c', parent: 1, start: -35, end: -30 },
       { name: 'd', parent: 1, start: -35, end: -30, service: 'other' },
     ],
-    [{ host: 'one', shift_ns: 0, pairs: 0, consistent: true }, { host: 'two', shift_ns: 40, pairs: 1, consistent: true }],
+    [
+      { host: 'one', shift_ns: 0, pairs: 0, consistent: true },
+      { host: 'two', shift_ns: 40, pairs: 1, consistent: true },
+    ],
   );
   expect([...corrected(t).start]).toEqual([0, 0, 5, -35]);
 });

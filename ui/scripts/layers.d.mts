@@ -1,0 +1,1 @@
+export function problemsIn(src: string): string[];

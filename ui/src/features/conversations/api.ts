@@ -1,0 +1,55 @@
+// Conversations as the page gets them: from the server, or from the blocks of a static file. The server searches, sorts
+// and pages; a static file holds a bounded number of conversations of each run in one answer, so there the page looks
+// through them itself, with a small part of the language.
+import type { Conversation, Listed, Message, Question } from '../../data/conversations';
+import { app } from '../../domain/app.svelte';
+import { listed } from './offline';
+
+export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
+  if (app.source.conversations) {
+    const runs = q.run ? [q.run] : (await app.source.runs()).map((r) => r.run_id);
+    return listed((await Promise.all(runs.map((run) => app.source.conversations!(run)))).flat(), q);
+  }
+  const params = new URLSearchParams();
+  for (const [k, v] of Object.entries(q)) if (v !== undefined && v !== null && v !== '') params.set(k, String(v));
+  return (await (await app.source.get(`/conversations?${params.toString()}`, signal)).json()) as Listed;
+}
+
+export async function one(id: string, signal?: AbortSignal): Promise<Conversation> {
+  if (app.source.conversations) {
+    const found = (await list({ limit: Infinity })).conversations.find((c) => c.id === id);
+    if (!found) throw new Error('This conversation was left out of the file.');
+    return { ...found, messages: found.messages ?? [] };
+  }
+  const found = (await (await app.source.get(`/conversations/${encodeURIComponent(id)}?timing=true`, signal)).json()) as Conversation;
+  return { ...found, messages: asMessages(found.messages) };
+}
+
+/** Whatever came as messages, as a list of objects. */
+export function asMessages(value: unknown): Message[] {
+  const list = Array.isArray(value) ? value : value === undefined || value === null ? [] : [value];
+  return list.map((m) => (typeof m === 'object' && m !== null && !Array.isArray(m) ? (m as Message) : { role: 'unknown', content: m }));
+}
+
+/** Address of a file of a conversation. */
+export async function mediaUrl(hash: string, thumbnail?: number): Promise<string> {
+  if (!/^[0-9a-f]{16,128}$/.test(hash)) throw new Error('no hash');
+  if (app.source.kind === 'server') return `/api/v1/media/${hash}${thumbnail ? `?thumbnail=${thumbnail}` : ''}`;
+  const bytes = new Uint8Array(await (await app.source.get(`/media/${hash}`)).arrayBuffer());
+  const type = sniff(bytes);
+  if (!type) throw new Error('no image that can be shown');
+  return URL.createObjectURL(new Blob([bytes], { type }));
+}
+
+/** The type of an image that is safe to show, by its first bytes. */
+export function sniff(b: Uint8Array): string | null {
+  const at = (...bytes: number[]): boolean => bytes.every((x, i) => b[i] === x);
+  if (at(0x89, 0x50, 0x4e, 0x47)) return 'image/png';
+  if (at(0xff, 0xd8, 0xff)) return 'image/jpeg';
+  if (at(0x47, 0x49, 0x46, 0x38)) return 'image/gif';
+  if (at(0x52, 0x49, 0x46, 0x46) && b[8] === 0x57 && b[9] === 0x45) return 'image/webp';
+  return null;
+}
+
+/** Where the conversations of one list come after one another: for J and K in the reader. */
+export const lastList: { ids: string[]; search: string } = { ids: [], search: '' };

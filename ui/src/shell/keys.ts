@@ -1,0 +1,61 @@
+// What the keys do: the list behind `?`. The views act on them; this is the one place where they are written down.
+
+export const KEYS: { title: string; keys: [string[], string][] }[] = [
+  {
+    title: 'Everywhere',
+    keys: [
+      [['Ctrl K', '⌘ K'], 'command palette'],
+      [['?'], 'this list'],
+      [['/'], 'filter'],
+      [['g', 'r'], 'runs'],
+      [['g', 'q'], 'SQL'],
+      [['g', 'u'], 'the current run'],
+      [['g', 't'], 'its timeline'],
+      [['Esc'], 'close, clear'],
+    ],
+  },
+  {
+    title: 'Timeline: moving',
+    keys: [
+      [['w', 's'], 'zoom in and out at the cursor'],
+      [['a', 'd', '←', '→'], 'earlier, later'],
+      [['↑', '↓', 'PgUp', 'PgDn'], 'rows up, down'],
+      [['f', 'F'], 'fit all, fit what the filter leaves'],
+      [['z'], 'zoom to the selected span'],
+      [['[', ']'], 'previous, next step'],
+    ],
+  },
+  {
+    title: 'Timeline: spans',
+    keys: [
+      [['e'], 'expand or collapse the row'],
+      [['E'], 'expand or collapse all rows'],
+      [['h', 'l'], 'previous, next span of the row'],
+      [['k', 'j'], 'row above, below'],
+      [['p'], 'parent span'],
+      [['Enter'], 'select the first span in view'],
+    ],
+  },
+  {
+    title: 'Timeline: mouse',
+    keys: [
+      [['wheel'], 'zoom at the cursor'],
+      [['drag'], 'pan'],
+      [['Shift', 'drag'], 'measure a time range'],
+      [['Shift', 'wheel'], 'scroll rows (also over the labels)'],
+      [['double click'], 'zoom to a span'],
+    ],
+  },
+  {
+    title: 'Conversations',
+    keys: [
+      [['/'], 'search'],
+      [['J', 'K', '↑', '↓'], 'next, previous conversation'],
+      [['j', 'k'], 'next, previous message of the open one'],
+      [['Enter'], 'the open one on a page of its own'],
+      [['m'], 'Markdown or raw text'],
+      [['Esc'], 'close it'],
+    ],
+  },
+  { title: 'SQL', keys: [[['Ctrl Enter'], 'run the query']] },
+];
