@@ -139,7 +139,7 @@ impl SpanContext {
             && wire::unhex(span_id.as_bytes(), &mut context.span_id);
         match valid {
             true => Ok(context),
-            false => Err(pyo3::exceptions::PyValueError::new_err("trace_id is 32 hex digits, span_id 16")),
+            false => Err(pyo3::exceptions::PyValueError::new_err("trace_id must be 32 hex digits and span_id 16")),
         }
     }
 

@@ -189,14 +189,14 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 }
 
 fn record_at(bytes: &[u8], at: usize) -> Result<(Table, Vec<RecordBatch>, usize), String> {
-    let header = bytes.get(at..at + RECORD_HEADER).ok_or("a record header is cut off")?;
+    let header = bytes.get(at..at + RECORD_HEADER).ok_or("a record header is truncated")?;
     if &header[..4] != RECORD_MAGIC {
         return Err("no record starts here".into());
     }
     let number = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().expect("four bytes"));
     let (length, crc) = (number(4) as usize, number(8));
     let end = at + RECORD_HEADER + length;
-    let payload = bytes.get(at + RECORD_HEADER..end).ok_or("a record is cut off")?;
+    let payload = bytes.get(at + RECORD_HEADER..end).ok_or("a record is truncated")?;
     if checksum(header[12], payload) != crc {
         return Err("the checksum of a record is wrong".into());
     }

@@ -338,7 +338,7 @@ impl SlimeSpan {
             let event = event.bind(py);
             let key = intern!(py, "attrs");
             let into = setdefault(event, key, || Ok(PyDict::new(py).into_any()))?;
-            into.cast::<PyDict>().map_err(|_| PyTypeError::new_err("attrs is no dict"))?.update(attrs.as_mapping())?;
+            into.cast::<PyDict>().map_err(|_| PyTypeError::new_err("attrs is not a dict"))?.update(attrs.as_mapping())?;
         }
         Ok(())
     }

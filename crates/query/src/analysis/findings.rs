@@ -37,7 +37,7 @@ pub const MIN_SHARE: f64 = 0.05;
 pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
 /// One sample alone is more easily chance than several with the same cause.
 const MIN_SHARE_OF_ONE: f64 = 0.25;
-/// Of what samples cost, so much must be felt in the step's wall time.
+/// This share of what samples cost must show in the step's wall time.
 const MIN_FELT: f64 = 0.3;
 /// How many outputs of one source show how long its longest are.
 const MANY: usize = 200;

@@ -1,9 +1,9 @@
 //! Conversations, for the API, the command line and the export. The index finds them and their order
 //! (`rollscope-search`), and the store has the messages.
 //!
-//! [`Conversations::list`] goes: [`ask`] (parameters, checked in one place) -> the index -> the messages of this page, where
-//! they are wanted. [`scan`] looks through texts where the question is a substring or a regular expression. [`timing`]
-//! lays the spans beside the messages. [`media`] hands out images, checked.
+//! [`Conversations::list`] goes: [`ask`] (parameters, checked in one place) -> the index -> the messages of this page, if
+//! they are requested. [`scan`] searches texts for a substring or a regular expression. [`timing`] assigns
+//! spans to messages. [`media`] serves images after a check.
 
 pub mod ask;
 pub mod export;

@@ -44,8 +44,8 @@ pub struct Deltas {
     sources: Mutex<Sources>,
 }
 
-/// Totals that are being stored. If this ends before [`Counted::stored`] (the store refuses them, the
-/// sender goes away) makes their sources forget what they added up.
+/// Totals that are being stored. If this is dropped before [`Counted::stored`] (the store refuses them, the
+/// sender disconnects), their sources forget what they summed.
 pub struct Counted<'d> {
     deltas: &'d Deltas,
     held: Vec<(Key, OwnedMutexGuard<Option<Source>>)>,

@@ -1,4 +1,4 @@
-//! Runs enter the `runs` table with their first message: the first message that names a run writes a row for it, status
+//! How runs enter the `runs` table: the first message that names a run writes a row for it, status
 //! `running`. A row that was sent explicitly (the SDK's `init` and `finish`) is never overwritten by this.
 
 use std::collections::{HashMap, HashSet};
@@ -83,7 +83,7 @@ impl Runs {
         Ok(())
     }
 
-    /// Writes rows that their sender wrote on purpose. One that is older than the end of its run changes nothing: it
+    /// Writes rows that their sender sent explicitly. One that is older than the end of its run changes nothing: it
     /// was delayed, for instance in a spilled file.
     pub async fn write(&self, records: &[RunRecord]) -> Result<(), Refusal> {
         let _turn = self.entering.lock().await;
