@@ -4,8 +4,8 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use rollscope_answers::perf::PerfRules;
 use rollscope_formats::import::otlp;
-use rollscope_query::analysis::perf::PerfRules;
 use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
 

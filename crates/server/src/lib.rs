@@ -1,6 +1,6 @@
 //! The only crate that knows HTTP, gRPC and JSON.
 //!
-//! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
+//! [`Server::start`] binds up to three listeners over one [`Store`] and its [`Answers`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
 //! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
 //! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
@@ -41,6 +41,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use rollscope_answers::Answers;
 use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio::net::TcpListener;
@@ -95,6 +96,7 @@ pub(crate) struct App(Arc<Shared>);
 pub(crate) struct Shared {
     store: Store,
     engine: Engine,
+    answers: Answers,
     ingest: Ingest,
     /// None: the search index could not be opened.
     conversations: Option<Conversations>,
@@ -162,11 +164,12 @@ pub struct Server {
 impl Server {
     /// Binds everything, then serves. The store stays the caller's to close, after [`Server::shutdown`].
     /// Boxed, so that the whole server is compiled here and not once more in each program that starts it.
-    pub fn start(config: &ServerConfig, store: Store, engine: Engine) -> BoxFuture<'_, Result<Server, StartError>> {
-        Box::pin(Server::start_here(config, store, engine))
+    pub fn start(config: &ServerConfig, store: Store, answers: Answers) -> BoxFuture<'_, Result<Server, StartError>> {
+        Box::pin(Server::start_here(config, store, answers))
     }
 
-    async fn start_here(config: &ServerConfig, store: Store, engine: Engine) -> Result<Server, StartError> {
+    async fn start_here(config: &ServerConfig, store: Store, answers: Answers) -> Result<Server, StartError> {
+        let engine = answers.engine().clone();
         if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
             return Err(StartError::EmptyToken);
         }
@@ -209,6 +212,7 @@ impl Server {
             ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
             store,
             engine,
+            answers,
             counters: counters.clone(),
             limits: config.limits.clone(),
             promql: config.promql.clone(),

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
+use rollscope_answers::perf::{PerfRules, step_figures};
 use rollscope_model::Table;
 use rollscope_model::build::{MetricsBuilder, NewMetric};
 use rollscope_model::names::source::COMPUTED;
 use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
-use rollscope_query::analysis::perf::PerfRules;
 use rollscope_store::Store;
 use tokio_util::sync::CancellationToken;
 
@@ -51,7 +51,7 @@ pub async fn compute(
     step: i64,
 ) -> Result<StepRow, Problem> {
     let _held = store.hold_runs().await;
-    let figures = engine.step_figures(run, step, rules).await?;
+    let figures = step_figures(engine, run, step, rules).await?;
     let stored = format!(
         "select name, time_ns, value, source from metrics where run_id = {} and step = {step} order by time_ns",
         sql_text(run)

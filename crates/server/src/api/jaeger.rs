@@ -13,11 +13,11 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use rollscope_answers::traces::find::{TraceSearch, orphans_sql, services_sql};
 use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
 use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
-use rollscope_query::traces::find::{TraceSearch, orphans_sql, services_sql};
 use serde_json::{Value, json};
 
 use super::traces::{duration_ns, trace_ids};

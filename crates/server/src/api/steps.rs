@@ -133,7 +133,7 @@ pub async fn steps(State(app): State<App>, Run(run): Run, params: Params) -> Res
         steps.extend(fresh);
     }
     app.known_steps.keep(&run, Known { segments, version: snapshot.version, steps: steps.clone() });
-    let goes_on = app.engine.goes_on(&run).await?;
+    let goes_on = app.answers.goes_on(&run).await?;
     let steps =
         steps.into_iter().map(|(step, info)| StepInfo { step, running: goes_on && info.open > 0, ..info }).collect();
     to_json(&StepsAnswer { steps })
