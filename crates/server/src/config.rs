@@ -5,12 +5,12 @@ use std::fmt;
 use std::path::PathBuf;
 
 use rollscope_answers::perf::PerfRules;
+use rollscope_app::sinks::SinkConfig;
 use rollscope_formats::import::otlp;
 use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::scrape::config::ScrapeConfig;
-use crate::sinks::SinkConfig;
 
 /// Where the server listens, who may speak to it, and how much it takes.
 #[derive(Clone, Debug, Serialize, Deserialize)]

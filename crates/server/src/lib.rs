@@ -1,29 +1,26 @@
-//! The only crate that knows HTTP, gRPC and JSON.
+//! The only crate that knows HTTP and gRPC: wire, authentication and routing. What the product does is in `rollscope_app`.
 //!
 //! [`Server::start`] binds up to three listeners over one [`Store`] and its [`Answers`]: OTLP over gRPC, OTLP over HTTP, and the
-//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
-//! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]), works out the
-//! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. [`collect`] is the way in alone, into files. All settings are in [`config`].
+//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to batches to
+//! `rollscope_app::intake`, answered when they are on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV),
+//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]) and lets the
+//! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`). [`listen`] owns sockets, TLS, limits on
+//! connections and the orderly end; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
+//! gets its status. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
 pub mod collect;
 pub mod config;
-pub mod conversations;
-pub mod encode;
 mod ingest;
 mod listen;
 mod metrics;
 pub mod page;
 mod params;
-pub mod problem;
+mod problem;
 mod query;
 mod run;
 pub mod scrape;
-pub mod sinks;
-pub mod steps;
 pub mod trace_level;
 
 use std::convert::Infallible;
@@ -42,6 +39,10 @@ use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rollscope_answers::Answers;
+use rollscope_app::conversations::Conversations;
+use rollscope_app::listings::steps::StepsCache;
+use rollscope_app::sinks::Sinks;
+use rollscope_app::steps::{StepCounters, StepWatcher};
 use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio::net::TcpListener;
@@ -52,13 +53,10 @@ use tower_http::trace::TraceLayer;
 
 use auth::{Auth, Door};
 pub use config::{Limits, Secret, ServerConfig, TlsConfig};
-use conversations::Conversations;
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
 use scrape::Scraping;
-use sinks::Sinks;
-use steps::{StepCounters, StepWatcher};
 
 /// Why the server did not start, and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -110,7 +108,7 @@ pub(crate) struct Shared {
     steps: Arc<StepCounters>,
     stop: CancellationToken,
     watched: api::Watched,
-    known_steps: api::StepsCache,
+    known_steps: StepsCache,
 }
 
 impl Deref for App {
@@ -221,7 +219,7 @@ impl Server {
             steps,
             stop: shared.stop.clone(),
             watched: api::Watched::default(),
-            known_steps: api::StepsCache::default(),
+            known_steps: StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         let vitals = app.store.vitals().clone();

@@ -11,8 +11,8 @@ use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use futures::StreamExt;
 use rollscope_answers::Answers;
+use rollscope_app::encode;
 use rollscope_query::QueryLimits;
-use rollscope_server::encode;
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::{Format, SqlArgs};

@@ -32,8 +32,9 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("query", &["model", "store"]),
         ("search", &["model", "store"]),
         ("answers", &["model", "store", "query"]),
-        ("server", &["model", "formats", "store", "query", "answers", "search"]),
-        ("cli", &["model", "formats", "store", "query", "answers", "server", "demo"]),
+        ("app", &["model", "formats", "store", "query", "answers", "search"]),
+        ("server", &["model", "formats", "store", "query", "answers", "app"]),
+        ("cli", &["model", "formats", "store", "query", "answers", "app", "server", "demo"]),
     ]
     .into();
     let found = dependencies();

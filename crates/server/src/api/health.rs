@@ -108,7 +108,7 @@ fn scrape_text(out: &mut String, app: &App) {
     let seconds = app.steps.microseconds.load(Relaxed) as f64 / 1e6;
     put(out, "steps_seconds_total", "counter", "time spent working out the metrics of steps", "", seconds);
     let sinks = app.sinks.status();
-    type Pick = fn(&crate::sinks::SinkStatus) -> u64;
+    type Pick = fn(&rollscope_app::sinks::SinkStatus) -> u64;
     let figures: [(&str, &str, &str, Pick); 4] = [
         ("sink_backlog", "gauge", "steps that wait for a sink", |s| s.backlog),
         ("sink_written_total", "counter", "steps that a sink took", |s| s.written),

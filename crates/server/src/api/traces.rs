@@ -6,15 +6,15 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use rollscope_answers::traces::find::{Sort, TraceSearch, details_sql};
 use rollscope_answers::traces::{requests, view};
+use rollscope_app::encode::ArrowStream;
+use rollscope_app::query::{collect, int_column, text_column};
 use rollscope_model::TraceId;
 use serde_json::{Value, json};
 
 use super::to_json;
 use crate::App;
-use crate::encode::ArrowStream;
 use crate::params::{self, Params, pairs};
 use crate::problem::Problem;
-use crate::query::{collect, int_column, text_column};
 
 /// Most traces of one answer.
 const MAX_LIMIT: usize = 5000;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use rollscope_answers::perf::{PerfRules, step_figures};
@@ -19,7 +19,6 @@ use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::add;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::sinks::{Sinks, StepRow};
@@ -40,6 +39,10 @@ pub struct StepCounters {
     pub computed: AtomicU64,
     pub failed: AtomicU64,
     pub microseconds: AtomicU64,
+}
+
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Relaxed);
 }
 
 /// Works out one step and stores what changed. Returns all metrics of the step.
