@@ -264,6 +264,24 @@ def test_images_inside_messages_become_files(server):
     assert server.get("/api/v1/media/" + name).content == png
 
 
+def test_images_inside_imported_messages_become_files_too(tmp_path):
+    import base64
+    import hashlib
+    png = b"\x89PNG\r\n\x1a\n" + bytes(64)
+    content = [{"type": "image_url", "image_url": {"url": "data:image/png;base64," + base64.b64encode(png).decode()}}]
+    messages = json.dumps([{"role": "user", "content": content}])
+    call = {"traceId": "1" * 32, "spanId": "2" * 16, "name": "chat", "startTimeUnixNano": "1790000000000000000",
+            "endTimeUnixNano": "1790000001000000000",
+            "attributes": [{"key": "gen_ai.input.messages", "value": {"stringValue": messages}}]}
+    file, data = tmp_path / "call.jsonl", tmp_path / "data"
+    file.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [call]}]}]}) + "\n")
+    run("import", file, "--data", data)
+    found = json.loads(run("conversations", "--data", data, "--format", "jsonl").stdout)
+    name = hashlib.sha256(png).hexdigest()
+    assert found["messages"][0]["content"] == [{"type": "image", "media": name}]
+    assert (data / "media" / name[:2] / name).read_bytes() == png
+
+
 def test_a_deleted_run_leaves_the_index(server):
     dice = random.Random(3)
     send(server, [Talk(n, dice) for n in range(20)])

@@ -4,16 +4,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use rollscope_answers::Answers;
+use rollscope_answers::breakdown::breakdown;
+use rollscope_answers::critical_path::critical_path;
+use rollscope_answers::difference::{Shape, Side, difference};
+use rollscope_answers::idle::idle;
+use rollscope_answers::phases::phases;
+use rollscope_answers::samples::sample_times;
+use rollscope_answers::stragglers::stragglers;
 use rollscope_demo::{DemoOptions, Generator};
 use rollscope_model::Table;
-use rollscope_query::analysis::breakdown::breakdown;
-use rollscope_query::analysis::critical_path::critical_path;
-use rollscope_query::analysis::difference::{Shape, Side, difference};
-use rollscope_query::analysis::idle::idle;
-use rollscope_query::analysis::phases::phases;
-use rollscope_query::analysis::samples::sample_times;
-use rollscope_query::analysis::stragglers::stragglers;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::QueryLimits;
 use rollscope_store::{Store, StoreOptions};
 
 use crate::report::{Report, thousands};
@@ -54,7 +55,7 @@ async fn one_step(report: &mut Report) -> anyhow::Result<()> {
     let samples = if crate::full() { 11_000 } else { 1_100 };
     let dir = tempfile::tempdir()?;
     let (store, spans) = store(dir.path(), DemoOptions::load(1, 1, samples, 8)).await?;
-    let engine = Engine::new(store.clone(), QueryLimits::default())?;
+    let engine = Answers::new(store.clone(), QueryLimits::default())?;
     let started = Instant::now();
     let mut data = engine.step_data("demo", Some(0)).await?;
     let reading = started.elapsed().as_secs_f64();
@@ -103,7 +104,7 @@ async fn long_run(report: &mut Report) -> anyhow::Result<()> {
     let (steps, samples) = if crate::full() { (100, 1_100) } else { (20, 220) };
     let dir = tempfile::tempdir()?;
     let (store, spans) = store(dir.path(), DemoOptions::load(2, steps, samples, 8)).await?;
-    let engine = Engine::new(
+    let engine = Answers::new(
         store.clone(),
         QueryLimits { timeout: std::time::Duration::from_secs(300), ..QueryLimits::default() },
     )?;

@@ -133,7 +133,7 @@ pub fn table(schema: &Schema, batches: &[RecordBatch]) -> anyhow::Result<Table> 
     table.load_preset(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     table.set_header(schema.fields().iter().map(|f| f.name().clone()));
     for batch in batches {
-        for row in rollscope_server::encode::texts(batch)? {
+        for row in rollscope_app::encode::texts(batch)? {
             table.add_row(row.iter().map(|text| printable(text)));
         }
     }

@@ -21,13 +21,13 @@ use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use crate::analysis::ask::Answers;
 use crate::describe::{self, ColumnInfo, TableStats};
 use crate::error::{ErrorKind, QueryError};
+use crate::functions::TableFunction;
 use crate::interrupt::interruptible;
 use crate::limits::QueryLimits;
 use crate::progress::{Progress, ProgressSnapshot};
-use crate::running::{QueryStream, Running, task_failed, timed_out};
+use crate::running::{QueryStream, Registration, Running, task_failed, timed_out};
 use crate::session::{self, Sessions};
 use crate::tables;
 
@@ -46,7 +46,7 @@ pub struct Engine {
 
 /// For what lives inside of the engine and calls it.
 #[derive(Clone)]
-pub(crate) struct WeakEngine(Weak<Inner>);
+pub struct WeakEngine(Weak<Inner>);
 
 impl WeakEngine {
     pub fn engine(&self) -> Option<Engine> {
@@ -61,7 +61,6 @@ struct Inner {
     permits: Arc<Semaphore>,
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     next_id: AtomicU64,
-    answers: Answers,
     /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests.
     threads: Option<Runtime>,
 }
@@ -75,28 +74,18 @@ impl Drop for Inner {
     }
 }
 
-/// Keeps a query in the list of running ones. When it is dropped, nobody waits for the query any more.
-pub(crate) struct Registration {
-    running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
-    progress: Arc<Progress>,
-}
-
-impl Registration {
-    pub fn progress(&self) -> &Arc<Progress> {
-        &self.progress
-    }
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.progress.stop();
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.progress.id());
-    }
-}
-
 impl Engine {
     /// Starts the query threads. Fails only if the system gives no threads.
     pub fn new(source: Arc<dyn SnapshotSource>, limits: QueryLimits) -> Result<Self, QueryError> {
+        Engine::with_functions(source, limits, |_| Vec::new())
+    }
+
+    /// The same with table functions that may ask the engine themselves.
+    pub fn with_functions(
+        source: Arc<dyn SnapshotSource>,
+        limits: QueryLimits,
+        functions: impl FnOnce(WeakEngine) -> Vec<Arc<dyn TableFunction>>,
+    ) -> Result<Self, QueryError> {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let threads = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(cores)
@@ -110,30 +99,22 @@ impl Engine {
         let inner = Arc::new_cyclic(|engine| Inner {
             source,
             limits,
-            sessions: Arc::new(sessions.with_answers(WeakEngine(engine.clone()))),
+            sessions: Arc::new(sessions.with_functions(functions(WeakEngine(engine.clone())))),
             permits,
             running: Arc::default(),
             next_id: AtomicU64::new(1),
-            answers: Answers::default(),
             threads: Some(threads),
         });
         Ok(Engine { inner })
     }
 
-    /// What of the analysis was worked out already.
-    pub(crate) fn answers(&self) -> &Answers {
-        &self.inner.answers
-    }
-
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    /// All tables as they are now.
+    pub fn snapshot(&self) -> Snapshot {
         self.inner.source.snapshot()
     }
 
     /// Works something out on the query threads.
-    pub(crate) async fn compute<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, QueryError> {
+    pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, QueryError> {
         let task = self.inner.spawn(async move { work() });
         task.await.map_err(task_failed)
     }
@@ -152,12 +133,12 @@ impl Engine {
         let inner = &*self.inner;
         let deadline = Instant::now() + inner.limits.timeout;
         let registration = inner.register(sql);
-        let permit = inner.turn(deadline, &registration.progress).await?;
+        let permit = inner.turn(deadline, registration.progress()).await?;
         self.start(sql, max_rows, deadline, registration, Some(permit)).await
     }
 
     /// A query of our own on behalf of one that has had its turn: waiting for another could wait for ever.
-    pub(crate) async fn sql_at_once(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
+    pub async fn sql_at_once(&self, sql: &str, max_rows: usize) -> Result<Running, QueryError> {
         let deadline = Instant::now() + self.inner.limits.timeout;
         self.start(sql, max_rows, deadline, self.inner.register(sql), None).await
     }
@@ -184,7 +165,7 @@ impl Engine {
     ) -> Result<Running, QueryError> {
         let inner = &*self.inner;
         let limits = QueryLimits { max_rows, ..inner.limits.clone() };
-        let progress = registration.progress.clone();
+        let progress = registration.progress().clone();
         let snapshot = inner.source.snapshot();
         let (schema_to, mut schema_from) = oneshot::channel();
         let (batches_to, batches) = mpsc::channel(BATCHES_AHEAD);
@@ -332,10 +313,10 @@ impl Engine {
     {
         let inner = &*self.inner;
         let registration = inner.register(&what);
-        let permit = inner.turn(Instant::now() + inner.limits.timeout, &registration.progress).await?;
+        let permit = inner.turn(Instant::now() + inner.limits.timeout, registration.progress()).await?;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
-        let progress = registration.progress.clone();
+        let progress = registration.progress().clone();
         self.direct(progress.clone(), async move {
             let _permit = permit;
             let state = sessions.open(&snapshot, &progress)?;
@@ -421,9 +402,7 @@ impl Inner {
 
     fn register(&self, sql: &str) -> Registration {
         let progress = Arc::new(Progress::new(self.next_id.fetch_add(1, Relaxed), sql));
-        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-        running.insert(progress.id(), progress.clone());
-        Registration { running: self.running.clone(), progress }
+        Registration::new(self.running.clone(), progress)
     }
 
     fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {

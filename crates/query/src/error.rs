@@ -32,7 +32,7 @@ pub struct QueryError {
 const MAX_MESSAGE: usize = 2000;
 
 impl QueryError {
-    pub(crate) fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
+    pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         let mut message: String = message.into();
         if message.len() > MAX_MESSAGE {
             let end = (0..=MAX_MESSAGE).rev().find(|i| message.is_char_boundary(*i)).unwrap_or(0);

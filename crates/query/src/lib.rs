@@ -5,15 +5,14 @@
 //! see [`tables`]. What users call in SQL beyond DataFusion's own is in [`functions`]. [`Engine`] plans and runs
 //! queries on its own threads, within [`QueryLimits`], and can list and stop what is running.
 //!
-//! [`promql`] answers Prometheus's query language over the table `series`; [`analysis`] holds questions that are not
-//! one query, one file each.
+//! [`promql`] answers Prometheus's query language over the table `series`. Questions that are not one query are in
+//! `crates/answers`, which adds them to SQL as [table functions](functions::TableFunction).
 //!
 //! Everything is read-only: statements that would change anything are refused before they are planned.
 //! Plans consist of DataFusion's own operators, and everything that they need at run time is in their literals, so that another
 //! process with [`functions::register`] can execute them. Only the process that executes a plan adds to it: the filters of
 //! its joins look whether the query is still wanted ([`interrupt`]).
 
-pub mod analysis;
 mod describe;
 mod engine;
 mod error;
@@ -27,10 +26,9 @@ mod runs;
 pub mod scope;
 mod session;
 pub mod tables;
-pub mod traces;
 
 pub use describe::{ColumnInfo, TableStats};
-pub use engine::Engine;
+pub use engine::{Engine, WeakEngine};
 pub use error::{ErrorKind, QueryError};
 pub use limits::QueryLimits;
 pub use progress::{Progress, ProgressSnapshot};

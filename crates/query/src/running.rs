@@ -1,10 +1,11 @@
 //! A running query: the schema of the result at once, its rows as a stream. Time, rows and cancellation are watched here,
 //! on the reader's side, so that they hold even while the query's own threads are busy.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use arrow::array::RecordBatch;
@@ -15,7 +16,6 @@ use tokio::task::{JoinError, JoinHandle};
 use tokio::time::Sleep;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 
-use crate::engine::Registration;
 use crate::error::{ErrorKind, QueryError};
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
@@ -34,6 +34,30 @@ impl Running {
     pub async fn collect(self) -> Result<(Vec<RecordBatch>, bool), QueryError> {
         let batches = self.stream.try_collect().await?;
         Ok((batches, self.truncated.load(Relaxed)))
+    }
+}
+
+/// Keeps a query in the list of running ones. When it is dropped, nobody waits for the query any more.
+pub(crate) struct Registration {
+    running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
+    progress: Arc<Progress>,
+}
+
+impl Registration {
+    pub fn new(running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>, progress: Arc<Progress>) -> Self {
+        running.lock().unwrap_or_else(PoisonError::into_inner).insert(progress.id(), progress.clone());
+        Registration { running, progress }
+    }
+
+    pub fn progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.progress.stop();
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.progress.id());
     }
 }
 

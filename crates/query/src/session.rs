@@ -20,9 +20,8 @@ use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 use rollscope_model::Table;
 use rollscope_store::Snapshot;
 
-use crate::engine::WeakEngine;
 use crate::error::{ErrorKind, QueryError};
-use crate::functions::{self, AttrTypes};
+use crate::functions::{self, AttrTypes, TableFunction};
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
 use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, spans_view};
@@ -61,9 +60,9 @@ impl Sessions {
         Ok(Sessions { base, runtime })
     }
 
-    /// The same with the table functions that answer questions.
-    pub fn with_answers(mut self, engine: WeakEngine) -> Sessions {
-        functions::register_answers(&mut self.base, &engine);
+    /// The same with these table functions.
+    pub fn with_functions(mut self, functions: Vec<Arc<dyn TableFunction>>) -> Sessions {
+        functions::register_table_functions(&mut self.base, functions);
         self
     }
 

@@ -4,14 +4,13 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use rollscope_answers::perf::PerfRules;
+use rollscope_app::sinks::SinkConfig;
 use rollscope_formats::import::otlp;
-use rollscope_model::limits::MESSAGE_BYTES;
-use rollscope_query::analysis::perf::PerfRules;
 use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::scrape::config::ScrapeConfig;
-use crate::sinks::SinkConfig;
 
 /// Where the server listens, who may use it, and how much it accepts.
 #[derive(Clone, Debug, Serialize, Deserialize)]

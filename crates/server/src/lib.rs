@@ -1,29 +1,26 @@
-//! The only crate that knows HTTP, gRPC and JSON.
+//! The only crate that knows HTTP and gRPC: wire, authentication and routing. What the product does is in `rollscope_app`.
 //!
-//! [`Server::start`] binds up to three listeners over one [`Store`] and one [`Engine`]: OTLP over gRPC, OTLP over HTTP, and the
-//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to a batch to
-//! `Store::append`, answered when it is on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV by [`encode`]),
-//! or it gets a file of the [`page`]. The server itself reads series from scrape targets ([`scrape`]), computes the
-//! metrics of every step ([`steps`]) and hands them on ([`sinks`]). [`listen`] owns sockets, TLS, limits on connections and the orderly end; [`metrics`] counts;
-//! every refusal of the API is a [`problem::Problem`]. [`collect`] is ingest alone, into files. All settings are in [`config`].
+//! [`Server::start`] binds up to three listeners over one [`Store`] and its [`Answers`]: OTLP over gRPC, OTLP over HTTP, and the
+//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to batches to
+//! `rollscope_app::intake`, answered when they are on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV),
+//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]) and lets the
+//! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`). [`listen`] owns sockets, TLS, limits on
+//! connections and the orderly end; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
+//! gets its status. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
 mod auth;
 pub mod collect;
 pub mod config;
-pub mod conversations;
-pub mod encode;
 mod ingest;
 mod listen;
 mod metrics;
 pub mod page;
 mod params;
-pub mod problem;
+mod problem;
 mod query;
 mod run;
 pub mod scrape;
-pub mod sinks;
-pub mod steps;
 pub mod trace_level;
 
 use std::convert::Infallible;
@@ -41,6 +38,11 @@ use axum::routing::get;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use rollscope_answers::Answers;
+use rollscope_app::conversations::Conversations;
+use rollscope_app::listings::steps::StepsCache;
+use rollscope_app::sinks::Sinks;
+use rollscope_app::steps::{StepCounters, StepWatcher};
 use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio::net::TcpListener;
@@ -51,13 +53,10 @@ use tower_http::trace::TraceLayer;
 
 use auth::{Auth, Door};
 pub use config::{Limits, Secret, ServerConfig, TlsConfig};
-use conversations::Conversations;
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
 use scrape::Scraping;
-use sinks::Sinks;
-use steps::{StepCounters, StepWatcher};
 
 /// Why the server did not start and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +94,7 @@ pub(crate) struct App(Arc<Shared>);
 pub(crate) struct Shared {
     store: Store,
     engine: Engine,
+    answers: Answers,
     ingest: Ingest,
     /// None: the search index could not be opened.
     conversations: Option<Conversations>,
@@ -108,7 +108,7 @@ pub(crate) struct Shared {
     steps: Arc<StepCounters>,
     stop: CancellationToken,
     watched: api::Watched,
-    known_steps: api::StepsCache,
+    known_steps: StepsCache,
 }
 
 impl Deref for App {
@@ -163,11 +163,12 @@ pub struct Server {
 impl Server {
     /// Binds everything, then serves. The store stays the caller's to close, after [`Server::shutdown`].
     /// Boxed, so that the whole server is compiled here and not once more in each program that starts it.
-    pub fn start(config: &ServerConfig, store: Store, engine: Engine) -> BoxFuture<'_, Result<Server, StartError>> {
-        Box::pin(Server::start_here(config, store, engine))
+    pub fn start(config: &ServerConfig, store: Store, answers: Answers) -> BoxFuture<'_, Result<Server, StartError>> {
+        Box::pin(Server::start_here(config, store, answers))
     }
 
-    async fn start_here(config: &ServerConfig, store: Store, engine: Engine) -> Result<Server, StartError> {
+    async fn start_here(config: &ServerConfig, store: Store, answers: Answers) -> Result<Server, StartError> {
+        let engine = answers.engine().clone();
         if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
             return Err(StartError::EmptyToken);
         }
@@ -210,6 +211,7 @@ impl Server {
             ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
             store,
             engine,
+            answers,
             counters: counters.clone(),
             limits: config.limits.clone(),
             promql: config.promql.clone(),
@@ -218,7 +220,7 @@ impl Server {
             steps,
             stop: shared.stop.clone(),
             watched: api::Watched::default(),
-            known_steps: api::StepsCache::default(),
+            known_steps: StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);
         let vitals = app.store.vitals().clone();

@@ -2,7 +2,8 @@
 
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use rollscope_query::{ErrorKind, QueryError};
+use rollscope_app::problem::{self as app, ProblemKind};
+use rollscope_query::QueryError;
 use rollscope_store::StoreError;
 use serde::Serialize;
 use std::time::Duration;
@@ -78,10 +79,6 @@ impl Problem {
         problem
     }
 
-    pub fn set_parameter(&mut self, name: &str) {
-        self.parameter = Some(name.to_string());
-    }
-
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, detail)
     }
@@ -144,30 +141,35 @@ impl IntoResponse for Problem {
     }
 }
 
+/// The one place where what went wrong gets its status.
+impl From<app::Problem> for Problem {
+    fn from(problem: app::Problem) -> Self {
+        let status = match problem.kind {
+            ProblemKind::BadRequest => StatusCode::BAD_REQUEST,
+            ProblemKind::NotFound => StatusCode::NOT_FOUND,
+            ProblemKind::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            ProblemKind::Timeout => StatusCode::REQUEST_TIMEOUT,
+            ProblemKind::NotAnImage => StatusCode::UNPROCESSABLE_ENTITY,
+            ProblemKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            ProblemKind::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        Problem {
+            parameter: problem.parameter.clone(),
+            limit: problem.limit.map(str::to_string),
+            retry_after: problem.retry_after,
+            ..Problem::new(status, problem.detail())
+        }
+    }
+}
+
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        match error.retry_after() {
-            Some(after) => Problem::unavailable(error.to_string(), after),
-            None => Problem::internal(error.to_string()),
-        }
+        app::Problem::from(error).into()
     }
 }
 
 impl From<QueryError> for Problem {
     fn from(error: QueryError) -> Self {
-        match error.kind {
-            ErrorKind::Parse | ErrorKind::Plan => Problem::bad_request(error.message),
-            ErrorKind::NotFound => Problem::not_found(error.message),
-            ErrorKind::Limit if error.message.contains("timeout") => {
-                Problem::new(StatusCode::REQUEST_TIMEOUT, error.message).with_limit("timeout")
-            }
-            ErrorKind::Limit if error.message.contains("max_concurrent") => Problem {
-                retry_after: Some(Duration::from_secs(1)),
-                ..Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.message).with_limit("max_concurrent")
-            },
-            ErrorKind::Limit => Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error.message),
-            ErrorKind::Cancelled => Problem::new(StatusCode::SERVICE_UNAVAILABLE, error.message),
-            ErrorKind::Internal => Problem::internal(error.message),
-        }
+        app::Problem::from(error).into()
     }
 }

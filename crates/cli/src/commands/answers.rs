@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rollscope_query::analysis::ask::Which;
-use rollscope_query::{Engine, QueryError, QueryLimits};
+use rollscope_answers::{Answers, Which};
+use rollscope_query::{QueryError, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
 
@@ -22,10 +22,10 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
     let run = args.run.clone();
     let mut answer = match (folder(&args.answer.source), args.step) {
         (Some(data), step) => {
-            let engine = open(data).await?;
+            let answers = open(data).await?;
             match step {
-                Some(step) => serde_json::to_value(engine.step_report(&run, Some(step)).await.map_err(usage)?)?,
-                None => serde_json::to_value(engine.run_findings(&run).await.map_err(usage)?)?,
+                Some(step) => serde_json::to_value(answers.step_report(&run, Some(step)).await.map_err(usage)?)?,
+                None => serde_json::to_value(answers.run_findings(&run).await.map_err(usage)?)?,
             }
         }
         (None, Some(step)) => ask(&args.answer.source, format!("/runs/{}/steps/{step}/report", encode(&run))).await?,
@@ -96,9 +96,9 @@ pub fn folder(source: &SourceArgs) -> Option<PathBuf> {
     }
 }
 
-async fn open(data: PathBuf) -> anyhow::Result<Engine> {
+async fn open(data: PathBuf) -> anyhow::Result<Answers> {
     let store = ReadOnlyStore::open(&data).await?;
-    Ok(Engine::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
+    Ok(Answers::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
 }
 
 /// A mistake of the user is a usage error.
@@ -115,7 +115,7 @@ fn encode(text: &str) -> String {
 /// The id of a run that is named by its id, its name, `project/name`, or a beginning that fits only one run.
 pub async fn find_run(source: &SourceArgs, run: &str) -> anyhow::Result<String> {
     match folder(source) {
-        Some(data) => open(data).await?.find_run(run).await.map_err(usage),
+        Some(data) => open(data).await?.engine().find_run(run).await.map_err(usage),
         None => {
             let found = ask(source, format!("/runs/{}", encode(run))).await?;
             Ok(found["run_id"].as_str().unwrap_or(run).to_string())

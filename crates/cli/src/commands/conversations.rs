@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{ContentArrangement, Table};
+use rollscope_app::conversations::Conversations;
+use rollscope_app::conversations::ask::Ask;
+use rollscope_app::conversations::export::Pages;
+use rollscope_app::problem::Problem;
 use rollscope_query::{Engine, QueryLimits};
-use rollscope_server::conversations::Conversations;
-use rollscope_server::conversations::ask::Ask;
-use rollscope_server::conversations::export::Pages;
-use rollscope_server::problem::Problem;
 use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
 
@@ -89,10 +89,7 @@ fn pairs(args: &ConversationsArgs) -> Vec<(String, String)> {
 
 /// A mistake of the user is a usage error.
 fn told(problem: Problem) -> anyhow::Error {
-    match problem.status().as_u16() {
-        400 | 404 => Usage(problem.detail().to_string()).into(),
-        _ => anyhow::anyhow!("{}", problem.detail()),
-    }
+    if problem.is_users() { Usage(problem.to_string()).into() } else { problem.into() }
 }
 
 async fn ask_folder(args: &ConversationsArgs, data: PathBuf) -> anyhow::Result<Vec<u8>> {

@@ -8,6 +8,7 @@ use anyhow::Context;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::{DataType, Int64Type};
 use futures::StreamExt;
+use rollscope_app::intake;
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
@@ -84,12 +85,7 @@ pub async fn file(
         if table == Table::Runs {
             runs.widen(&batch)?;
         } else {
-            // Model calls on spans are conversations too.
-            let talks = (table == Table::Spans).then(|| rollscope_formats::conversations::from_spans(&batch)).flatten();
-            let accepted = store.append(table, batch).await?.accepted;
-            if let Some(talks) = talks {
-                store.append(Table::Conversations, talks).await?;
-            }
+            let accepted = intake::append(store, table, batch).await?.accepted;
             // Rows of other tables replace what was there, so whether they are new is not known here.
             new += if table == Table::Spans { accepted } else { 0 };
         }

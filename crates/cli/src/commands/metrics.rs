@@ -7,10 +7,10 @@ use arrow::array::AsArray;
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
 use futures::StreamExt;
+use rollscope_answers::perf::PerfRules;
+use rollscope_app::{sinks, steps};
 use rollscope_model::time::{now_ns, ns_to_seconds};
-use rollscope_query::analysis::perf::PerfRules;
 use rollscope_query::{Engine, QueryLimits};
-use rollscope_server::{sinks, steps};
 use rollscope_store::{ReadOnlyStore, Store};
 
 use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs};

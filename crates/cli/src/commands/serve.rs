@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use rollscope_query::Engine;
+use rollscope_answers::Answers;
 use rollscope_server::{Limits, Server, StartError};
 use rollscope_store::{Store, Vitals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -45,8 +45,8 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
     for problem in store.health().problems {
         tracing::warn!("{problem}");
     }
-    let engine = Engine::new(Arc::new(store.clone()), config.query.clone()).context("cannot start the query engine")?;
-    let server = match Server::start(&config.server, store.clone(), engine).await {
+    let answers = Answers::new(Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let server = match Server::start(&config.server, store.clone(), answers).await {
         Ok(server) => server,
         Err(e) => {
             store.close().await?;

@@ -10,8 +10,9 @@ use anyhow::Context;
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
 use futures::StreamExt;
-use rollscope_query::{Engine, QueryLimits};
-use rollscope_server::encode;
+use rollscope_answers::Answers;
+use rollscope_app::encode;
+use rollscope_query::QueryLimits;
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::{Format, SqlArgs};
@@ -44,8 +45,8 @@ async fn ask_folder(args: &SqlArgs, data: PathBuf) -> anyhow::Result<()> {
     let store = ReadOnlyStore::open(&data).await?;
     let limits =
         QueryLimits { timeout: Duration::from_secs(args.timeout), max_rows: args.max_rows, ..QueryLimits::default() };
-    let engine = Engine::new(Arc::new(store), limits)?;
-    let mut running = engine.sql(&args.query).await.map_err(usage)?;
+    let answers = Answers::new(Arc::new(store), limits)?;
+    let mut running = answers.engine().sql(&args.query).await.map_err(usage)?;
     let progress = running.progress.clone();
     let bar = Bar::over("scanning", progress.snapshot().rows_total, move || progress.snapshot().rows_scanned);
     let mut out = Printer::new(args.format, running.schema.clone());

@@ -28,7 +28,7 @@ fn clean(value: &Value) -> String {
 }
 
 fn time(seconds: f64) -> String {
-    rollscope_query::analysis::words::time(seconds)
+    rollscope_answers::words::time(seconds)
 }
 
 struct Page {
@@ -329,8 +329,8 @@ pub fn diff(answer: &Value, style: Style) -> String {
             let change = number(&c["change_s"]);
             let sign = if change >= 0.0 { "+" } else { "" };
             let clear = match c["significance"].as_f64() {
-                Some(s) if s >= rollscope_query::analysis::difference::CLEAR => "clear",
-                Some(_) => "within the usual spread",
+                Some(s) if s >= rollscope_answers::difference::CLEAR => "clear",
+                Some(_) => "as it varies",
                 None => "",
             };
             vec![

@@ -11,15 +11,15 @@
 //! | `trace_id('hex')`, `span_id('hex')` | an id from text of any length, mapped as on import |
 //! | `hex(id)` | an id as text |
 //!
-//! Answers about steps and runs are table functions; they are in [`answers`].
+//! Table functions come from the crates above, such as the answers about steps and runs: see [`TableFunction`].
 
-mod answers;
 mod attr;
 mod attr_typed;
 mod ids;
 mod lookup;
 mod maps;
 mod replaced;
+mod table;
 
 use std::sync::Arc;
 
@@ -27,11 +27,12 @@ use datafusion::common::Result;
 use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::ScalarUDF;
 
-pub(crate) use answers::register_answers;
 pub use attr::{ATTRS_OF, AttrTypes};
 pub use ids::IdText;
 pub use maps::merge_attrs;
 pub use replaced::{hashes_literal, is_replaced};
+pub(crate) use table::register_table_functions;
+pub use table::{Argument, TableFunction};
 
 /// Functions of DataFusion that make a large value from a small text in one call, past every limit on memory.
 const WITHHELD: &[&str] = &[

@@ -3,7 +3,7 @@
 
 use axum::extract::{Path, State};
 use axum::response::Response;
-use rollscope_query::analysis::ask::Which;
+use rollscope_answers::ask::Which;
 
 use super::to_json;
 use crate::App;
@@ -34,7 +34,7 @@ pub async fn report(
                 .map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?,
         ),
     };
-    to_json(&app.engine.step_report(&run, step).await?)
+    to_json(&app.answers.step_report(&run, step).await?)
 }
 
 /// Returns what stands out in a run, by cost, and how long each step took.
@@ -44,7 +44,7 @@ pub async fn report(
 ))]
 pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    to_json(&app.engine.run_findings(&run).await?)
+    to_json(&app.answers.run_findings(&run).await?)
 }
 
 /// Returns what changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.
@@ -69,5 +69,5 @@ pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> 
     }
     let before = Which { run: run.clone(), step };
     let after = Which { run: other.unwrap_or(run), step: with };
-    to_json(&app.engine.difference(&before, &after).await?)
+    to_json(&app.answers.difference(&before, &after).await?)
 }

@@ -1,17 +1,17 @@
-//! Conversations and their media. The work is in [`crate::conversations`].
+//! Conversations and their media. The work is in [`rollscope_app::conversations`].
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
+use rollscope_app::conversations::ask::Ask;
+use rollscope_app::conversations::export::Pages;
+use rollscope_app::conversations::{Conversations, media};
 use rollscope_store::Store;
 
 use super::json;
 use crate::App;
-use crate::conversations::ask::Ask;
-use crate::conversations::export::Pages;
-use crate::conversations::{Conversations, media};
 use crate::params::Params;
 use crate::problem::Problem;
 
@@ -48,7 +48,7 @@ fn conversations(app: &App) -> Result<&Conversations, Problem> {
     (status = 400, description = "Invalid parameter. `detail` states what is expected", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Problem> {
-    let listed = conversations(&app)?.list(Ask::read(params)?).await?;
+    let listed = conversations(&app)?.list(Ask::read(params.0)?).await?;
     Ok(json(listed.to_json()))
 }
 
@@ -93,7 +93,7 @@ pub async fn export(State(app): State<App>, mut params: Params) -> Result<Respon
         None => None,
         Some(text) => Some(text.parse().map_err(|_| Problem::parameter("limit", "a non-negative integer"))?),
     };
-    let mut pages = Pages::new(conversations(&app)?.clone(), Ask::read(params)?, limit);
+    let mut pages = Pages::new(conversations(&app)?.clone(), Ask::read(params.0)?, limit);
     let named = |name: &'static str| (header::CONTENT_DISPOSITION, HeaderValue::from_static(name));
     match format.as_str() {
         "jsonl" => {
@@ -146,13 +146,13 @@ pub async fn media_file(
     }
     let data = find(&app.store, &hash).await?;
     match side {
-        None => Ok(media::respond(&hash, data)),
+        None => Ok(respond(&hash, data)),
         Some(side) => {
             // One at a time for each core: pictures take memory.
             let _turn = app.thumbnails.acquire().await.map_err(|e| Problem::internal(e.to_string()))?;
             let made = tokio::task::spawn_blocking(move || media::thumbnail(&data, side)).await;
             let png = made.map_err(|e| Problem::internal(e.to_string()))??;
-            Ok(media::respond(&hash, png.into()))
+            Ok(respond(&hash, png.into()))
         }
     }
 }
@@ -160,4 +160,34 @@ pub async fn media_file(
 async fn find(store: &Store, hash: &str) -> Result<Bytes, Problem> {
     let found = store.media_get(hash).await?;
     found.ok_or_else(|| Problem::not_found(format!("there is no file {hash}; pass the SHA-256 of its content in hex")))
+}
+
+/// The file as an answer. It never changes, its name is its hash.
+fn respond(hash: &str, data: Bytes) -> Response {
+    let mut headers = HeaderMap::new();
+    let (kind, disposition) = match media::sniff(&data) {
+        Some((kind, _)) => (kind, "inline".to_string()),
+        None => ("application/octet-stream", format!("attachment; filename=\"{hash}.bin\"")),
+    };
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    if let Ok(value) = HeaderValue::from_str(&disposition) {
+        headers.insert(header::CONTENT_DISPOSITION, value);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
+    headers.insert(HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin"));
+    (headers, data).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_image_is_only_handed_out_for_download() {
+        for forged in [&b"<svg onload=alert(1)>"[..], b"<html>", b"GIF89", b"", b"%PDF-1.7"] {
+            let answer = respond("ab", Bytes::copy_from_slice(forged));
+            assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
+            assert!(answer.headers()[header::CONTENT_DISPOSITION].to_str().unwrap().starts_with("attachment"));
+        }
+    }
 }

@@ -112,7 +112,7 @@ fn scrape_text(out: &mut String, app: &App) {
     let seconds = app.steps.microseconds.load(Relaxed) as f64 / 1e6;
     put(out, "steps_seconds_total", "counter", "time spent computing the metrics of steps", "", seconds);
     let sinks = app.sinks.status();
-    type Pick = fn(&crate::sinks::SinkStatus) -> u64;
+    type Pick = fn(&rollscope_app::sinks::SinkStatus) -> u64;
     let figures: [(&str, &str, &str, Pick); 4] = [
         ("sink_backlog", "gauge", "steps waiting for a sink", |s| s.backlog),
         ("sink_written_total", "counter", "steps written to a sink", |s| s.written),

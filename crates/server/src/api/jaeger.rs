@@ -13,18 +13,18 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
+use rollscope_answers::traces::find::{TraceSearch, orphans_sql, services_sql};
+use rollscope_app::query::{collect, int_column, sql_text, text_column};
 use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
 use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
-use rollscope_query::traces::find::{TraceSearch, orphans_sql, services_sql};
 use serde_json::{Value, json};
 
 use super::traces::{duration_ns, trace_ids};
 use crate::App;
 use crate::params::pairs;
 use crate::problem::Problem;
-use crate::query::{collect, int_column, sql_text, text_column};
 
 const DEFAULT_LIMIT: usize = 100;
 /// The most traces in one response.
@@ -77,6 +77,12 @@ impl Failure {
 impl From<Problem> for Failure {
     fn from(problem: Problem) -> Self {
         Failure { status: problem.status(), message: problem.detail().to_string(), v3: false }
+    }
+}
+
+impl From<rollscope_app::problem::Problem> for Failure {
+    fn from(problem: rollscope_app::problem::Problem) -> Self {
+        Problem::from(problem).into()
     }
 }
 

@@ -8,6 +8,8 @@ use arrow::array::RecordBatch;
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use rollscope_app::query::{collect, float_column, int_column, sql_text, text_column};
+use rollscope_app::sinks::SinkStatus;
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -15,9 +17,7 @@ use super::to_json;
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
-use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::run::Run;
-use crate::sinks::SinkStatus;
 
 /// The most metrics in one request.
 const MAX_NAMES: usize = 500;

@@ -19,7 +19,6 @@ mod timeline;
 mod trace_level;
 mod traces;
 
-pub(crate) use steps::StepsCache;
 pub(crate) use timeline::Watched;
 
 use axum::Router;

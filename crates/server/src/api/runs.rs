@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use rollscope_app::query::{int_column, text_column};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::time::now_ns;
@@ -20,7 +21,6 @@ use super::to_json;
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
-use crate::query::{int_column, text_column};
 use crate::run::Run;
 
 #[derive(Serialize, ToSchema)]
@@ -53,7 +53,7 @@ pub struct RunInfo {
     log_bytes: u64,
 }
 
-pub(super) fn ns(value: Option<i64>) -> Option<String> {
+fn ns(value: Option<i64>) -> Option<String> {
     value.map(|v| v.to_string())
 }
 

@@ -5,12 +5,12 @@ use arrow::compute::{SortColumn, concat_batches, lexsort_to_indices, take_record
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use rollscope_app::encode::{self, ArrowStream};
 use serde_json::Value;
 
 use super::json;
 use super::stream::Format;
 use crate::App;
-use crate::encode::{self, ArrowStream};
 use crate::params::{self, Params};
 use crate::problem::Problem;
 

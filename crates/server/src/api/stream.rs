@@ -14,9 +14,9 @@ use futures::StreamExt;
 use http_body::Frame;
 use http_body_util::StreamBody;
 
-use crate::encode::{self, ArrowStream};
 use crate::problem::Problem;
 use crate::query::Answer;
+use rollscope_app::encode::{self, ArrowStream};
 
 /// `true` or `false`: header of a short answer, trailer of a long one.
 pub const TRUNCATED: HeaderName = HeaderName::from_static("rollscope-truncated");

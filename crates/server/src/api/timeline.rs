@@ -14,6 +14,7 @@ use axum::http::{HeaderName, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures::StreamExt;
 use parking_lot::Mutex;
+use rollscope_app::query::{collect, int_column, sql_text};
 use rollscope_formats::export::timeline;
 use rollscope_model::Table;
 use rollscope_model::ids::TraceId;
@@ -25,7 +26,7 @@ use super::stream::{Format, respond};
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
-use crate::query::{self, collect, int_column, sql_text};
+use crate::query;
 use crate::run::Run;
 
 /// The most spans in one timeline. The page draws a few million, and a window can always be narrower.

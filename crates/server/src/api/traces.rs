@@ -4,17 +4,17 @@ use arrow::array::{AsArray, RecordBatch};
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use rollscope_answers::traces::find::{Sort, TraceSearch, details_sql};
+use rollscope_answers::traces::{requests, view};
+use rollscope_app::encode::ArrowStream;
+use rollscope_app::query::{collect, int_column, text_column};
 use rollscope_model::TraceId;
-use rollscope_query::traces::find::{Sort, TraceSearch, details_sql};
-use rollscope_query::traces::{requests, view};
 use serde_json::{Value, json};
 
 use super::to_json;
 use crate::App;
-use crate::encode::ArrowStream;
 use crate::params::{self, Params, pairs};
 use crate::problem::Problem;
-use crate::query::{collect, int_column, text_column};
 
 /// The most traces in one response.
 const MAX_LIMIT: usize = 5000;
@@ -317,7 +317,7 @@ mod tests {
 pub async fn path(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {
     params.done()?;
     let id = params::trace_id(&trace)?;
-    let (start_ns, path) = app.engine.trace_path(id).await?;
+    let (start_ns, path) = app.answers.trace_path(id).await?;
     let mut answer = serde_json::to_value(&path).map_err(|e| Problem::internal(e.to_string()))?;
     answer["start_ns"] = json!(start_ns.to_string());
     to_json(&answer)

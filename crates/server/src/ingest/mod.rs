@@ -2,41 +2,31 @@
 //! decodes into a batch, and appends it. It returns when the rows are on disk and visible. Only then does the sender get its acknowledgement.
 
 mod body;
-mod calls;
-mod deltas;
 pub mod grpc;
 pub mod http;
 mod level;
 pub mod lines;
-mod runs;
 mod wire;
 
 pub(crate) use body::discard;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::RecordBatch;
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
-use rollscope_formats::conversations;
-use rollscope_formats::conversations::events::Calls;
-use rollscope_formats::import::otlp::{
-    self, DecodeError, DecodeOptions, Decoded, DecodedLogs, Delta, RunRecord, RunSeen,
-};
+use rollscope_app::intake::{Intake, Receipt, Rows};
+use rollscope_app::problem::{Problem, ProblemKind};
+use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
 
 use crate::config::Limits;
-use crate::conversations::lift;
 use crate::metrics::{Counters, Protocol, add};
 pub use body::{Budget, Charge, Encoding};
-use calls::ModelCalls;
-use deltas::Deltas;
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
-use runs::Runs;
 
 /// Larger messages are decoded off the threads that serve sockets.
 const INLINE_PROTOBUF_BYTES: usize = 256 << 10;
@@ -96,6 +86,15 @@ impl From<StoreError> for Refusal {
     }
 }
 
+impl From<Problem> for Refusal {
+    fn from(problem: Problem) -> Self {
+        match (problem.kind, problem.retry_after) {
+            (ProblemKind::Unavailable, Some(after)) => Refusal::Unavailable { detail: problem.to_string(), after },
+            _ => Refusal::Internal(problem.to_string()),
+        }
+    }
+}
+
 impl From<DecodeError> for Refusal {
     fn from(error: DecodeError) -> Self {
         Refusal::Malformed(error.0)
@@ -129,12 +128,7 @@ pub struct Ingest {
 /// Where messages go.
 #[allow(clippy::large_enum_variant, reason = "a server has one of them")]
 enum Target {
-    Store {
-        store: Store,
-        runs: Runs,
-        calls: ModelCalls,
-        deltas: Deltas,
-    },
+    Store(Intake),
     /// Files, as they came: `rollscope collect`.
     Lines(Lines),
 }
@@ -152,9 +146,7 @@ struct Inner {
 
 impl Ingest {
     pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
-        let calls = ModelCalls::new(store.clone(), engine.clone());
-        let (runs, deltas) = (Runs::new(store.clone(), engine.clone()), Deltas::new(engine));
-        Self::with_target(Target::Store { store, runs, calls, deltas }, counters, limits)
+        Self::with_target(Target::Store(Intake::new(store, engine)), counters, limits)
     }
 
     /// Into files instead of a store.
@@ -188,9 +180,8 @@ impl Ingest {
 
     /// The run was deleted. If it sends again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
-        if let Target::Store { runs, deltas, .. } = &self.inner.target {
-            runs.forget(run_id);
-            deltas.forget_run(run_id);
+        if let Target::Store(intake) = &self.inner.target {
+            intake.forget_run(run_id);
         }
     }
 
@@ -227,11 +218,11 @@ impl Ingest {
         let inner = &self.inner;
         let counters = inner.counters.ingest(message.protocol);
         add(&counters.bytes, message.bytes.len() as u64);
-        let (store, runs, calls, deltas) = match &inner.target {
-            Target::Store { store, runs, calls, deltas } => (store, runs, calls, deltas),
+        let intake = match &inner.target {
+            Target::Store(intake) => intake,
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
-        let (mut rows, _charge) = self.decode(message).await?;
+        let (rows, _charge) = self.decode(message).await?;
         if rows.runs.len() > inner.limits.max_runs_per_message {
             return Err(Refusal::TooLarge {
                 limit: "max_runs_per_message",
@@ -242,68 +233,16 @@ impl Ingest {
                 ),
             });
         }
-        // Runs, media and rows of one message go in together, or the deletion of a run would come between them.
-        let _held = store.hold_runs().await;
-        let counted = match rows.deltas.is_empty() {
-            true => None,
-            false => {
-                let totals = deltas.add(std::mem::take(&mut rows.deltas)).await?;
-                rows.batches.push((Table::Series, totals.batch));
-                rows.rejected += totals.rejected;
-                rows.reasons.extend(totals.reasons);
-                Some(totals.counted)
-            }
-        };
-        for file in rows.media {
-            store.media_put(file).await?;
-            add(&counters.accepted, 1);
-        }
-        if !rows.written.is_empty() {
-            runs.write(&rows.written).await?;
-            add(&counters.accepted, rows.written.len() as u64);
-        }
-        if !rows.calls.is_empty() || rows.batches.iter().any(|(_, batch)| batch.num_rows() > 0) {
-            runs.enter(&rows.runs).await?;
-        }
-        if !rows.calls.is_empty() {
-            let kept = calls.keep(rows.calls).await?;
-            add(&counters.accepted, kept.accepted);
-            rows.rejected += kept.rejected;
-            rows.reasons.extend(kept.reasons);
-        }
-        for (table, batch) in rows.batches {
-            if batch.num_rows() == 0 {
-                continue;
-            }
-            // Model calls on spans are conversations too.
-            let talks = if table == Table::Spans { conversations::from_spans(&batch) } else { None };
-            let batch = match table {
-                Table::Conversations => lift::media(store, batch).await?,
-                _ => batch,
-            };
-            let talks = match talks {
-                Some(talks) => Some(lift::media(store, talks).await?),
-                None => None,
-            };
-            // Together: they share one write to the disk.
-            let keep_talks = async {
-                match talks {
-                    Some(talks) => store.append(Table::Conversations, talks).await.map(drop),
-                    None => Ok(()),
-                }
-            };
-            let (appended, ()) = tokio::try_join!(store.append(table, batch), keep_talks)?;
-            add(&counters.accepted, appended.accepted);
-            add(&counters.duplicates, appended.duplicates);
-        }
-        if let Some(counted) = counted {
-            counted.stored();
-        }
-        let message = match rows.rejected {
+        let mut receipt = Receipt::default();
+        let kept = intake.keep(rows, &mut receipt).await;
+        add(&counters.accepted, receipt.accepted);
+        add(&counters.duplicates, receipt.duplicates);
+        kept?;
+        let message = match receipt.rejected {
             0 => String::new(),
-            n => format!("{n} rejected: {}", rows.reasons.join("; ")),
+            n => format!("{n} rejected: {}", receipt.reasons.join("; ")),
         };
-        Ok(Outcome { rejected: rows.rejected, message })
+        Ok(Outcome { rejected: receipt.rejected, message })
     }
 
     /// One message as one line of OTLP JSON.
@@ -386,50 +325,4 @@ fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result
         (Signal::Logs, Form::Json) => otlp::decode_logs_json(&bytes, options)?.into(),
     };
     Ok((rows, message.charge))
-}
-
-/// What one message brought, of any signal.
-struct Rows {
-    /// In the order in which they are appended.
-    batches: Vec<(Table, RecordBatch)>,
-    /// Metrics that are to be added up first.
-    deltas: Vec<Delta>,
-    /// Rows of `runs` that an SDK sent explicitly.
-    written: Vec<RunRecord>,
-    media: Vec<Vec<u8>>,
-    /// Model calls in log events.
-    calls: Calls,
-    runs: Vec<RunSeen>,
-    rejected: u64,
-    reasons: Vec<String>,
-}
-
-impl Rows {
-    fn of(table: Table, decoded: Decoded) -> Rows {
-        Rows {
-            batches: vec![(table, decoded.batch)],
-            deltas: decoded.deltas,
-            written: Vec::new(),
-            media: Vec::new(),
-            calls: Calls::default(),
-            runs: decoded.runs,
-            rejected: decoded.rejected,
-            reasons: decoded.reasons,
-        }
-    }
-}
-
-impl From<DecodedLogs> for Rows {
-    fn from(decoded: DecodedLogs) -> Rows {
-        Rows {
-            batches: decoded.batches,
-            deltas: Vec::new(),
-            written: decoded.runs,
-            media: decoded.media,
-            calls: decoded.calls,
-            runs: decoded.seen,
-            rejected: decoded.rejected,
-            reasons: decoded.reasons,
-        }
-    }
 }

@@ -1,6 +1,7 @@
 //! Who gets in.
 
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_answers::Answers;
+use rollscope_query::QueryLimits;
 use rollscope_server::{Limits, Secret, Server, ServerConfig, StartError};
 use rollscope_store::{Store, StoreOptions};
 use std::sync::Arc;
@@ -101,7 +102,7 @@ async fn names_and_origins_of_others_are_turned_away() {
 async fn what_is_not_safe_does_not_start() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(StoreOptions::at(dir.path())).await.unwrap();
-    let engine = Engine::new(Arc::new(store.clone()), QueryLimits::default()).unwrap();
+    let engine = Answers::new(Arc::new(store.clone()), QueryLimits::default()).unwrap();
     let start = async |config: ServerConfig| Server::start(&config, store.clone(), engine.clone()).await;
     let everywhere = || ServerConfig { otlp_grpc: "0.0.0.0:0".into(), ..config() };
 

@@ -11,7 +11,8 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, InstrumentationScope, Key
 use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span};
 use prost::Message;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_answers::Answers;
+use rollscope_query::QueryLimits;
 use rollscope_server::{Addresses, Server, ServerConfig};
 use rollscope_store::{Store, StoreOptions};
 use serde_json::Value;
@@ -41,7 +42,7 @@ pub async fn rig() -> Rig {
 pub async fn rig_with(config: ServerConfig) -> Rig {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(StoreOptions::at(dir.path())).await.unwrap();
-    let engine = Engine::new(Arc::new(store.clone()), QueryLimits::default()).unwrap();
+    let engine = Answers::new(Arc::new(store.clone()), QueryLimits::default()).unwrap();
     let server = Server::start(&config, store.clone(), engine).await.unwrap();
     let at = server.addresses();
     Rig { _dir: dir, store, server, at }

@@ -103,9 +103,11 @@ async fn tls_by_certificate_and_key() {
     assert_eq!(text.await.unwrap(), "ok\n");
 
     let wrong = TlsConfig { cert: key.clone(), key };
-    let engine =
-        rollscope_query::Engine::new(std::sync::Arc::new(rig.store.clone()), rollscope_query::QueryLimits::default())
-            .unwrap();
+    let engine = rollscope_answers::Answers::new(
+        std::sync::Arc::new(rig.store.clone()),
+        rollscope_query::QueryLimits::default(),
+    )
+    .unwrap();
     let config = ServerConfig { tls: Some(wrong), ..config() };
     let error = rollscope_server::Server::start(&config, rig.store.clone(), engine).await.err().unwrap().to_string();
     assert!(error.contains("key.pem") && error.contains("PEM"), "{error}");

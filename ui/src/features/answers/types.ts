@@ -1,4 +1,4 @@
-// The answers of the server as the page uses them (crates/query/src/analysis/report.rs), and small things that all of their
+// The answers of the server as the page uses them (crates/answers/src/report.rs), and small things that all of their
 // components need.
 import { app } from '../../domain/app.svelte';
 import { phaseOf } from '../../domain/phases';

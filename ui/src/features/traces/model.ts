@@ -3,7 +3,7 @@
 import { hex, readStream, valueAt, type Vector } from '../../data/arrow';
 import type { DataSource } from '../../data/types';
 
-/** Bits of `flags`; declared in crates/query/src/traces/view.rs. */
+/** Bits of `flags`; declared in crates/answers/src/traces/view.rs. */
 export const OPEN = 1;
 export const INSTANT = 2;
 export const ORPHAN_END = 4;

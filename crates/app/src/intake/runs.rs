@@ -11,7 +11,7 @@ use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
 use rollscope_store::Store;
 
-use super::Refusal;
+use crate::problem::Problem;
 use crate::query::{int_column, sql_text, text_column};
 
 /// Ids remembered. Past this all are forgotten and looked up again.
@@ -39,7 +39,7 @@ impl Runs {
         seen.iter().filter(|run| !known.contains(&run.run_id)).collect()
     }
 
-    pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Refusal> {
+    pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Problem> {
         if self.unknown(seen).is_empty() {
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl Runs {
             });
         }
         if new > 0 {
-            let batch = rows.finish().map_err(|e| Refusal::Internal(e.to_string()))?;
+            let batch = rows.finish().map_err(|e| Problem::internal(e.to_string()))?;
             self.store.append(Table::Runs, batch).await?;
         }
         let mut known = self.known.lock();
@@ -83,9 +83,9 @@ impl Runs {
         Ok(())
     }
 
-    /// Writes rows that their sender sent explicitly. One that is older than the end of its run changes nothing: it
-    /// was delayed, for instance in a spilled file.
-    pub async fn write(&self, records: &[RunRecord]) -> Result<(), Refusal> {
+    /// Writes rows that their sender wrote on purpose. One that is older than the end of its run changes nothing: it
+    /// was held up on its way, in a spilled file for one.
+    pub async fn write(&self, records: &[RunRecord]) -> Result<(), Problem> {
         let _turn = self.entering.lock().await;
         let ended = match self.ended(records).await {
             Ok(ended) => ended,
@@ -104,8 +104,8 @@ impl Runs {
         Ok(())
     }
 
-    /// When the rows that mark these runs as ended were written.
-    async fn ended(&self, records: &[RunRecord]) -> Result<HashMap<String, i64>, crate::problem::Problem> {
+    /// When the rows of these runs that say "ended" were written.
+    async fn ended(&self, records: &[RunRecord]) -> Result<HashMap<String, i64>, Problem> {
         let list: Vec<String> = records.iter().map(|run| sql_text(&run.run_id)).collect();
         let list = list.join(", ");
         let sql = format!("select run_id, updated_ns from runs where ended_ns is not null and run_id in ({list})");
@@ -121,7 +121,7 @@ impl Runs {
         Ok(found)
     }
 
-    async fn stored(&self, runs: &[&RunSeen]) -> Result<HashSet<String>, crate::problem::Problem> {
+    async fn stored(&self, runs: &[&RunSeen]) -> Result<HashSet<String>, Problem> {
         let list: Vec<String> = runs.iter().map(|run| sql_text(&run.run_id)).collect();
         let sql = format!("select run_id from runs where run_id in ({})", list.join(", "));
         let batches = crate::query::collect(&self.engine, &sql).await?;

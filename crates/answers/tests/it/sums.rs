@@ -2,15 +2,15 @@
 
 use arrow::array::{RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
+use rollscope_answers::breakdown::own_times;
+use rollscope_answers::critical_path::walk;
+use rollscope_answers::difference::{Side, difference};
+use rollscope_answers::phases::phases;
+use rollscope_answers::report::answer;
+use rollscope_answers::samples::sample_times;
+use rollscope_answers::step::StepData;
 use rollscope_demo::{DemoOptions, Generator, Plant};
 use rollscope_model::Table;
-use rollscope_query::analysis::breakdown::own_times;
-use rollscope_query::analysis::critical_path::walk;
-use rollscope_query::analysis::difference::{Side, difference};
-use rollscope_query::analysis::phases::phases;
-use rollscope_query::analysis::report::answer;
-use rollscope_query::analysis::samples::sample_times;
-use rollscope_query::analysis::step::StepData;
 
 use crate::support::{Chance, answers, read};
 
@@ -87,7 +87,7 @@ fn the_order_of_arrival_does_not_matter() {
     let told = |spans: &[RecordBatch], samples: &[RecordBatch]| {
         let mut data = StepData::read(spans, spans, samples).unwrap();
         let (summary, answers, shape) = answer(Some(1), &mut data);
-        let judge = rollscope_query::analysis::findings::Judge::new(vec![&summary]);
+        let judge = rollscope_answers::findings::Judge::new(vec![&summary]);
         let found = judge.findings(0);
         let json = serde_json::to_string_pretty(&(answers, found)).unwrap();
         (json, format!("{:?}", shape))

@@ -1,8 +1,8 @@
 //! Over random runs: the planted cause comes first, and clean runs are left in peace.
 
+use rollscope_answers::findings::{Finding, Judge};
+use rollscope_answers::words;
 use rollscope_demo::{DemoOptions, Generator, Plant};
-use rollscope_query::analysis::findings::{Finding, Judge};
-use rollscope_query::analysis::words;
 
 use crate::support::{Chance, seconds, summaries};
 

@@ -8,7 +8,6 @@ use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::Store;
 
-use super::Refusal;
 use crate::conversations::lift;
 use crate::problem::Problem;
 use crate::query::{collect, sql_text, text_column};
@@ -35,15 +34,15 @@ impl ModelCalls {
         ModelCalls { store, engine, joining: tokio::sync::Mutex::new(()) }
     }
 
-    pub async fn keep(&self, mut calls: Calls) -> Result<Kept, Refusal> {
+    pub async fn keep(&self, mut calls: Calls) -> Result<Kept, Problem> {
         // Before they are compared with what is stored: there the images are out already.
         for message in calls.messages_mut() {
             lift::message(&self.store, message).await?;
         }
         let _turn = self.joining.lock().await;
-        self.join(&mut calls).await.map_err(|problem| Refusal::Unavailable {
-            detail: format!("cannot look up stored model calls: {problem}"),
-            after: Duration::from_secs(1),
+        self.join(&mut calls).await.map_err(|problem| {
+            let detail = format!("cannot look up what is stored of the model calls: {problem}");
+            Problem::unavailable(detail, Duration::from_secs(1))
         })?;
         let Finished { batch, rejected, reasons } = calls.finish();
         let accepted = match batch {

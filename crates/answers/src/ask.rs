@@ -1,6 +1,6 @@
 //! Asks the store for a step or a run, and keeps what was worked out. A step is read again only when rows of it came or
 //! moved: its fingerprint is the segments that can hold it, how many of its rows are in the live tail, and how many rows of
-//! its time there name no step ([`crate::scope`]). So a run's findings cost one step when one step is new.
+//! its time there name no step ([`rollscope_query::scope`]). So a run's findings cost one step when one step is new.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -11,6 +11,8 @@ use arrow::datatypes::{Int32Type, Int64Type};
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 use rollscope_model::{Table, TraceId};
+use rollscope_query::scope::StepScope;
+use rollscope_query::{Engine, ErrorKind, QueryError};
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
 
@@ -20,9 +22,6 @@ use super::findings::Judge;
 use super::report::{RunFindings, StepAnswers, StepReport, answer, run_findings, step_report};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
 use super::summary::StepSummary;
-use crate::engine::Engine;
-use crate::error::{ErrorKind, QueryError};
-use crate::scope::StepScope;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
@@ -47,21 +46,28 @@ struct Known {
 /// A run and a step of it.
 type Place = (String, Option<i64>);
 
-/// What was worked out already.
+/// Answers questions about an engine's steps and runs. Cheap to clone; all clones share what was worked out already.
+#[derive(Clone)]
 pub struct Answers {
+    pub(crate) engine: Engine,
+    pub(crate) kept: Arc<Kept>,
+}
+
+/// What was worked out already.
+pub(crate) struct Kept {
     /// By run and step; the number counts uses.
     known: Mutex<(u64, HashMap<Place, Known>)>,
     /// Steps are large: few are read at the same time, whoever asks.
     turns: Semaphore,
 }
 
-impl Default for Answers {
+impl Default for Kept {
     fn default() -> Self {
-        Answers { known: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
+        Kept { known: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
     }
 }
 
-impl Answers {
+impl Kept {
     fn get(&self, run: &str, step: Option<i64>, extent: &Extent) -> Option<Known> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.0 += 1;
@@ -219,10 +225,15 @@ pub struct Which {
     pub step: Option<i64>,
 }
 
-impl Engine {
+impl Answers {
+    /// Plain SQL and look-ups, for what is no question of its own.
+    pub fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
     /// All rows of a query of our own, past `max_rows`, which is there for users.
     async fn all_rows(&self, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
-        let running = self.sql_at_once(sql, MAX_STEP_SPANS).await?;
+        let running = self.engine.sql_at_once(sql, MAX_STEP_SPANS).await?;
         let (rows, truncated) = running.collect().await?;
         if truncated {
             return Err(QueryError::new(ErrorKind::Limit, too_many_spans()));
@@ -244,7 +255,7 @@ impl Engine {
         steps.sort_unstable();
         steps.dedup();
         if steps.is_empty() {
-            if !Extent::new(&self.snapshot(), run, false).has_rows() {
+            if !Extent::new(&self.engine.snapshot(), run, false).has_rows() {
                 return Err(QueryError::new(ErrorKind::NotFound, format!("there is no run `{run}`")));
             }
             steps.push(None);
@@ -260,14 +271,15 @@ impl Engine {
             None => (self.all_rows(&format!("select {columns} from spans where {filter}")).await?, filter.clone()),
             Some(step) => {
                 let (max_rows, too_many) = (MAX_STEP_SPANS, too_many_spans());
-                let found = self.spans_of_step(StepScope { run, step, columns, max_rows, too_many, at_once: true });
+                let found =
+                    self.engine.spans_of_step(StepScope { run, step, columns, max_rows, too_many, at_once: true });
                 let found = found.await?;
                 (found.batches, found.filter)
             }
         };
         let samples =
             self.all_rows(&format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "))).await?;
-        let names = self.compute(move || (super::step::names_with_attributes(&spans), spans)).await?;
+        let names = self.engine.compute(move || (super::step::names_with_attributes(&spans), spans)).await?;
         let (names, spans) = names;
         let mut attributes = Vec::new();
         if !names.is_empty() {
@@ -278,31 +290,33 @@ impl Engine {
             );
             attributes = self.all_rows(&sql).await?;
         }
-        self.compute(move || StepData::read(&spans, &attributes, &samples))
+        self.engine
+            .compute(move || StepData::read(&spans, &attributes, &samples))
             .await?
             .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the step's columns: {e}")))
     }
 
     /// What held a trace from its beginning to its end, and when that was.
     pub async fn trace_path(&self, id: TraceId) -> Result<(i64, CriticalPath), QueryError> {
-        let spans = self.trace(id).await?;
+        let spans = self.engine.trace(id).await?;
         if spans.is_empty() {
             return Err(QueryError::new(ErrorKind::NotFound, format!("there is no trace {}", hex::encode(id))));
         }
         let read = self
+            .engine
             .compute(move || StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data))));
         read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 
     async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<Known, QueryError> {
-        if let Some(known) = self.answers().get(run, step, extent).filter(|k| !full || k.answers.is_some()) {
+        if let Some(known) = self.kept.get(run, step, extent).filter(|k| !full || k.answers.is_some()) {
             return Ok(known);
         }
-        let _turn = self.answers().turns.acquire().await;
+        let _turn = self.kept.turns.acquire().await;
         let mut data = self.step_data(run, step).await?;
         // What has no end in a run that is over was cut off, and goes on no more.
         data.running &= extent.goes_on;
-        let (summary, answers, shape) = self.compute(move || answer(step, &mut data)).await?;
+        let (summary, answers, shape) = self.engine.compute(move || answer(step, &mut data)).await?;
         let known = Known {
             fingerprint: extent.fingerprint(step, summary.window()),
             used: 0,
@@ -310,7 +324,7 @@ impl Engine {
             shape: Arc::new(shape),
             answers: full.then(|| Arc::new(answers)),
         };
-        self.answers().put(run, step, known.clone());
+        self.kept.put(run, step, known.clone());
         Ok(known)
     }
 
@@ -346,7 +360,7 @@ impl Engine {
             steps = steps[first..first + MAX_STEPS].to_vec();
         }
         let goes_on = self.goes_on(run).await?;
-        let extent = Extent::new(&self.snapshot(), run, goes_on);
+        let extent = Extent::new(&self.engine.snapshot(), run, goes_on);
         let known: Vec<Known> = futures::stream::iter(steps)
             .map(|step| self.known(run, step, &extent, around == Some(step)))
             .buffered(AT_ONCE)
@@ -357,42 +371,45 @@ impl Engine {
 
     /// Why did this step take as long as it did?
     pub async fn step_report(&self, run: &str, step: Option<i64>) -> Result<StepReport, QueryError> {
-        let run = self.find_run(run).await?;
+        let run = self.engine.find_run(run).await?;
         let (known, _) = self.history(&run, Some(step)).await?;
-        self.compute(move || {
-            let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
-            let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
-            let answers = known[index].answers.clone().unwrap_or_default();
-            step_report(&run, &judge, index, answers)
-        })
-        .await
+        self.engine
+            .compute(move || {
+                let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
+                let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
+                let answers = known[index].answers.clone().unwrap_or_default();
+                step_report(&run, &judge, index, answers)
+            })
+            .await
     }
 
     /// What stands out in a run, by cost.
     pub async fn run_findings(&self, run: &str) -> Result<RunFindings, QueryError> {
-        let run = self.find_run(run).await?;
+        let run = self.engine.find_run(run).await?;
         let (known, left_out) = self.history(&run, None).await?;
-        self.compute(move || {
-            let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
-            run_findings(&run, &judge, left_out)
-        })
-        .await
+        self.engine
+            .compute(move || {
+                let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
+                run_findings(&run, &judge, left_out)
+            })
+            .await
     }
 
     /// What changed from one step to another, or from one run to another.
     pub async fn difference(&self, before: &Which, after: &Which) -> Result<Difference, QueryError> {
         let around = |w: &Which| w.step.map(Some);
-        let before = Which { run: self.find_run(&before.run).await?, step: before.step };
-        let after = Which { run: self.find_run(&after.run).await?, step: after.step };
+        let before = Which { run: self.engine.find_run(&before.run).await?, step: before.step };
+        let after = Which { run: self.engine.find_run(&after.run).await?, step: after.step };
         let (old, _) = self.history(&before.run, around(&before)).await?;
         let (new, _) = self.history(&after.run, around(&after)).await?;
-        self.compute(move || {
-            let (a, b) = (side(&before, &after.run, &old), side(&after, &before.run, &new));
-            let mut out = difference(&a, &b);
-            out.phases = phase_changes(&chosen(&before, &old), &chosen(&after, &new));
-            out
-        })
-        .await
+        self.engine
+            .compute(move || {
+                let (a, b) = (side(&before, &after.run, &old), side(&after, &before.run, &new));
+                let mut out = difference(&a, &b);
+                out.phases = phase_changes(&chosen(&before, &old), &chosen(&after, &new));
+                out
+            })
+            .await
     }
 }
 

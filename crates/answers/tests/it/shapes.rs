@@ -1,10 +1,10 @@
 //! Which sample a span belongs to, in the shapes in which traces come: one per step, one per sample.
 
+use rollscope_answers::report::answer;
+use rollscope_answers::step::{NONE, StepData};
+use rollscope_answers::summary::SampleSummary;
 use rollscope_model::build::{NewSpan, SpansBuilder};
 use rollscope_model::kinds::Kind;
-use rollscope_query::analysis::report::answer;
-use rollscope_query::analysis::step::{NONE, StepData};
-use rollscope_query::analysis::summary::SampleSummary;
 
 const MS: i64 = 1_000_000;
 

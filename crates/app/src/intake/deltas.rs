@@ -11,7 +11,6 @@ use rollscope_formats::import::otlp::{Delta, Source, Stored, Summed};
 use rollscope_query::Engine;
 use tokio::sync::OwnedMutexGuard;
 
-use super::Refusal;
 use crate::problem::Problem;
 use crate::query::{float_column, int_column, sql_text, text_column};
 
@@ -65,7 +64,7 @@ impl Deltas {
     }
 
     /// Adds the points up. Their sources wait until the rows are stored.
-    pub async fn add(&self, deltas: Vec<Delta>) -> Result<Totals<'_>, Refusal> {
+    pub async fn add(&self, deltas: Vec<Delta>) -> Result<Totals<'_>, Problem> {
         let mut counted = Counted { deltas: self, held: Vec::new() };
         let mut summed = Summed::default();
         // In the order of their names, so that two messages do not wait for each other.
@@ -73,9 +72,9 @@ impl Deltas {
             let mut held = self.shared(&key).lock_owned().await;
             let source = match held.take() {
                 Some(source) => source,
-                None => self.stored(&key, &deltas).await.map_err(|problem| Refusal::Unavailable {
-                    detail: format!("cannot look up the totals of {}: {}", key.1, problem.detail()),
-                    after: RETRY_AFTER,
+                None => self.stored(&key, &deltas).await.map_err(|problem| {
+                    let detail = format!("cannot look up the totals of {}: {}", key.1, problem.detail());
+                    Problem::unavailable(detail, RETRY_AFTER)
                 })?,
             };
             held.insert(source).add(deltas, &mut summed);

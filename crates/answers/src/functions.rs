@@ -1,4 +1,4 @@
-//! The answers of [`crate::analysis`] as table functions, for use in SQL:
+//! The answers as table functions, for use in SQL:
 //!
 //! | function | a row is |
 //! |---|---|
@@ -15,21 +15,15 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use async_trait::async_trait;
-use datafusion::arrow::json::ReaderBuilder;
-use datafusion::catalog::{Session, TableFunctionArgs, TableFunctionImpl, TableProvider};
-use datafusion::common::{DataFusionError, Result, ScalarValue, plan_err};
-use datafusion::datasource::TableType;
-use datafusion::datasource::memory::MemorySourceConfig;
-use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::Expr;
-use datafusion::physical_plan::ExecutionPlan;
+use arrow::json::ReaderBuilder;
+use futures::future::BoxFuture;
+use rollscope_query::functions::{Argument, TableFunction};
+use rollscope_query::{Engine, ErrorKind, QueryError, QueryLimits, WeakEngine};
+use rollscope_store::SnapshotSource;
 use serde::Serialize;
 use serde_json::json;
 
-use crate::analysis::ask::Which;
-use crate::engine::{Engine, WeakEngine};
-use crate::error::QueryError;
+use crate::ask::{Answers, Kept, Which};
 
 #[derive(Clone, Copy, Debug)]
 enum Question {
@@ -50,9 +44,17 @@ const QUESTIONS: [(&str, Question); 6] = [
     ("difference", Question::Difference),
 ];
 
-pub(crate) fn register_answers(state: &mut SessionState, engine: &WeakEngine) {
-    for (name, question) in QUESTIONS {
-        state.register_udtf(name, Arc::new(Function { name, question, engine: engine.clone() }));
+impl Answers {
+    /// An engine of its own, whose SQL has the answers as table functions.
+    pub fn new(source: Arc<dyn SnapshotSource>, limits: QueryLimits) -> Result<Answers, QueryError> {
+        let kept = Arc::<Kept>::default();
+        let engine = Engine::with_functions(source, limits, |engine| {
+            let function = |(name, question)| -> Arc<dyn TableFunction> {
+                Arc::new(Function { name, question, engine: engine.clone(), kept: kept.clone() })
+            };
+            QUESTIONS.into_iter().map(function).collect()
+        })?;
+        Ok(Answers { engine, kept })
     }
 }
 
@@ -99,13 +101,13 @@ impl Question {
         }
     }
 
-    async fn ask(self, engine: &Engine, which: &[Which]) -> Result<RecordBatch, QueryError> {
+    async fn ask(self, answers: &Answers, which: &[Which]) -> Result<RecordBatch, QueryError> {
         let first = &which[0];
         let schema = self.schema();
-        let report = async || engine.step_report(&first.run, first.step).await;
+        let report = async || answers.step_report(&first.run, first.step).await;
         Ok(match self {
             Question::Findings if first.step.is_none() => {
-                rows(schema, &engine.run_findings(&first.run).await?.findings)
+                rows(schema, &answers.run_findings(&first.run).await?.findings)
             }
             Question::Findings => rows(schema, &report().await?.findings),
             Question::Breakdown => rows(schema, &report().await?.answers.breakdown.by_name),
@@ -135,7 +137,7 @@ impl Question {
                 });
                 rows(schema, &workers.collect::<Vec<_>>())
             }
-            Question::Difference => rows(schema, &engine.difference(first, &which[1]).await?.changes),
+            Question::Difference => rows(schema, &answers.difference(first, &which[1]).await?.changes),
         })
     }
 }
@@ -157,87 +159,58 @@ fn rows<T: Serialize>(schema: SchemaRef, values: &[T]) -> RecordBatch {
 struct Function {
     name: &'static str,
     question: Question,
+    /// The engine holds its functions, not they it.
     engine: WeakEngine,
+    kept: Arc<Kept>,
 }
 
-impl std::fmt::Debug for Function {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(self.name)
+impl TableFunction for Function {
+    fn name(&self) -> &'static str {
+        self.name
     }
-}
 
-impl TableFunctionImpl for Function {
-    fn call_with_args(&self, args: TableFunctionArgs) -> Result<Arc<dyn TableProvider>> {
-        let usage = self.question.usage(self.name);
-        let Some(which) = which(args.exprs()) else { return plan_err!("wrong arguments; expected {usage}") };
-        let fits = match self.question {
+    fn usage(&self) -> String {
+        self.question.usage(self.name)
+    }
+
+    fn accepts(&self, arguments: &[Argument]) -> bool {
+        which(arguments).is_some_and(|which| match self.question {
             Question::Findings => which.len() == 1,
             Question::Difference => which.len() == 2,
-            _ => which.len() == 1 && args.exprs().len() == 2,
-        };
-        if !fits {
-            return plan_err!("wrong arguments; expected {usage}");
-        }
-        Ok(Arc::new(Answer { question: self.question, which, engine: self.engine.clone() }))
+            _ => which.len() == 1 && arguments.len() == 2,
+        })
     }
-}
 
-/// Runs, each followed by a step or by nothing.
-fn which(arguments: &[Expr]) -> Option<Vec<Which>> {
-    let mut out: Vec<Which> = Vec::new();
-    let mut may_be_step = false;
-    for argument in arguments {
-        let Expr::Literal(value, _) = argument else { return None };
-        match value {
-            ScalarValue::Utf8(Some(run)) | ScalarValue::Utf8View(Some(run)) | ScalarValue::LargeUtf8(Some(run)) => {
-                out.push(Which { run: run.clone(), step: None });
-                may_be_step = true;
-            }
-            step if may_be_step => {
-                may_be_step = false;
-                out.last_mut()?.step = match step.cast_to(&DataType::Int64).ok()? {
-                    ScalarValue::Int64(step) => step,
-                    _ => return None,
-                };
-            }
-            _ => return None,
-        }
-    }
-    (!out.is_empty()).then_some(out)
-}
-
-struct Answer {
-    question: Question,
-    which: Vec<Which>,
-    engine: WeakEngine,
-}
-
-impl std::fmt::Debug for Answer {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Answer").field(&self.question).field(&self.which).finish()
-    }
-}
-
-#[async_trait]
-impl TableProvider for Answer {
     fn schema(&self) -> SchemaRef {
         self.question.schema()
     }
 
-    fn table_type(&self) -> TableType {
-        TableType::Temporary
+    fn rows<'a>(&'a self, arguments: &'a [Argument]) -> BoxFuture<'a, Result<RecordBatch, QueryError>> {
+        Box::pin(async {
+            let shutting_down = || QueryError::new(ErrorKind::Plan, "the server is shutting down");
+            let engine = self.engine.engine().ok_or_else(shutting_down)?;
+            let answers = Answers { engine, kept: self.kept.clone() };
+            self.question.ask(&answers, &which(arguments).unwrap_or_default()).await
+        })
     }
+}
 
-    async fn scan(
-        &self,
-        _state: &dyn Session,
-        projection: Option<&Vec<usize>>,
-        _filters: &[Expr],
-        _limit: Option<usize>,
-    ) -> Result<Arc<dyn ExecutionPlan>> {
-        let external = |e: QueryError| DataFusionError::External(Box::new(e));
-        let Some(engine) = self.engine.engine() else { return plan_err!("the server is shutting down") };
-        let batch = self.question.ask(&engine, &self.which).await.map_err(external)?;
-        Ok(MemorySourceConfig::try_new_exec(&[vec![batch]], self.schema(), projection.cloned())?)
+/// Runs, each followed by a step or by nothing.
+fn which(arguments: &[Argument]) -> Option<Vec<Which>> {
+    let mut out: Vec<Which> = Vec::new();
+    let mut may_be_step = false;
+    for argument in arguments {
+        match argument {
+            Argument::Text(run) => {
+                out.push(Which { run: run.clone(), step: None });
+                may_be_step = true;
+            }
+            Argument::Number(step) if may_be_step => {
+                may_be_step = false;
+                out.last_mut()?.step = *step;
+            }
+            Argument::Number(_) => return None,
+        }
     }
+    (!out.is_empty()).then_some(out)
 }

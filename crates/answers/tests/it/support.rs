@@ -1,11 +1,11 @@
 //! Steps straight from the generator, without a store between.
 
+use rollscope_answers::difference::Shape;
+use rollscope_answers::report::{StepAnswers, answer};
+use rollscope_answers::step::StepData;
+use rollscope_answers::summary::StepSummary;
 use rollscope_demo::{DemoOptions, Generator, StepData as Generated};
 use rollscope_model::Table;
-use rollscope_query::analysis::difference::Shape;
-use rollscope_query::analysis::report::{StepAnswers, answer};
-use rollscope_query::analysis::step::StepData;
-use rollscope_query::analysis::summary::StepSummary;
 
 /// A small generator of chance: the tests choose, the demo's dice generate.
 pub struct Chance(u64);

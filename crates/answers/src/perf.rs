@@ -11,11 +11,10 @@ use arrow::array::cast::AsArray;
 use arrow::array::{Array, MapArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
-use rollscope_model::pd;
+use rollscope_query::{Engine, QueryError};
 use serde::{Deserialize, Serialize};
 
 use super::stats::{SUFFIXES, summary};
-use crate::{Engine, QueryError};
 
 /// What counts as what. All of it can be set in the configuration file under `[perf]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,62 +106,59 @@ fn sql_list(texts: &[String]) -> String {
     if list.is_empty() { "''".into() } else { list.join(", ") }
 }
 
-impl Engine {
-    /// Computes the metrics of one step from everything that the store has about it now.
-    pub async fn step_figures(&self, run: &str, step: i64, rules: &PerfRules) -> Result<StepFigures, QueryError> {
-        let of = format!("run_id = {} and step = {step}", sql_text(run));
-        let prefix = sql_text(&rules.segment_prefix);
-        let spans = format!(
-            "select trace_id, span_id, parent_span_id, name in ({}) as request, start_attrs, end_attrs from spans \
-             where {of} and (name in ({}) and state = 'closed' or starts_with(name, {prefix}))",
-            sql_list(&rules.request_spans),
-            sql_list(&rules.request_spans),
-        );
-        let rollout = format!("phase in ({}) and end_ns is not null", sql_list(&rules.rollout_phases));
-        let extent = format!(
-            "select min(case when {rollout} then start_ns end) as first, max(case when {rollout} then end_ns end) as last, \
-                    max(coalesce(end_ns, start_ns)) as step_end from spans where {of}"
-        );
-        let samples = format!(
-            "select group_id, status, reward, start_ns, end_ns, coalesce(response_length, response_tokens) as length, \
-                    response_tokens, cached_tokens, cache_total_tokens, spec_accepted, spec_drafted, spec_verifies, \
-                    non_generation_s from samples where {of} and split = 'train' order by group_id, sample_id"
-        );
-        let texts = format!(
-            "select case when char_count > {REPETITION_CHARS} then messages end as messages from conversations where {of}"
-        );
-        let config = format!("select config from runs where run_id = {}", sql_text(run));
-        let mut out = StepFigures::default();
-        requests(&self.rows(&spans).await?, &rules.perf_prefix, &mut out.metrics);
-        let samples = self.rows(&samples).await?;
-        let extent = self.rows(&extent).await?;
-        let first =
-            |batches: &[RecordBatch], name: &str| batches.first().and_then(|b| int(b, name).first().copied()?);
-        let from_samples =
-            |name: &str, pick: fn(i64, i64) -> i64| samples.iter().flat_map(|b| int(b, name)).flatten().reduce(pick);
-        let (start, end) = match (first(&extent, "first"), first(&extent, "last")) {
-            (Some(start), Some(end)) => (Some(start), Some(end)),
-            _ => (from_samples("start_ns", i64::min), from_samples("end_ns", i64::max)),
-        };
-        out.end_ns = [first(&extent, "step_end"), from_samples("end_ns", i64::max), end].into_iter().flatten().max();
-        let rollout_s = match (start, end) {
-            (Some(start), Some(end)) if end > start => Some((end - start) as f64 / 1e9),
-            _ => None,
-        };
-        let gpus = match rules.rollout_gpus > 0.0 {
-            true => Some(rules.rollout_gpus),
-            false => self.rows(&config).await?.first().and_then(configured_gpus),
-        };
-        from_samples_of_step(&samples, rollout_s, gpus, rules, &mut out.metrics);
-        let texts = self.rows(&texts).await?;
-        repetition(&texts, &rules.rollout_prefix, &mut out.metrics);
-        out.metrics.retain(|_, v| v.is_finite());
-        Ok(out)
-    }
+/// Works out the figures of one step from everything the store has of it now.
+pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRules) -> Result<StepFigures, QueryError> {
+    let of = format!("run_id = {} and step = {step}", sql_text(run));
+    let prefix = sql_text(&rules.segment_prefix);
+    let spans = format!(
+        "select trace_id, span_id, parent_span_id, name in ({}) as request, start_attrs, end_attrs from spans \
+         where {of} and (name in ({}) and state = 'closed' or starts_with(name, {prefix}))",
+        sql_list(&rules.request_spans),
+        sql_list(&rules.request_spans),
+    );
+    let rollout = format!("phase in ({}) and end_ns is not null", sql_list(&rules.rollout_phases));
+    let extent = format!(
+        "select min(case when {rollout} then start_ns end) as first, max(case when {rollout} then end_ns end) as last, \
+                max(coalesce(end_ns, start_ns)) as step_end from spans where {of}"
+    );
+    let samples = format!(
+        "select group_id, status, reward, start_ns, end_ns, coalesce(response_length, response_tokens) as length, \
+                response_tokens, cached_tokens, cache_total_tokens, spec_accepted, spec_drafted, spec_verifies, \
+                non_generation_s from samples where {of} and split = 'train' order by group_id, sample_id"
+    );
+    let texts = format!(
+        "select case when char_count > {REPETITION_CHARS} then messages end as messages from conversations where {of}"
+    );
+    let config = format!("select config from runs where run_id = {}", sql_text(run));
+    let mut out = StepFigures::default();
+    requests(&rows(engine, &spans).await?, &rules.perf_prefix, &mut out.metrics);
+    let samples = rows(engine, &samples).await?;
+    let extent = rows(engine, &extent).await?;
+    let first = |batches: &[RecordBatch], name: &str| batches.first().and_then(|b| int(b, name).first().copied()?);
+    let from_samples =
+        |name: &str, pick: fn(i64, i64) -> i64| samples.iter().flat_map(|b| int(b, name)).flatten().reduce(pick);
+    let (start, end) = match (first(&extent, "first"), first(&extent, "last")) {
+        (Some(start), Some(end)) => (Some(start), Some(end)),
+        _ => (from_samples("start_ns", i64::min), from_samples("end_ns", i64::max)),
+    };
+    out.end_ns = [first(&extent, "step_end"), from_samples("end_ns", i64::max), end].into_iter().flatten().max();
+    let rollout_s = match (start, end) {
+        (Some(start), Some(end)) if end > start => Some((end - start) as f64 / 1e9),
+        _ => None,
+    };
+    let gpus = match rules.rollout_gpus > 0.0 {
+        true => Some(rules.rollout_gpus),
+        false => rows(engine, &config).await?.first().and_then(configured_gpus),
+    };
+    from_samples_of_step(&samples, rollout_s, gpus, rules, &mut out.metrics);
+    let texts = rows(engine, &texts).await?;
+    repetition(&texts, &rules.rollout_prefix, &mut out.metrics);
+    out.metrics.retain(|_, v| v.is_finite());
+    Ok(out)
+}
 
-    async fn rows(&self, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
-        Ok(self.sql(sql).await?.collect().await?.0)
-    }
+async fn rows(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
+    Ok(engine.sql(sql).await?.collect().await?.0)
 }
 
 fn column(batch: &RecordBatch, name: &str, to: &DataType) -> Option<arrow::array::ArrayRef> {

@@ -7,19 +7,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use rollscope_answers::perf::{PerfRules, step_figures};
 use rollscope_model::Table;
 use rollscope_model::build::{MetricsBuilder, NewMetric};
 use rollscope_model::names::source::COMPUTED;
 use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
-use rollscope_query::analysis::perf::PerfRules;
 use rollscope_store::Store;
 use tokio_util::sync::CancellationToken;
 
-use crate::metrics::add;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::sinks::{Sinks, StepRow};
@@ -42,7 +41,11 @@ pub struct StepCounters {
     pub microseconds: AtomicU64,
 }
 
-/// Computes one step and stores what changed. Returns all metrics of the step.
+fn add(counter: &AtomicU64, n: u64) {
+    counter.fetch_add(n, Relaxed);
+}
+
+/// Works out one step and stores what changed. Returns all metrics of the step.
 pub async fn compute(
     engine: &Engine,
     store: &Store,
@@ -51,7 +54,7 @@ pub async fn compute(
     step: i64,
 ) -> Result<StepRow, Problem> {
     let _held = store.hold_runs().await;
-    let figures = engine.step_figures(run, step, rules).await?;
+    let figures = step_figures(engine, run, step, rules).await?;
     let stored = format!(
         "select name, time_ns, value, source from metrics where run_id = {} and step = {step} order by time_ns",
         sql_text(run)

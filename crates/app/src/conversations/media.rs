@@ -3,12 +3,9 @@
 
 use std::io::Cursor;
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
-use axum::response::{IntoResponse, Response};
-use bytes::Bytes;
 use image::{ImageFormat, ImageReader, Limits};
 
-use crate::problem::Problem;
+use crate::problem::{Problem, ProblemKind};
 
 /// A picture larger than this, in pixels a side, is not made into a thumbnail.
 const MAX_SIDE: u32 = 16_384;
@@ -28,25 +25,9 @@ pub fn sniff(data: &[u8]) -> Option<(&'static str, ImageFormat)> {
     }
 }
 
-/// The file as an answer. It never changes, its name is its hash.
-pub fn respond(hash: &str, data: Bytes) -> Response {
-    let mut headers = HeaderMap::new();
-    let (kind, disposition) = match sniff(&data) {
-        Some((kind, _)) => (kind, "inline".to_string()),
-        None => ("application/octet-stream", format!("attachment; filename=\"{hash}.bin\"")),
-    };
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
-    if let Ok(value) = HeaderValue::from_str(&disposition) {
-        headers.insert(header::CONTENT_DISPOSITION, value);
-    }
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
-    headers.insert(HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin"));
-    (headers, data).into_response()
-}
-
 /// A small PNG of an image. Costs a core for a moment: to be called off the threads that serve sockets.
 pub fn thumbnail(data: &[u8], side: u32) -> Result<Vec<u8>, Problem> {
-    let refuse = |why: String| Problem::new(axum::http::StatusCode::UNPROCESSABLE_ENTITY, why);
+    let refuse = |why: String| Problem::new(ProblemKind::NotAnImage, why);
     let Some((_, format)) = sniff(data) else {
         return Err(refuse("this file is not a PNG, JPEG, GIF or WebP image, so it has no thumbnail".into()));
     };
@@ -79,9 +60,6 @@ mod tests {
         for forged in [&b"<svg onload=alert(1)>"[..], b"<html>", b"GIF89", b"", b"%PDF-1.7"] {
             assert!(sniff(forged).is_none());
             assert!(thumbnail(forged, 64).is_err());
-            let answer = respond("ab", Bytes::copy_from_slice(forged));
-            assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
-            assert!(answer.headers()[header::CONTENT_DISPOSITION].to_str().unwrap().starts_with("attachment"));
         }
         // The right first bytes and nothing behind them.
         assert!(thumbnail(&png[..60], 64).is_err());

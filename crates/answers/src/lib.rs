@@ -1,6 +1,9 @@
 //! Answers: why was this step slow, and what changed? One file per question, with its mathematics in the opening comment. All of
 //! them are pure functions over [`step::StepData`], which is read once from the columns of a step; linear, or n log n where
 //! something is sorted.
+//!
+//! [`Answers`] reads the steps through the engine of `crates/query` and keeps what was worked out; [`functions`] lets SQL ask
+//! the same questions. [`perf`] has the figures of a step that become metrics, [`traces`] looks at traces as wholes.
 
 pub mod ask;
 pub mod attributes;
@@ -9,6 +12,7 @@ pub mod clocks;
 pub mod critical_path;
 pub mod difference;
 pub mod findings;
+mod functions;
 pub mod health;
 pub mod history;
 pub mod idle;
@@ -21,6 +25,8 @@ mod stats;
 pub mod step;
 pub mod stragglers;
 pub mod summary;
+pub mod traces;
 pub mod words;
 
+pub use ask::{Answers, Which};
 pub use rollscope_model::kinds;

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use rollscope_answers::critical_path::{Segment, walk};
+use rollscope_answers::step::{DETACHED, NONE, StepData, flag};
 use rollscope_model::build::{NewLink, NewSpan, SpansBuilder};
-use rollscope_query::analysis::critical_path::{Segment, walk};
-use rollscope_query::analysis::step::{DETACHED, NONE, StepData, flag};
 
 use crate::support::Chance;
 

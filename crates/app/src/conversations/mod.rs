@@ -42,20 +42,6 @@ pub struct Conversations {
     follower: Arc<Mutex<Option<Follower>>>,
 }
 
-impl From<SearchError> for Problem {
-    fn from(error: SearchError) -> Self {
-        match error {
-            SearchError::Query(text) => {
-                let mut problem = Problem::bad_request(format!("parameter `search`: {text}"));
-                problem.set_parameter("search");
-                problem
-            }
-            SearchError::Parameter { name, text } => Problem::parameter(name, text),
-            other => Problem::internal(other.to_string()),
-        }
-    }
-}
-
 /// A page of conversations.
 pub struct Listed {
     pub rows: Vec<Found>,

@@ -1,0 +1,16 @@
+//! What the product does, apart from HTTP: the server and the command line ask the same functions.
+//!
+//! [`intake`] stores what arrives, from a socket or from a file. [`conversations`] searches and exports what was said.
+//! [`steps`] computes the metrics of every step, [`sinks`] hands them on. [`listings`] has what lists show. [`encode`] writes
+//! rows as Arrow, JSON or CSV. Whatever goes wrong is a [`problem::Problem`], in the product's own terms: the server gives it
+//! an HTTP status, the command line an exit code.
+
+pub mod conversations;
+pub mod encode;
+pub mod intake;
+pub mod listings;
+pub mod params;
+pub mod problem;
+pub mod query;
+pub mod sinks;
+pub mod steps;

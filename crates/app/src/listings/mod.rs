@@ -1,0 +1,3 @@
+//! What lists show.
+
+pub mod steps;
