@@ -106,7 +106,7 @@ fn sql_list(texts: &[String]) -> String {
     if list.is_empty() { "''".into() } else { list.join(", ") }
 }
 
-/// Works out the figures of one step from everything the store has of it now.
+/// Computes the metrics of one step from everything that the store has about it now.
 pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRules) -> Result<StepFigures, QueryError> {
     let of = format!("run_id = {} and step = {step}", sql_text(run));
     let prefix = sql_text(&rules.segment_prefix);

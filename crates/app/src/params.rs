@@ -1,4 +1,4 @@
-//! The one place where parameters of a request are read and judged. A bad one is named, with what would have been good.
+//! The one place where the parameters of a request are read and checked. An error names the parameter and what is expected.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -8,7 +8,7 @@ use crate::problem::Problem;
 /// Longest value of any parameter.
 const MAX_VALUE: usize = 4096;
 
-/// The query string. A handler takes what it knows and calls [`Params::done`], so that a misspelt name is told.
+/// The query string. A handler takes the parameters that it knows and calls [`Params::done`], which reports misspelt names.
 #[derive(Debug)]
 pub struct Params {
     pairs: Vec<(String, String)>,
@@ -19,16 +19,16 @@ impl Params {
     pub fn from_pairs(pairs: Vec<(String, String)>) -> Result<Self, Problem> {
         for (n, (key, value)) in pairs.iter().enumerate() {
             if value.len() > MAX_VALUE {
-                return Err(Problem::parameter(key, format!("at most {MAX_VALUE} bytes")));
+                return Err(Problem::parameter(key, format!("at most {MAX_VALUE} bytes long")));
             }
             if pairs[..n].iter().any(|(other, _)| other == key) {
-                return Err(Problem::parameter(key, "given once"));
+                return Err(Problem::parameter(key, "given only once"));
             }
         }
         Ok(Params { pairs, known: Vec::new() })
     }
 
-    /// Takes a parameter out, so that whoever reads the rest need not know it.
+    /// Removes a parameter, so that the code that reads the rest need not know it.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let at = self.pairs.iter().position(|(key, _)| key == name)?;
         Some(self.pairs.remove(at).1)
@@ -39,7 +39,7 @@ impl Params {
         self.pairs.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// A number, from its text; `good` says what is accepted.
+    /// A number, from its text. `good` states what is accepted.
     pub fn number<T: FromStr>(&mut self, name: &'static str, good: impl Display) -> Result<Option<T>, Problem> {
         match self.text(name) {
             None => Ok(None),
@@ -50,10 +50,7 @@ impl Params {
     pub fn done(self) -> Result<(), Problem> {
         match self.pairs.iter().find(|(key, _)| !self.known.contains(&key.as_str())) {
             None => Ok(()),
-            Some((key, _)) if self.known.is_empty() => {
-                Err(Problem::parameter(key, "left out: this takes no parameters"))
-            }
-            Some((key, _)) => Err(Problem::parameter(key, format!("one of: {}", self.known.join(", ")))),
+            Some((key, _)) => Err(Problem::unknown_parameter(key, &self.known)),
         }
     }
 }
@@ -67,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn values_are_judged_and_unknown_names_refused() {
+    fn values_are_checked_and_unknown_names_refused() {
         let mut good = params(&[("step", "412"), ("empty", "")]).unwrap();
         assert_eq!(good.number::<i64>("step", "an integer").unwrap(), Some(412));
         assert_eq!((good.text("empty").map(str::len), good.text("missing").map(str::len)), (Some(0), None));
@@ -77,7 +74,7 @@ mod tests {
         assert_eq!(problem.detail(), "parameter `step` must be an integer");
         let mut misspelt = params(&[("stpe", "1")]).unwrap();
         misspelt.text("step");
-        assert_eq!(misspelt.done().unwrap_err().parameter.as_deref(), Some("stpe"));
+        assert_eq!(misspelt.done().unwrap_err().detail(), "unknown parameter `stpe`; expected one of: step");
         assert!(params(&[("a", "1"), ("a", "2")]).is_err());
         assert!(params(&[("a", &"x".repeat(MAX_VALUE + 1))]).is_err());
     }

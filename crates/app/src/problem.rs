@@ -52,7 +52,22 @@ impl Problem {
         Self::about(name, format!("parameter `{name}` must be {good}"))
     }
 
-    /// A bad request whose detail speaks of a parameter.
+    /// A parameter with a name that the endpoint does not take. `known` lists the names that it takes.
+    pub fn unknown_parameter(name: &str, known: &[&str]) -> Self {
+        Self::about(
+            name,
+            match known.is_empty() {
+                true => format!("unknown parameter `{name}`; this endpoint takes no parameters"),
+                false => format!("unknown parameter `{name}`; expected one of: {}", known.join(", ")),
+            },
+        )
+    }
+
+    pub fn missing_parameter(name: &str, expected: impl std::fmt::Display) -> Self {
+        Self::about(name, format!("missing parameter `{name}`; expected {expected}"))
+    }
+
+    /// A bad request because of a parameter.
     pub fn about(name: &str, detail: impl Into<String>) -> Self {
         Problem { parameter: Some(name.to_string()), ..Self::bad_request(detail) }
     }

@@ -25,7 +25,7 @@ pub async fn collect(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, Pro
     if running.truncated.load(Relaxed) {
         return Err(Problem::new(
             ProblemKind::TooLarge,
-            "the answer has more rows than the query engine's limit allows",
+            "the result has more rows than max_rows allows; narrow the request or raise the limit",
         ));
     }
     Ok(batches)

@@ -45,7 +45,7 @@ fn add(counter: &AtomicU64, n: u64) {
     counter.fetch_add(n, Relaxed);
 }
 
-/// Works out one step and stores what changed. Returns all metrics of the step.
+/// Computes one step and stores what changed. Returns all metrics of the step.
 pub async fn compute(
     engine: &Engine,
     store: &Store,

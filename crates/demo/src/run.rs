@@ -34,7 +34,7 @@ pub struct DemoOptions {
     pub seed: u64,
     /// Finished steps; the step after them is the one in progress.
     pub steps: u64,
-    /// Samples in a step.
+    /// Samples per step.
     pub samples: usize,
     pub group_size: usize,
     /// Most turns of an agentic sample. 1: no agents.

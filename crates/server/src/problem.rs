@@ -55,28 +55,11 @@ impl Problem {
 
     /// A parameter with a wrong value. `good` states what is accepted.
     pub fn parameter(name: &str, good: impl std::fmt::Display) -> Self {
-        Self::about(name, format!("parameter `{name}` must be {good}"))
-    }
-
-    /// A parameter with a name that the endpoint does not take. `known` lists the names that it takes.
-    pub fn unknown_parameter(name: &str, known: &[&str]) -> Self {
-        Self::about(
-            name,
-            match known.is_empty() {
-                true => format!("unknown parameter `{name}`; this endpoint takes no parameters"),
-                false => format!("unknown parameter `{name}`; expected one of: {}", known.join(", ")),
-            },
-        )
+        app::Problem::parameter(name, good).into()
     }
 
     pub fn missing_parameter(name: &str, expected: impl std::fmt::Display) -> Self {
-        Self::about(name, format!("missing parameter `{name}`; expected {expected}"))
-    }
-
-    fn about(name: &str, detail: String) -> Self {
-        let mut problem = Self::bad_request(detail);
-        problem.parameter = Some(name.to_string());
-        problem
+        app::Problem::missing_parameter(name, expected).into()
     }
 
     pub fn not_found(detail: impl Into<String>) -> Self {

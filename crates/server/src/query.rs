@@ -13,7 +13,7 @@ use rollscope_query::{Engine, QueryError};
 use crate::metrics::{Counters, add};
 use crate::problem::Problem;
 
-/// Rows on their way to a client. Dropping it cancels the query.
+/// A result that is being sent to a client. Dropping it cancels the query.
 pub struct Answer {
     pub schema: SchemaRef,
     pub batches: BoxStream<'static, Result<RecordBatch, QueryError>>,

@@ -45,7 +45,7 @@ impl Intake {
         Intake { store, runs, calls, deltas }
     }
 
-    /// The run was deleted: if it speaks again, it is entered again.
+    /// The run was deleted. If it sends again, it is entered again.
     pub fn forget_run(&self, run_id: &str) {
         self.runs.forget(run_id);
         self.deltas.forget_run(run_id);
@@ -129,10 +129,10 @@ pub struct Rows {
     pub batches: Vec<(Table, RecordBatch)>,
     /// Metrics that are to be added up first.
     pub deltas: Vec<Delta>,
-    /// Rows of `runs` that somebody wrote on purpose.
+    /// Rows of `runs` that an SDK sent explicitly.
     pub written: Vec<RunRecord>,
     pub media: Vec<Vec<u8>>,
-    /// Model calls that log events told.
+    /// Model calls in log events.
     pub calls: Calls,
     pub runs: Vec<RunSeen>,
     pub rejected: u64,

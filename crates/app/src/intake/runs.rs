@@ -83,8 +83,8 @@ impl Runs {
         Ok(())
     }
 
-    /// Writes rows that their sender wrote on purpose. One that is older than the end of its run changes nothing: it
-    /// was held up on its way, in a spilled file for one.
+    /// Writes rows that their sender sent explicitly. One that is older than the end of its run changes nothing: it
+    /// was delayed, for instance in a spilled file.
     pub async fn write(&self, records: &[RunRecord]) -> Result<(), Problem> {
         let _turn = self.entering.lock().await;
         let ended = match self.ended(records).await {
@@ -104,7 +104,7 @@ impl Runs {
         Ok(())
     }
 
-    /// When the rows of these runs that say "ended" were written.
+    /// When the rows that mark these runs as ended were written.
     async fn ended(&self, records: &[RunRecord]) -> Result<HashMap<String, i64>, Problem> {
         let list: Vec<String> = records.iter().map(|run| sql_text(&run.run_id)).collect();
         let list = list.join(", ");

@@ -1,4 +1,4 @@
-//! Steps of a run. Adding up a whole run takes a while, and pages ask often while it grows, so what was read is kept, and
+//! Steps of a run. Summing a whole run takes a while, and pages request it often while it grows, so the result is cached, and
 //! only the steps from the lowest one on that got rows since are read again.
 
 use std::collections::{BTreeMap, HashMap};
@@ -18,7 +18,7 @@ use utoipa::ToSchema;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 
-/// Runs whose steps are kept; past this all are forgotten.
+/// Runs whose steps are cached. Beyond this, the cache is emptied.
 const MAX_RUNS: usize = 256;
 
 #[derive(Default)]
@@ -82,7 +82,7 @@ fn segments_of(snapshot: &Snapshot, run: &str) -> u64 {
     hash.finish()
 }
 
-/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, nothing where it cannot be told.
+/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, `None` if it is unknown.
 fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
@@ -112,19 +112,19 @@ fn ns(value: Option<i64>) -> Option<String> {
 pub struct StepInfo {
     step: i64,
     start_ns: Option<String>,
-    /// The latest end so far.
+    /// Latest end so far.
     end_ns: Option<String>,
     spans: i64,
     samples: i64,
     /// Spans that have not ended.
     open: i64,
-    /// Some span has not ended, and the run goes on. In a run that is over, open spans were cut off.
+    /// True if a span is open and the run is running. In a run that is over, open spans were cut off.
     running: bool,
-    /// Over the samples of the training split that have a number for a reward.
+    /// Mean reward of the samples of the training split whose reward is a number.
     reward_mean: Option<f64>,
     /// Seconds during which at least one span of the phase was running.
     phases: BTreeMap<String, f64>,
-    /// Seconds split over the phases: every moment counts once, for the widest phase that runs then.
+    /// Seconds divided among the phases: each moment counts once, for the widest phase that was running.
     exclusive: BTreeMap<String, f64>,
 }
 
@@ -169,7 +169,7 @@ async fn read(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, Ste
         let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
         for i in 0..batch.num_rows() {
             let info = steps.entry(step[i].unwrap_or_default()).or_default();
-            // Spans know the times better, where there are any.
+            // The times of spans are more precise, if there are any.
             if info.spans == 0 {
                 (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
             }
@@ -208,7 +208,7 @@ async fn spans_by_step(engine: &Engine, run: &str, from: &str) -> Result<String,
 
 type Intervals = Vec<(i64, i64)>;
 
-/// Most spans with a phase that are read at once; a run of more is told without the split.
+/// The most spans with a phase that are read at once. For a run with more, the division is left out.
 const MAX_INTERVALS: usize = 20_000_000;
 
 /// Times of the spans by step and phase.
@@ -255,8 +255,8 @@ fn length(list: &Intervals) -> i64 {
     list.iter().map(|(start, end)| end - start).sum()
 }
 
-/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
-/// keeps its own name either way.
+/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
+/// keeps its own name.
 const WIDEST_FIRST: [&str; 9] =
     ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
 

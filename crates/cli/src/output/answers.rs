@@ -330,7 +330,7 @@ pub fn diff(answer: &Value, style: Style) -> String {
             let sign = if change >= 0.0 { "+" } else { "" };
             let clear = match c["significance"].as_f64() {
                 Some(s) if s >= rollscope_answers::difference::CLEAR => "clear",
-                Some(_) => "as it varies",
+                Some(_) => "within the usual spread",
                 None => "",
             };
             vec![

@@ -18,7 +18,7 @@ pub struct StepsAnswer {
     steps: Vec<StepInfo>,
 }
 
-/// The steps of a run, each with its time by phase.
+/// Lists the steps of a run, each with its time per phase.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps", tag = "runs", params(("run" = String, Path)),
     responses((status = 200, body = StepsAnswer)))]
 pub async fn steps(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
