@@ -1,4 +1,4 @@
-"""Records what a reinforcement learning run of a language model does, and shows it.
+"""Records what happens in a reinforcement-learning run of a language model, and shows it.
 
     import rollscope
 
@@ -9,8 +9,8 @@
     rollscope.log({"reward/mean": 0.42, "loss": 1.3}, step=12)
     rollscope.log({"agent": rollscope.Trace(messages=[...], metadata={"reward": 1.0})}, step=12)
 
-Nothing here raises into your program, waits for the network, or needs a server: what cannot be sent is kept on disk and sent
-later. Every setting is an environment variable; `rollscope.ENVIRONMENT` lists them.
+Nothing here raises into your program, waits for the network, or needs a server. Data that cannot be sent is kept on disk and
+sent later. Every setting is an environment variable. `rollscope.ENVIRONMENT` lists them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from ._trackio import AlertLevel, Histogram, Table
 
 
 def instrument_http() -> list[str]:
-    """Sends the current span's context along with requests made by `httpx`, `aiohttp` and `requests`.
+    """Adds the current span's context to requests made with `httpx`, `aiohttp` and `requests`.
 
     Patches those that are installed, and returns their names. A serving engine that reads `traceparent`, such as SGLang,
-    then hangs its own spans under yours.
+    then makes its own spans children of yours.
     """
     from ._http import instrument
 
@@ -38,9 +38,9 @@ def instrument_http() -> list[str]:
 
 
 def bridge_opentelemetry() -> bool:
-    """Joins with OpenTelemetry's context: their current span is the parent of ours, and ours of theirs.
+    """Shares the current span with OpenTelemetry: its spans become parents of ours, and ours of its spans.
 
-    `init()` does it by itself where OpenTelemetry has been imported before. Returns whether it is installed.
+    `init()` calls this if OpenTelemetry has already been imported. Returns whether OpenTelemetry is installed.
     """
     from ._otel import bridge
 

@@ -1,4 +1,4 @@
-"""Reading: SQL and conversations of a server."""
+"""Reads from a server: SQL and conversations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class RequestError(Exception):
-    """The server's answer to a question it could not answer: its words, and the HTTP status."""
+    """The server refused a request. Carries the server's message and the HTTP status."""
 
     def __init__(self, message: str, status: int):
         super().__init__(message)
@@ -18,7 +18,7 @@ class RequestError(Exception):
 
 
 class Result:
-    """The answer to a query: rows as tuples, and on demand an Arrow table or a data frame."""
+    """The result of a query: rows as tuples or, on demand, an Arrow table or a data frame."""
 
     def __init__(self, client: Client, query: str, answer: dict[str, Any]):
         self._client = client
@@ -57,7 +57,7 @@ class Result:
 
 
 class Client:
-    """Asks a server: `Client("http://127.0.0.1:7200").sql("select * from runs")`."""
+    """Queries a server: `Client("http://127.0.0.1:7200").sql("select * from runs")`."""
 
     def __init__(self, url: str = "http://127.0.0.1:7200", token: str | None = None, timeout: float = 60.0):
         import os
@@ -96,7 +96,7 @@ class Client:
         return self._request("/api/v1/sql", {"query": query, "format": format})
 
     def sql(self, query: str) -> Result:
-        """Runs read-only SQL. Rows as they come; `.to_arrow()`, `.to_pandas()` and `.to_polars()` on the result."""
+        """Runs read-only SQL. The result has rows, and `.to_arrow()`, `.to_pandas()` and `.to_polars()`."""
         import json
 
         return Result(self, query, json.loads(self._sql(query, "json")))
@@ -111,7 +111,7 @@ class Client:
         limit: int | None = None,
         offset: int = 0,
     ) -> list[dict[str, Any]]:
-        """Conversations, found, sorted and paged by the server; all that match, unless there is a `limit`.
+        """Returns the conversations that match, all of them unless you set a `limit`.
 
         `run` is a run's name or id. `sort` is a column or `metadata.FIELD`, with `-` before it for descending:
         `"-metadata.reward"`, `"step"`.
@@ -135,16 +135,16 @@ class Client:
             asked["cursor"], asked["offset"] = answer["next"], None
 
     def trace_level(self, level: int | None) -> None:
-        """Sets the level at which every SDK that sends to this server records; `None` leaves it to them."""
+        """Sets the recording level of every process that sends to this server. `None` lets each process choose."""
         self._request("/api/v1/trace-level", {"level": level}, "PUT")
 
 
-#: What the server gives at once.
+#: The largest page that the server returns.
 _PAGE = 1000
 
 
 def _trace(row: dict[str, Any]) -> dict[str, Any]:
-    """Messages and metadata as objects, wherever the server sends them as text."""
+    """Decodes messages and metadata that the server sent as text."""
     import json
 
     for key in ("messages", "metadata"):

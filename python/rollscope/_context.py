@@ -1,4 +1,4 @@
-"""Context in and out: W3C `traceparent` and `tracestate` in dicts and headers."""
+"""Passes context between processes: W3C `traceparent` and `tracestate` in dicts and headers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _inject(carrier: MutableMapping[str, str], span: Span | SpanContext | NoSpan
 def inject(
     carrier: MutableMapping[str, str] | None = None, span: Span | SpanContext | NoSpan | None = None
 ) -> MutableMapping[str, str]:
-    """Writes the context of a span (the current one) into a dict or headers, and returns it."""
+    """Writes the context of a span into a dict or headers, and returns it. Uses the current span by default."""
     carrier = {} if carrier is None else carrier
     _inject(carrier, span)
     return carrier
@@ -35,7 +35,7 @@ def inject(
 
 @harmless
 def extract(carrier: Mapping[str, Any] | None) -> SpanContext | None:
-    """Reads a context out of a dict or headers; `None` if there is none. Names are compared without regard to case."""
+    """Reads a context from a dict or headers, ignoring case. Returns `None` if there is none."""
     if not carrier:
         return None
     parent = carrier.get("traceparent")
@@ -57,7 +57,7 @@ def extract(carrier: Mapping[str, Any] | None) -> SpanContext | None:
 
 
 def attach(context: Span | SpanContext | NoSpan | Mapping[str, Any] | None) -> Attached:
-    """For a `with` block: spans inside are children of `context`: a span, a context, or a dict with `traceparent`."""
+    """Makes spans inside a `with` block children of `context`: a span, a context, or a dict with `traceparent`."""
     if isinstance(context, NoSpan):
         context = current_span()
     elif context is not None and not isinstance(context, (Span, SpanContext)) and hasattr(context, "get"):

@@ -1,4 +1,4 @@
-"""A server of one's own: `init(embedded=True)`."""
+"""Starts a server for this process: `init(embedded=True)`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 
 def find_binary() -> str | None:
-    """The `rollscope` program: named by ROLLSCOPE_BIN, installed beside this Python, or on the path."""
+    """Finds the `rollscope` program: ROLLSCOPE_BIN, else beside this Python, else on the PATH."""
     named = os.environ.get("ROLLSCOPE_BIN")
     if named:
         return named
@@ -20,12 +20,12 @@ def find_binary() -> str | None:
 
 
 class Embedded:
-    """`rollscope serve` on free ports, over a folder. Ends with this process."""
+    """Runs `rollscope serve` on free ports until this process ends."""
 
     def __init__(self, data: str):
         binary = find_binary()
         if binary is None:
-            raise FileNotFoundError("the rollscope program was not found; install the wheel, or set ROLLSCOPE_BIN")
+            raise FileNotFoundError("cannot find the rollscope program; install the wheel, or set ROLLSCOPE_BIN to its path")
         os.makedirs(data, exist_ok=True)
         environment = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
         self.log = open(os.path.join(data, "server.log"), "ab")
@@ -50,7 +50,7 @@ class Embedded:
                 break
         if self.endpoint is None:
             self.stop()
-            raise RuntimeError(f"rollscope serve did not start; {os.path.join(data, 'server.log')} says why")
+            raise RuntimeError(f"`rollscope serve` did not start; see {os.path.join(data, 'server.log')}")
 
     def stop(self) -> None:
         if os.getpid() != getattr(self, "pid", os.getpid()) or self.process.poll() is not None:

@@ -1,4 +1,4 @@
-"""Our own mistakes stay ours: they are counted and logged, never raised into the caller."""
+"""Errors of the package itself: counted and logged, never raised into the caller."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_MESSAGE = 4_096
 
 
 def swallowed(error: BaseException) -> None:
-    """Notes an error of our own."""
+    """Logs an error of the package itself."""
     logger.debug("recording skipped: %r", error, exc_info=error)
 
 
@@ -30,7 +30,7 @@ def warn(text: str) -> None:
 
 
 def describe(error: BaseException) -> dict[str, str]:
-    """An exception as attributes of an event, bounded."""
+    """Describes an exception as attributes of an event, of bounded size."""
     attrs = {"exception.type": type(error).__qualname__}
     if type(error).__module__ not in ("builtins", "__main__"):
         attrs["exception.type"] = f"{type(error).__module__}.{type(error).__qualname__}"
@@ -49,7 +49,7 @@ def describe(error: BaseException) -> dict[str, str]:
 
 
 def harmless(function: Callable[P, R]) -> Callable[P, R | None]:
-    """Decorator: what goes wrong inside is counted and logged, and `None` is returned."""
+    """Decorator: an error inside is counted and logged, and `None` is returned."""
 
     @functools.wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> R | None:

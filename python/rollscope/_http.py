@@ -1,4 +1,4 @@
-"""Context into outgoing requests of `httpx`, `aiohttp` and `requests`."""
+"""Adds context to outgoing requests of `httpx`, `aiohttp` and `requests`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pictures: from arrays, files, PIL and bytes, kept by the hash of their content."""
+"""Images from arrays, files, PIL and bytes, identified by the hash of their content."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ _MAGIC = (
 
 
 class Image:
-    """A picture: a numpy array or torch tensor (height, width[, 1, 3 or 4 channels]; bytes, or floats from 0 to 1), a PIL
-    image, a path, or the bytes of a file. It is taken as it is now: later changes of the array do not reach it.
+    """An image: a numpy array or torch tensor (height, width[, 1, 3 or 4 channels]; bytes, or floats from 0 to 1), a PIL
+    image, a path, or the bytes of a file. The content is copied. Later changes to the array have no effect.
     """
 
     def __init__(self, value: Any, caption: str | None = None):
         self.caption = caption
         self.data, self.mime = _read(value)
         if len(self.data) > MEDIA_BYTES:
-            raise ValueError(f"the image has {len(self.data)} bytes, more than {MEDIA_BYTES}")
+            raise ValueError(f"the image has {len(self.data)} bytes; the limit is {MEDIA_BYTES}")
         import hashlib
 
         self.sha256 = hashlib.sha256(self.data).hexdigest()
 
     def reference(self) -> dict[str, Any]:
-        """How messages name it."""
+        """How messages refer to it."""
         named = {"type": "image", "media": self.sha256, "mime": self.mime}
         if self.caption is not None:
             named["caption"] = str(self.caption)
@@ -62,7 +62,7 @@ def _read(value: Any) -> tuple[bytes, str]:
         value = value.detach().cpu().numpy()
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return _png(value), "image/png"
-    raise TypeError(f"an Image is made from an array, a PIL image, a path or bytes, not from {type(value).__name__}")
+    raise TypeError(f"cannot make an Image from {type(value).__name__}; expected an array, a PIL image, a path or bytes")
 
 
 def _mime(data: bytes) -> str:
@@ -71,18 +71,18 @@ def _mime(data: bytes) -> str:
             return mime
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return "image/webp"
-    raise ValueError("these bytes are no PNG, JPEG, GIF, WebP or BMP image")
+    raise ValueError("unknown image format; expected PNG, JPEG, GIF, WebP or BMP")
 
 
 def _png(array: Any) -> bytes:
-    """An array as PNG, without a library for images."""
+    """Encodes an array as PNG without an image library."""
     import struct
     import zlib
 
     if array.ndim == 3 and array.shape[2] == 1:
         array = array[:, :, 0]
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)) or 0 in array.shape:
-        raise ValueError(f"an image has the shape (height, width[, 1, 3 or 4]), not {tuple(array.shape)}")
+        raise ValueError(f"cannot make an Image of shape {tuple(array.shape)}; expected (height, width[, 1, 3 or 4])")
     if array.dtype.kind == "f":
         array = (array.clip(0, 1) * 255).round()
     elif array.dtype.kind == "b":
@@ -90,7 +90,7 @@ def _png(array: Any) -> bytes:
     array = array.clip(0, 255).astype("uint8")
     height, width = array.shape[:2]
     if height * width * 4 > 4 * MEDIA_BYTES:
-        raise ValueError(f"an image of {width} x {height} is too large")
+        raise ValueError(f"the image has {width} x {height} pixels; the limit is {MEDIA_BYTES} in all")
     kind = 0 if array.ndim == 2 else {3: 2, 4: 6}[array.shape[2]]
     row = width * (1 if array.ndim == 2 else array.shape[2])
     flat = array.tobytes()

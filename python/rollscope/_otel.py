@@ -8,14 +8,14 @@ from . import _core
 
 
 def span_context(trace_id: int, span_id: int) -> Any:
-    """OpenTelemetry's `SpanContext` for a span of ours."""
+    """Builds OpenTelemetry's `SpanContext` for one of our spans."""
     from opentelemetry.trace import SpanContext, TraceFlags
 
     return SpanContext(trace_id, span_id, is_remote=False, trace_flags=TraceFlags(TraceFlags.SAMPLED))
 
 
 def bridge() -> bool:
-    """Joins the two contexts; false where OpenTelemetry's API is not installed."""
+    """Joins the two contexts. Returns false if OpenTelemetry's API is not installed."""
     try:
         from opentelemetry import context as theirs
         from opentelemetry import trace

@@ -44,7 +44,7 @@ _embedded: Embedded | None = None
 
 
 def _start(endpoint: str | None, service: str | None = None, instance: str | None = None, exporter: str = "network") -> None:
-    """Points the recorder at an address. The same address again changes only the resource."""
+    """Points the recorder at an address. For the same address again, only the resource changes."""
     global _configured_for
     with _lock:
         settings = _settings.settings(endpoint, exporter)
@@ -65,7 +65,7 @@ def _start(endpoint: str | None, service: str | None = None, instance: str | Non
 
 
 def _start_from_environment() -> None:
-    """Recording begins with the import where the environment says where to."""
+    """Starts recording at import if the environment names an address."""
     if _settings.disabled():
         return
     endpoint = _settings.endpoint_from_environment()
@@ -91,7 +91,7 @@ def _register_exit() -> None:
 
 
 def _after_fork() -> None:
-    """The child joins the run: it neither began it nor ends it."""
+    """The child process belongs to the run but does not end it."""
     global _lock, _embedded
     _lock = threading.RLock()
     _embedded = None
@@ -119,7 +119,7 @@ def _at_exit() -> None:
             level = logging.WARNING if lost or waiting > 0 else logging.INFO
             logger.log(
                 level,
-                "rollscope: %d recorded, %d sent, %d kept on disk for later, %d dropped, %d refused%s",
+                "rollscope: %d recorded, %d sent, %d kept on disk for later, %d dropped, %d rejected by the server%s",
                 counts["recorded"],
                 counts["sent"] + counts["recovered"],
                 max(waiting, 0),
@@ -135,7 +135,7 @@ def _at_exit() -> None:
 
 
 class Run:
-    """A training run. Made by `rollscope.init`; also a context manager that finishes it."""
+    """A training run, as returned by `rollscope.init`. As a context manager, it finishes the run at the end of the block."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Run:
         self.framework = framework
         self.started_ns = _core.now_ns()
         self.finished = False
-        #: Where the page is, for a server that `init` has started.
+        #: The address of the page, if `init` started a server.
         self.url: str | None = None
         self._owner = owner
         self._next_step = 0
@@ -176,7 +176,7 @@ class Run:
         _alert(self, title, text, level, step, webhook_url)
 
     def finish(self, status: str = "finished", *, flush: bool = True) -> None:
-        """Marks the run as ended and sends what there is."""
+        """Marks the run as ended and sends everything recorded so far."""
         global _run, _own_run_id
         if self.finished:
             return
@@ -225,7 +225,7 @@ def _config_json(config: Mapping[str, Any]) -> str:
     try:
         text = to_json(plain(dict(config), [], "config"))
     except (ValueError, RecursionError) as error:
-        text = to_json({"error": f"the configuration could not be written: {error}"})
+        text = to_json({"error": f"cannot encode the configuration: {error}"})
     return text if len(text) < 1 << 20 else to_json({"error": "the configuration is larger than 1 MiB"})
 
 
@@ -249,11 +249,12 @@ def init(
 ) -> Run:
     """Begins a run, or joins the one that a parent process began.
 
-    The server is found by `endpoint`, `ROLLSCOPE_ENDPOINT` or `OTEL_EXPORTER_OTLP_ENDPOINT`, else at http://127.0.0.1:4317.
-    `embedded=True` starts one, over the folder `rollscope-data` (or the folder given); `run.url` is its page.
+    The server is at `endpoint`, else at `ROLLSCOPE_ENDPOINT`, `OTEL_EXPORTER_OTLP_ENDPOINT` or http://127.0.0.1:4317.
+    `embedded=True` starts a server that keeps its data in the folder `rollscope-data` (pass a path to choose another). Its page
+    is at `run.url`.
 
-    Several processes are one run if they share `id`, or the environment variable `ROLLSCOPE_RUN_ID`, which this sets for
-    processes started from here. Never raises: without a server, what is recorded waits on disk.
+    Processes belong to the same run if they share `id` or the environment variable `ROLLSCOPE_RUN_ID`. `init` sets the variable
+    for processes started from this one. `init` never raises. Without a server, everything recorded is kept on disk.
     """
     global _run, _own_run_id, _owner_pid
     project = project or os.environ.get("ROLLSCOPE_PROJECT") or None
@@ -296,14 +297,14 @@ def init(
         elsewhere = sorted(name for name in _ELSEWHERE if others.get(name))
         if elsewhere:
             logger.warning(
-                "rollscope.init: %s ignored: what is logged goes to a rollscope server only, and nothing is called from there",
+                "rollscope.init: ignored %s; data goes to the rollscope server only",
                 ", ".join(elsewhere),
             )
         if others:
             logger.debug("init: ignored %s", ", ".join(sorted(others)))
     except Exception as error:
         swallowed(error)
-        logger.warning("rollscope.init failed, nothing is recorded: %s", error)
+        logger.warning("rollscope.init failed; nothing is recorded: %s", error)
     return run
 
 
@@ -328,7 +329,7 @@ def log(metrics: Mapping[str, Any], step: int | None = None, **_others: Any) -> 
 
 
 def alert(title: str, text: str | None = None, level: AlertLevel | str = AlertLevel.WARN, webhook_url: str | None = None) -> None:
-    """Says that something needs a look: to Python's logging, and as a span named `alert`, under the current one.
+    """Reports that something needs attention: through Python's logging, and as a span named `alert` under the current span.
 
     `level` is an `AlertLevel` or its text. Webhooks are not called.
     """
@@ -343,7 +344,7 @@ def _alert(
         severity = {"info": logging.INFO, "error": logging.ERROR}.get(level, logging.WARNING)
         logger.log(severity, "alert: %s", title if text is None else f"{title}: {text}")
         if webhook_url:
-            _warn_once("webhook", "rollscope.alert: webhooks are not called; the alert is recorded")
+            _warn_once("webhook", "rollscope.alert: the alert is recorded; webhooks are not called")
         if step is None and _current_step() is None and run is not None:
             step = max(run._next_step - 1, 0)
         attrs = {"alert.title": str(title), "alert.level": level}
@@ -367,10 +368,10 @@ def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:
         return
     try:
         if run is None and not _core.enabled():
-            _warn_once("log", "rollscope.log before rollscope.init: nothing is recorded")
+            _warn_once("log", "rollscope.log: nothing is recorded; call rollscope.init first")
             return
         if not isinstance(values, Mapping):
-            _warn_once("values", f"rollscope.log takes a dict, not {type(values).__name__}")
+            _warn_once("values", f"rollscope.log: expected a dict, got {type(values).__name__}")
             return
         if step is None:
             step = _current_step()
@@ -406,7 +407,7 @@ def _sort_values(
             numbers.update((f"{name}/{key}", number) for key, number in value.statistics.items())
             _warn_once(
                 f"histogram {name}",
-                f"rollscope.log: of the histogram {name!r} the count, mean, spread and quantiles are kept, not the bins",
+                f"rollscope.log: the histogram {name!r} is kept as count, mean, std and quantiles, not the bins",
             )
         elif isinstance(value, (list, tuple)) and value and all(isinstance(v, (Trace, Image, Table)) for v in value):
             for index, item in enumerate(value):
@@ -416,9 +417,10 @@ def _sort_values(
         else:
             number = _core.as_number(value) if value is not None and not isinstance(value, str) else None
             if number is None:
+                kind = type(value).__name__
                 _warn_once(
                     f"value {name}",
-                    f"rollscope.log: {name!r} is no number, Trace, Image, Table or Histogram ({type(value).__name__}); left out",
+                    f"rollscope.log: skipped {name!r} of type {kind}; expected a number, Trace, Image, Table or Histogram",
                 )
             elif len(numbers) < _MAX_METRICS:
                 numbers[name] = number
@@ -437,11 +439,11 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         metadata = to_json(plain(trace.metadata, media, f"{key}.metadata")) if trace.metadata else None
     except (ValueError, RecursionError) as error:
         _core.count_error()
-        logger.error("rollscope.log: %s; this conversation is left out", error)
+        logger.error("rollscope.log: skipped a conversation: %s", error)
         return
     if len(messages) + len(metadata or "") > CONVERSATION_BYTES:
         _core.count_error()
-        logger.error("rollscope.log: %s is larger than %d bytes; left out", key, CONVERSATION_BYTES)
+        logger.error("rollscope.log: skipped %r: larger than %d bytes", key, CONVERSATION_BYTES)
         return
     produced_by = None
     try:
@@ -449,7 +451,7 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
             produced_by = record_spans(trace, key, step, now, media)
     except (ValueError, RecursionError) as error:
         _core.count_error()
-        logger.error("rollscope.log: %s; the spans of this conversation are left out", error)
+        logger.error("rollscope.log: skipped the spans of a conversation: %s", error)
     for image in media:
         if image.sha256 in _media_sent:
             continue
@@ -484,12 +486,12 @@ def finish(status: str = "finished") -> None:
 
 
 def flush(timeout: float = 10.0) -> bool:
-    """Waits until what was recorded has reached the server; returns whether it has."""
+    """Waits until everything recorded so far has reached the server. Returns whether it has."""
     return _core.flush(float(timeout))
 
 
 def shutdown(timeout: float | None = None) -> None:
-    """Ends the run, sends what there is time for, keeps the rest on disk, and stops recording. Happens by itself at exit."""
+    """Ends the run, sends what it can within `timeout`, keeps the rest on disk, and stops recording. Called at exit."""
     failed = getattr(sys, "last_value", None) is not None or getattr(sys, "last_exc", None) is not None
     if _run is not None and _run._owner and not _run.finished:
         _run.finish("failed" if failed else "finished", flush=False)
@@ -497,14 +499,14 @@ def shutdown(timeout: float | None = None) -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Counters of this process: recorded, sent, spilled (to disk), recovered (sent from disk), dropped, rejected (by the
-    server), errors (of our own, swallowed), and the last error of the connection."""
+    """Returns the counters of this process: recorded, sent, spilled (to disk), recovered (sent from disk), dropped, rejected
+    (by the server), errors (of the package itself), and the last connection error."""
     empty = dict.fromkeys(("recorded", "sent", "spilled", "recovered", "dropped", "rejected", "errors", "requests"), 0)
     return {**empty, "queued_bytes": 0, "last_error": "", **_core.stats()}
 
 
 def set_level(level: int) -> None:
-    """0 nothing, 1 important spans, 2 all but nested, 3 all. The server can set it too."""
+    """Sets what is recorded: 0 nothing, 1 important spans, 2 all but nested spans, 3 everything. The server can set it too."""
     _core.set_level(max(0, min(3, int(level))))
 
 

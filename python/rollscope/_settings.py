@@ -1,4 +1,4 @@
-"""Every environment variable that the package reads, in one place, and how an address is understood."""
+"""Every environment variable that the package reads, and how it parses an address."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
 DEFAULT_ENDPOINT = "http://127.0.0.1:4317"
 
 ENVIRONMENT = {
-    "ROLLSCOPE_ENDPOINT": "OTLP address of the server, such as http://host:4317; everything is sent there",
-    "OTEL_EXPORTER_OTLP_ENDPOINT": "the same, where the one above is not set",
+    "ROLLSCOPE_ENDPOINT": "OTLP address of the server, such as http://host:4317",
+    "OTEL_EXPORTER_OTLP_ENDPOINT": "used if ROLLSCOPE_ENDPOINT is not set",
     "ROLLSCOPE_TOKEN": "the server's token",
     "OTEL_EXPORTER_OTLP_HEADERS": "more headers, as key=value,key=value",
     "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc (default) or http/protobuf",
     "OTEL_EXPORTER_OTLP_CERTIFICATE": "PEM file of the certificates to trust with https",
-    "OTEL_SERVICE_NAME": "service.name; the name of the program otherwise",
+    "OTEL_SERVICE_NAME": "service.name; defaults to the name of the program",
     "OTEL_RESOURCE_ATTRIBUTES": "more attributes of this process, as key=value,key=value",
     "ROLLSCOPE_RUN_ID": "the run that this process belongs to; init() sets it for its children",
-    "ROLLSCOPE_PROJECT": "project, where init() names none",
-    "ROLLSCOPE_LEVEL": "0 nothing, 1 important spans, 2 all but nested, 3 all (default)",
-    "ROLLSCOPE_DISABLED": "1: record nothing, whatever else is set",
-    "ROLLSCOPE_QUEUE_BYTES": "memory for what waits to be sent (64 MiB)",
-    "ROLLSCOPE_SPILL_DIR": "folder for what cannot be sent now; empty: none (default: rollscope/spill in the user's cache)",
-    "ROLLSCOPE_SPILL_BYTES": "bound on that folder, a process (1 GiB)",
-    "ROLLSCOPE_FLUSH_INTERVAL": "seconds after which spans are sent at the latest (0.2)",
-    "ROLLSCOPE_TIMEOUT": "seconds that one request may take (10)",
-    "ROLLSCOPE_EXIT_TIMEOUT": "seconds that the end of the process may be delayed (2)",
+    "ROLLSCOPE_PROJECT": "the project, if init() does not name one",
+    "ROLLSCOPE_LEVEL": "0 nothing, 1 important spans, 2 all but nested spans, 3 everything (default)",
+    "ROLLSCOPE_DISABLED": "1 records nothing",
+    "ROLLSCOPE_QUEUE_BYTES": "memory for data that waits to be sent (64 MiB)",
+    "ROLLSCOPE_SPILL_DIR": "folder for data that cannot be sent yet (rollscope/spill in the user's cache); empty turns it off",
+    "ROLLSCOPE_SPILL_BYTES": "largest size of that folder per process (1 GiB)",
+    "ROLLSCOPE_FLUSH_INTERVAL": "seconds between sends (0.2)",
+    "ROLLSCOPE_TIMEOUT": "longest time for one request, in seconds (10)",
+    "ROLLSCOPE_EXIT_TIMEOUT": "longest delay of the process's exit, in seconds (2)",
     "ROLLSCOPE_PENDING_AFTER": "seconds after which an open span is reported as running (1)",
-    "ROLLSCOPE_BIN": "the rollscope program, for init(embedded=True)",
+    "ROLLSCOPE_BIN": "path of the rollscope program, for init(embedded=True)",
 }
 
 
@@ -80,13 +80,13 @@ def _pairs(text: str | None) -> list[tuple[str, str]]:
 
 
 def parse_endpoint(endpoint: str) -> dict[str, Any]:
-    """Host, port, protocol and the rest of an address. Port 4318 and a path mean HTTP, everything else gRPC."""
+    """Splits an address into host, port, protocol and the rest. Port 4318 or a path means HTTP, everything else gRPC."""
     from urllib.parse import urlsplit
 
     text = endpoint if "://" in endpoint else f"http://{endpoint}"
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https", "grpc") or not parts.hostname or any(c.isspace() for c in endpoint):
-        raise ValueError(f"{endpoint!r} is no address; write http://HOST:4317 or https://HOST:4317")
+        raise ValueError(f"invalid address {endpoint!r}; expected http://HOST:4317 or https://HOST:4317")
     prefix = parts.path.rstrip("/")
     if prefix.endswith("/v1/traces"):
         prefix = prefix[: -len("/v1/traces")]
@@ -108,7 +108,7 @@ def parse_endpoint(endpoint: str) -> dict[str, Any]:
 
 
 def spill_folder(host: str, port: int) -> str | None:
-    """One folder an address, so that what was meant for one server never reaches another."""
+    """One folder per address, so that data meant for one server never reaches another."""
     given = os.environ.get("ROLLSCOPE_SPILL_DIR")
     if given == "":
         return None
@@ -151,7 +151,7 @@ def resource(service: str | None = None, instance: str | None = None) -> dict[st
 
 
 def settings(endpoint: str | None, exporter: str = "network") -> dict[str, Any]:
-    """What the core wants to know."""
+    """Everything that the recorder needs to know."""
     where = parse_endpoint(endpoint or DEFAULT_ENDPOINT)
     return {
         "exporter": exporter,

@@ -1,4 +1,4 @@
-"""Conversations: what `rollscope.log` takes beside numbers."""
+"""Conversations, which `rollscope.log` accepts besides numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-#: Deeper than this is refused.
+#: Deeper values are refused.
 MAX_DEPTH = 64
 
 
 class Trace:
-    """One conversation: messages in OpenAI's shape (`role`, `content`, `tool_calls`, ...) and what you want to remember of it.
+    """One conversation: messages in OpenAI's format (`role`, `content`, `tool_calls`, ...) and metadata.
 
-    `metadata` may hold anything; `reward`, `status`, `sample_id` and `group_id` in it are understood. Images may stand anywhere
-    in either. `spans` say what produced it, as Trackio has them: dictionaries with `id`, `parent_id`, `name`, `kind` (`"span"`,
-    `"generation"` or `"tool"`), `start_time`, `end_time`, `duration_ms`, `status`, `error`, `input`, `output`, `model`, `usage`,
-    `metadata`. They become spans of a trace that the conversation belongs to.
+    `metadata` may hold anything. rollscope reads `reward`, `status`, `sample_id` and `group_id` from it. Both may contain images
+    anywhere. `spans` describe how the conversation was produced, in Trackio's format: dictionaries with `id`, `parent_id`,
+    `name`, `kind` (`"span"`, `"generation"` or `"tool"`), `start_time`, `end_time`, `duration_ms`, `status`, `error`, `input`,
+    `output`, `model`, `usage`, `metadata`. They become spans of a trace that the conversation belongs to.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class Trace:
 
 
 def plain(value: Any, media: list[Image], place: str, depth: int = 0, above: tuple[int, ...] = ()) -> Any:
-    """`value` as JSON can say it; images are collected into `media` and named by their hash.
+    """Converts `value` to what JSON can express. Images are collected in `media` and referred to by their hash.
 
-    Too deep a nesting or a cycle raises `ValueError`, naming the place.
+    Raises `ValueError`, with the place, if the nesting is too deep or contains a cycle.
     """
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -67,7 +67,7 @@ def plain(value: Any, media: list[Image], place: str, depth: int = 0, above: tup
         return plain({"messages": value.messages, "metadata": value.metadata}, media, place, depth, above)
     if isinstance(value, (dict, list, tuple, set, frozenset)):
         if depth >= MAX_DEPTH:
-            raise ValueError(f"{_shorten(place)} is nested more than {MAX_DEPTH} deep")
+            raise ValueError(f"{_shorten(place)} is nested more than {MAX_DEPTH} levels deep")
         if id(value) in above:
             raise ValueError(f"{_shorten(place)} contains itself")
         above = (*above, id(value))

@@ -35,7 +35,7 @@ def sample(
 
 
 def start_span(name: str, attrs: Mapping[str, Any] | None = None, **options: Any) -> Span | NoSpan:
-    """A span that is ended by `end()`, not by a block. It is not the current span."""
+    """Starts a span that you end with `end()`. It does not become the current span."""
     return span(name, attrs, **options)
 
 
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 def traced(name: Any = None, *, attrs: Attrs = None, phase: str | None = None, level: int = 1) -> Any:
     """Decorator: every call is a span. For functions, coroutines, generators and asynchronous generators.
 
-    `attrs` is a dict, or a function of the call's arguments that returns one. The span of a generator is the current one
-    while the generator's own code runs, not while its consumer's does.
+    `attrs` is a dict, or a function of the call's arguments that returns one. The span of a generator is current while the
+    generator's own code runs, not while its consumer's does.
     """
     if callable(name):
         return _wrap(name, None, attrs, phase, level)
@@ -134,7 +134,7 @@ def _wrap(function: Any, name: str | None, attrs: Attrs, phase: str | None, leve
 
 
 def _drive(current: Span | NoSpan, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Runs a generator with the span current inside it and only there."""
+    """Runs a generator with the span current inside it, and only there."""
     from ._context import attach
 
     send, value, error = generator.send, None, None

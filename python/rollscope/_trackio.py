@@ -1,5 +1,5 @@
-"""What programs written for Trackio log beside numbers, conversations and images: tables, histograms, alerts, and the spans of
-a conversation. With the same signatures, so that `import rollscope as trackio` is all that changes."""
+"""What programs written for Trackio log besides numbers, conversations and images: tables, histograms, alerts, and the spans of
+a conversation. The signatures are the same, so you only change the import: `import rollscope as trackio`."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any, Literal
 
-#: Rows of a table that are shown as text; all are in the metadata.
+#: Rows of a table that are shown as text. The metadata holds all of them.
 _ROWS_SHOWN = 100
 _CELL_SHOWN = 250
 #: Spans of one conversation.
 _MAX_SPANS = 10_000
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
-#: Of Trackio's names, those that there is nothing for here, and what to do instead.
+#: Trackio's names that rollscope does not have, and what to do instead.
 ABSENT = {
-    **dict.fromkeys(("Audio", "Html", "Object3D", "Video"), "only images are kept: rollscope.Image"),
-    **dict.fromkeys(("Artifact", "log_artifact", "save", "use_artifact"), "files are not kept"),
+    **dict.fromkeys(("Audio", "Html", "Object3D", "Video"), "rollscope keeps images only; use rollscope.Image"),
+    **dict.fromkeys(("Artifact", "log_artifact", "save", "use_artifact"), "rollscope does not keep files"),
     **dict.fromkeys(
-        ("log_cpu", "log_gpu", "log_system"), "log numbers with rollscope.log; engines and exporters are scraped by the server"
+        ("log_cpu", "log_gpu", "log_system"), "log numbers with rollscope.log; the server scrapes engines and exporters"
     ),
     **dict.fromkeys(("delete_project", "freeze", "import_csv", "import_tf_events", "show", "sync"), "see `rollscope --help`"),
-    "Api": "read with rollscope.Client",
-    "Markdown": "log a Trace with a message",
+    "Api": "use rollscope.Client",
+    "Markdown": "log a Trace with one message",
 }
 
 
@@ -44,9 +44,10 @@ class AlertLevel(str, Enum):
 
 
 class Table:
-    """Rows with named columns. Cells may be anything that a conversation's metadata may hold, images too.
+    """Rows with named columns. A cell may hold anything that a conversation's metadata may hold, including images.
 
-    Kept as a conversation of one message, which shows the first hundred rows; its metadata has `columns` and all `rows`.
+    A table is kept as a conversation with one message, which shows the first hundred rows. Its metadata has `columns` and all
+    `rows`.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Table:
         lines += [[cell(row.get(name)) for name in self.columns] for row in self.data[:_ROWS_SHOWN]]
         text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         if len(self.data) > _ROWS_SHOWN:
-            text += f"\n\n{_ROWS_SHOWN} of {len(self.data)} rows; all are in the metadata."
+            text += f"\n\n{_ROWS_SHOWN} of {len(self.data)} rows. The metadata has all of them."
         content: Any = [{"type": "text", "text": text}, *pictures] if pictures else text
         return Trace([{"role": "user", "content": content}], {"type": "table", "columns": self.columns, "rows": self.data})
 
@@ -106,10 +107,10 @@ class Table:
 
 
 class Histogram:
-    """How values are spread: of a sequence, or of counts and the edges of their bins as numpy's `histogram` gives them.
+    """The distribution of a sequence, or of counts and bin edges as returned by numpy's `histogram`.
 
-    Kept as numbers: `NAME/count`, `mean`, `std`, `min`, `p05`, `p25`, `p50`, `p75`, `p95`, `max`. They are those of the values
-    themselves where there is a sequence, and estimated within the bins where there is none. The bins are not kept.
+    A histogram is kept as numbers: `NAME/count`, `mean`, `std`, `min`, `p05`, `p25`, `p50`, `p75`, `p95`, `max`. For a sequence,
+    they are exact. For bins, they are estimated. The bins are not kept.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class Histogram:
         if np_histogram is not None:
             counts, edges = (_numbers(part) for part in np_histogram)
             if len(edges) != len(counts) + 1 and (counts or edges):
-                raise ValueError(f"a histogram of {len(counts)} bins has {len(counts) + 1} edges, not {len(edges)}")
+                raise ValueError(f"{len(counts)} bins need {len(counts) + 1} edges, got {len(edges)}")
             self.statistics = _of_bins(counts, edges)
         else:
             self.statistics = _of_values(sequence)
@@ -190,8 +191,8 @@ def _of_bins(counts: list[float], edges: list[float]) -> dict[str, float]:
 
 
 def time_ns(value: Any) -> int | None:
-    """Nanoseconds since the epoch of a datetime, of its ISO text (UTC where it says nothing else), or of a number of seconds,
-    milliseconds, microseconds or nanoseconds, by its size."""
+    """Converts a time to nanoseconds since the epoch: a datetime, its ISO text (UTC by default), or a number of seconds,
+    milliseconds, microseconds or nanoseconds, told apart by size."""
     from datetime import datetime, timezone
 
     if value is None or value == "" or isinstance(value, bool):
@@ -218,7 +219,7 @@ def time_ns(value: Any) -> int | None:
 
 
 def record_spans(trace: Trace, name: str, step: int | None, now: int, media: list[Image]) -> Any:
-    """The spans of a conversation, as spans under one of its own, which is returned. Where they have no times, they end now."""
+    """Records the spans of a conversation under a new span, and returns that. Spans without times end now."""
     spans = [(span, *_times(span, now)) for span in trace.spans[:_MAX_SPANS]]
     by_id = {str(entry[0]["id"]): entry for entry in spans if entry[0].get("id") is not None}
     children: dict[str | None, list[Any]] = {}
@@ -279,7 +280,7 @@ def _times(span: dict[str, Any], now: int) -> tuple[int, int]:
 
 
 def _attributes(span: dict[str, Any], kind: str, media: list[Image]) -> dict[str, Any]:
-    """What OpenTelemetry has a name for, under that name; everything else under its own."""
+    """Uses OpenTelemetry's name for an attribute if it has one, else the attribute's own name."""
     attrs: dict[str, Any] = {"trackio.kind": kind}
     operation = {"generation": "chat", "tool": "execute_tool"}.get(kind)
     if operation:

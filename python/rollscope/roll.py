@@ -6,7 +6,7 @@
     with get_tracer("pipeline").start_as_current_span("pipeline_step"):
         inject_trace_context(batch.meta_info)
 
-Off until `init_telemetry` finds an address; then `get_tracer` gives spans of the same core as `rollscope.span`.
+Telemetry is off until `init_telemetry` finds an address. From then on, `get_tracer` records spans as `rollscope.span` does.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _collector: subprocess.Popen[bytes] | None = None
 
 
 def is_enabled() -> bool:
-    """Whether ROLL's switch, `ROLL_OTEL_ENABLED`, is on."""
+    """Returns whether `ROLL_OTEL_ENABLED` is on."""
     return os.environ.get("ROLL_OTEL_ENABLED", "0").strip().lower() in ("1", "true", "yes", "on")
 
 
 class Tracer:
-    """Makes spans; like OpenTelemetry's."""
+    """Makes spans, as OpenTelemetry's tracer does."""
 
     def __init__(self, name: str = "roll"):
         self.name = name
@@ -58,7 +58,7 @@ class Tracer:
         set_status_on_exception: bool = True,
         end_on_exit: bool = True,
     ) -> Iterator[Span | NoSpan]:
-        """A span for a `with` block."""
+        """Starts a span for a `with` block."""
         span = self.start_span(name, context, kind, attributes, links, start_time)
         if record_exception and set_status_on_exception and end_on_exit:
             with span:
@@ -85,7 +85,7 @@ class Tracer:
         start_time: int | None = None,
         **_others: Any,
     ) -> Span | NoSpan:
-        """A span that is ended by `end()`."""
+        """Starts a span that you end with `end()`."""
         links = [getattr(link, "context", link) for link in links or ()]
         return _core.span(name, attributes, kind=kind, links=links or None, parent=context or None, start_ns=start_time)
 
@@ -110,14 +110,14 @@ _no_tracer = _NoTracer()
 
 
 def get_tracer(name: str = "roll") -> Tracer:
-    """A tracer; one that does nothing while telemetry is off, or suppressed by `attach_trace_context`."""
+    """Returns a tracer. It does nothing while telemetry is off or suppressed by `attach_trace_context`."""
     if not _initialized or _suppressed.get():
         return _no_tracer
     return Tracer(name)
 
 
 def inject_trace_context(meta_info: dict[str, Any], context: Span | SpanContext | None = None) -> dict[str, Any]:
-    """Writes the current context into `meta_info["_otel_ctx"]`, as a plain dict that survives any serialisation."""
+    """Writes the current context into `meta_info["_otel_ctx"]`, as a plain dict that can be serialized."""
     carrier: MutableMapping[str, str] = {}
     if _initialized and not _suppressed.get():
         inject(carrier, context)
@@ -126,13 +126,13 @@ def inject_trace_context(meta_info: dict[str, Any], context: Span | SpanContext 
 
 
 def extract_trace_context(meta_info: Mapping[str, Any] | None) -> SpanContext | None:
-    """The context that `inject_trace_context` wrote; `None` if there is none."""
+    """Returns the context that `inject_trace_context` wrote, or `None`."""
     return extract((meta_info or {}).get(_OTEL_CTX_KEY) or {})
 
 
 @contextlib.contextmanager
 def attach_trace_context(meta_info: Mapping[str, Any] | None) -> Iterator[SpanContext | None]:
-    """Spans inside are children of the context in `meta_info`. Without one, tracing is suppressed inside."""
+    """Makes spans inside children of the context in `meta_info`. Without a context, nothing inside is recorded."""
     context = extract_trace_context(meta_info)
     token = _suppressed.set(meta_info is None or _OTEL_CTX_KEY not in meta_info)
     try:
@@ -143,7 +143,7 @@ def attach_trace_context(meta_info: Mapping[str, Any] | None) -> Iterator[SpanCo
 
 
 def init_telemetry(service_name: str, otlp_endpoint: str | None = None, instance_id: str | None = None) -> None:
-    """Starts recording, if there is an address: the argument, `OTEL_EXPORTER_OTLP_ENDPOINT` or `ROLLSCOPE_ENDPOINT`."""
+    """Starts recording if there is an address: `otlp_endpoint`, `OTEL_EXPORTER_OTLP_ENDPOINT` or `ROLLSCOPE_ENDPOINT`."""
     global _initialized
     if _initialized:
         logger.warning("Telemetry already initialized, skipping.")
@@ -176,7 +176,7 @@ def shutdown_telemetry() -> None:
 
 
 def resolve_otel_endpoint() -> str:
-    """This node's address and a free port."""
+    """Returns this node's address with a free port."""
     import socket
 
     address = "127.0.0.1"
@@ -191,7 +191,7 @@ def resolve_otel_endpoint() -> str:
 
 
 def start_otel_collector(endpoint: str, output_dir: str) -> None:
-    """Starts `rollscope collect` on the port of `endpoint`; it writes `<output_dir>/traces/traces.jsonl`."""
+    """Starts `rollscope collect` on the port of `endpoint`. It writes `<output_dir>/traces/traces.jsonl`."""
     global _collector
     if _collector is not None:
         logger.warning("OTel Collector already running, skipping.")
@@ -200,7 +200,7 @@ def start_otel_collector(endpoint: str, output_dir: str) -> None:
 
     binary = find_binary()
     if binary is None:
-        raise RuntimeError("the rollscope program was not found; install the wheel, or set ROLLSCOPE_BIN")
+        raise RuntimeError("cannot find the rollscope program; install the wheel, or set ROLLSCOPE_BIN to its path")
     port = urlsplit(endpoint).port or 4317
     folder = os.path.join(output_dir, "traces")
     os.makedirs(folder, exist_ok=True)
@@ -213,7 +213,7 @@ def start_otel_collector(endpoint: str, output_dir: str) -> None:
     while time.monotonic() < deadline and process.poll() is None and not _listens(port):
         time.sleep(0.05)
     if process.poll() is not None:
-        raise RuntimeError(f"rollscope collect exited with code {process.returncode}; {folder}/rollscope-collect.log says why")
+        raise RuntimeError(f"`rollscope collect` exited with code {process.returncode}; see {folder}/rollscope-collect.log")
     _collector = process
     atexit.register(shutdown_telemetry)
 

@@ -1,4 +1,4 @@
-"""SGLang's request tracing, under SGLang's names, for one's own serving code.
+"""SGLang's request tracing, under SGLang's names, for your own serving code.
 
     from rollscope.sglang import process_tracing_init, trace_set_thread_info, TraceReqContext
 
@@ -7,8 +7,8 @@
     request = TraceReqContext(rid)
     request.trace_req_start()
 
-Times are nanoseconds since the epoch. A context pickles; unpickled in another process it is a copy that continues the same
-request after `rebuild_thread_context()`.
+Times are nanoseconds since the epoch. You can pickle a context. In another process, it is a copy that continues the same request
+after `rebuild_thread_context()`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TraceEvent:
 
 @dataclass
 class TraceSliceContext:
-    """A slice that is over already."""
+    """A slice that has already ended."""
 
     slice_name: str
     start_time_ns: int
@@ -67,7 +67,7 @@ class TraceNullContext:
 
 
 def process_tracing_init(otlp_traces_endpoint: str, server_name: str, trace_modules: str | None = None) -> None:
-    """Starts tracing in this process. `trace_modules` is a list with commas: other modules are not traced."""
+    """Starts tracing in this process. `trace_modules` lists the modules to trace, separated by commas."""
     modules = None
     if trace_modules is not None:
         modules = [name.strip() for name in trace_modules.split(",") if name.strip()]

@@ -2,8 +2,8 @@
 
     from rollscope.slime import trace_span, trace_event, trace_function, bind_trace, build_sglang_meta_trace_attrs
 
-The carrier on `sample.trace` is kept as slime keeps it, so dumps stay what they were; the same spans also go to the rollscope
-server while they happen. `install()` does the same to slime's own module, without touching its users' imports.
+The carrier on `sample.trace` is written exactly as slime writes it, so dumps stay the same. The same spans also go to the
+rollscope server as they happen. `install()` patches slime's own module, so that you need not change any import.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _noop_handle() -> TraceHandle:
 
 
 def bind_trace(sample: Any) -> TraceHandle:
-    """Makes sure that a sample has a carrier, and returns a handle on it."""
+    """Returns a handle on a sample's carrier. Adds a carrier if there is none."""
     try:
         return _slime.bind(sample)
     except Exception as error:
@@ -64,7 +64,7 @@ def bind_trace_carrier(
     attempt: int = 0,
     parent_span_id: str | None = None,
 ) -> TraceHandle:
-    """The same for a carrier without a sample."""
+    """Returns a handle on a carrier without a sample."""
     try:
         return _slime.bind_parts(carrier, trace_id, sample_id, group_id, attempt, parent_span_id)
     except Exception as error:
@@ -75,7 +75,7 @@ def bind_trace_carrier(
 
 
 def export_trace(handle: TraceHandle) -> dict[str, Any]:
-    """What another process needs to go on with a trace: a plain dict."""
+    """Returns what another process needs to continue a trace, as a plain dict."""
     try:
         return {
             "version": TRACE_VERSION,
@@ -98,7 +98,7 @@ def export_trace(handle: TraceHandle) -> dict[str, Any]:
 
 
 def import_trace(payload: dict[str, Any], carrier: dict[str, Any] | None = None) -> TraceHandle:
-    """Takes up what `export_trace` made."""
+    """Continues a trace that `export_trace` returned."""
     try:
         return bind_trace_carrier(
             carrier,
@@ -114,7 +114,7 @@ def import_trace(payload: dict[str, Any], carrier: dict[str, Any] | None = None)
 
 
 def trace_next_attempt(target: Any, *, attrs: dict[str, Any] | None = None) -> Any:
-    """The next attempt at a sample begins."""
+    """Begins the next attempt at a sample."""
     try:
         handles = _slime.coerce_handles(target)
         for handle in handles:
@@ -131,7 +131,7 @@ def trace_next_attempt(target: Any, *, attrs: dict[str, Any] | None = None) -> A
 
 
 def build_sglang_meta_trace_attrs(meta: dict[str, Any]) -> dict[str, Any]:
-    """Of SGLang's `meta_info`, what belongs on the span of a request; with disaggregation, also the spans inside it."""
+    """Picks the attributes of a request's span from SGLang's `meta_info`. With disaggregation, adds the spans inside it."""
     attrs: dict[str, Any] = {}
     try:
         attrs.update((key, meta[key]) for key in SGLANG_TRACE_META_KEYS if meta.get(key) is not None)
@@ -151,7 +151,7 @@ def build_sglang_meta_trace_attrs(meta: dict[str, Any]) -> dict[str, Any]:
 
 
 def _disaggregation(meta: dict[str, Any]) -> list[dict[str, Any]]:
-    """Prefill and decode as slime lays them out: end to end."""
+    """Lays out prefill and decode as slime does: one after the other."""
     children: list[dict[str, Any]] = []
     at = 0.0
     for phase, segments in (("prefill", SGLANG_PD_PREFILL_SEGMENTS), ("decode", SGLANG_PD_DECODE_SEGMENTS)):
@@ -209,7 +209,7 @@ def _append_event(
 
 
 def _append_trace_children(parents: list[tuple[TraceHandle, str]], children: Any, start: float) -> None:
-    """Spans that the engine reported afterwards, inside those of `parents` (pairs of handle and span id)."""
+    """Adds spans that the engine reported afterwards under `parents` (pairs of handle and span id)."""
     if isinstance(children, dict):
         children = [children]
     if not isinstance(children, list):
@@ -259,8 +259,8 @@ def trace_function(
     attrs_getter: Callable[..., dict[str, Any] | None] | None = None,
     record_error: bool = True,
 ) -> Callable[[F], F]:
-    """Decorator: every call is a span on its target. `target` names an argument; `target_getter` is called with all of them;
-    without either the target is found among the arguments, else it is that of the current span."""
+    """Decorator: every call is a span on its target. `target` names an argument. `target_getter` is called with all arguments.
+    Without either, the target is looked up among the arguments, else it is the target of the current span."""
 
     def decorator(function: Any) -> Any:
         label = getattr(function, "__qualname__", repr(function))
@@ -306,7 +306,7 @@ def trace_function(
 def _target_finder(
     function: Any, label: str, target: str | None, target_getter: Callable[..., Any] | None
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Any]:
-    """How the target of a call is found, decided once."""
+    """Decides once how to find the target of a call."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -364,7 +364,7 @@ def _target_finder(
 
 
 def _place_of(signature: inspect.Signature | None, name: str) -> int | None:
-    """The position of an argument, where it may be given by position."""
+    """Returns the position of an argument, or `None` if it must be named."""
     if signature is None:
         return None
     for place, parameter in enumerate(signature.parameters.values()):
@@ -393,9 +393,9 @@ _originals: list[tuple[Any, str, Any]] = []
 
 
 def install() -> list[str]:
-    """Puts our functions in the place of slime's, in its module and wherever they have been imported from it already.
+    """Replaces slime's functions with ours, in slime's module and wherever they have already been imported from it.
 
-    Returns the modules found; empty where slime is not importable. What was decorated before stays as it was.
+    Returns the modules found, or an empty list if slime cannot be imported. Functions decorated before stay as they are.
     """
     import importlib
 
@@ -426,7 +426,7 @@ def install() -> list[str]:
 
 
 def uninstall() -> None:
-    """Takes `install()` back."""
+    """Undoes `install()`."""
     while _originals:
         module, name, original = _originals.pop()
         setattr(module, name, original)

@@ -1,4 +1,4 @@
-"""For tests of instrumented code: records into memory, with a clock and ids that repeat.
+"""For tests of instrumented code: records into memory, with a deterministic clock and ids.
 
 from rollscope.testing import capture
 
@@ -47,7 +47,7 @@ class RecordedSpan:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """All of them; those set later win."""
+        """All attributes. Those set later win."""
         return {**self.start_attributes, **self.end_attributes}
 
     @property
@@ -64,7 +64,7 @@ class RecordedEvent:
 
 @dataclass
 class Record:
-    """What is no span: a run, metrics, a conversation, a file."""
+    """A record other than a span: a run, metrics, a conversation or a file."""
 
     name: str
     time_ns: int
@@ -75,7 +75,7 @@ class Record:
 
 
 class Captured:
-    """What was recorded so far."""
+    """Everything recorded so far."""
 
     def __init__(self) -> None:
         self._spans: list[RecordedSpan] = []
@@ -105,11 +105,11 @@ class Captured:
         """The only span of that name."""
         found = [span for span in self.spans if span.name == name]
         if len(found) != 1:
-            raise AssertionError(f"{len(found)} spans are named {name!r}; there are {[span.name for span in self.spans]}")
+            raise AssertionError(f"{len(found)} spans are named {name!r}; recorded: {[span.name for span in self.spans]}")
         return found[0]
 
     def metrics(self) -> dict[str, list[tuple[int | None, float]]]:
-        """Logged numbers, by name: pairs of step and value."""
+        """Logged numbers by name, as pairs of step and value."""
         out: dict[str, list[tuple[int | None, float]]] = {}
         for record in self.records:
             if record.name == "rollscope.metrics":

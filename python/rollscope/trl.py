@@ -4,8 +4,8 @@
 
     trainer = GRPOTrainer(..., callbacks=[RollscopeCallback(project="math", name="grpo")])
 
-Steps become spans, logged values metrics, evaluation and saving spans of their own. For completions as conversations, wrap a
-reward function: `reward_funcs=[callback.reward(my_reward)]`.
+Steps become spans, and logged values become metrics. Evaluations and saves become events. To keep completions as conversations,
+wrap a reward function: `reward_funcs=[callback.reward(my_reward)]`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RollscopeCallback(_Base):  # type: ignore[misc]  # Any to mypy: transforme
             self._run = None
 
     def reward(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Wraps a reward function of GRPO: its calls become spans, its completions conversations with their rewards."""
+        """Wraps a reward function. Its calls become spans, and its completions become conversations with their rewards."""
 
         def log(prompts: Any, completions: Any, rewards: Any) -> None:
             traces = []

@@ -24,7 +24,7 @@ _MAX_TEXT = 16_384
 
 
 class RolloutTraceConfig:
-    """Where verl's traces go; see verl's class of this name. `backend` and `token2text` are taken and not needed."""
+    """Configures tracing as verl's class of this name does. `backend` and `token2text` are accepted and ignored."""
 
     _initialized = False
     token2text = False
@@ -84,7 +84,7 @@ def _short(value: Any) -> Any:
 
 
 def rollout_trace_op(function: Any) -> Any:
-    """Decorator for methods and functions: a call is a span with its inputs and its output."""
+    """Decorator for methods and functions: every call is a span with its inputs and its output."""
     signature = inspect.signature(function)
     name = getattr(function, "__qualname__", repr(function))
 

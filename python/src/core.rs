@@ -8,12 +8,13 @@
 //! parent's.
 
 use std::collections::VecDeque;
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
+use crate::open::Slab;
+use crate::row::Row;
 use crate::wire::{self, Out, attrs_of};
 
 /// A buffer of this size is handed to the background thread without waiting for the next flush.
@@ -56,55 +57,6 @@ pub struct Queue {
     spare: Vec<Vec<u8>>,
     pub open: Slab,
 }
-
-/// A span that has not ended yet, as the background thread sees it. Nothing of it changes once it is in the slab.
-pub trait OpenSpan {
-    fn start_ns(&self) -> u64;
-    /// Whether it has been sent as open.
-    fn reported(&self) -> &AtomicBool;
-    fn write_open(&self, out: &mut Vec<u8>);
-}
-
-/// Where the open spans are.
-#[derive(Default)]
-pub struct Slab {
-    pub slots: Vec<Option<NonNull<dyn OpenSpan>>>,
-    free: Vec<u32>,
-}
-
-pub const NO_SLOT: u32 = u32::MAX;
-/// More open spans than this are not reported while they are open.
-const MAX_OPEN: usize = 1 << 20;
-
-impl Slab {
-    #[inline]
-    pub fn insert(&mut self, span: &(impl OpenSpan + 'static)) -> u32 {
-        let part = Some(NonNull::from(span as &dyn OpenSpan));
-        match self.free.pop() {
-            Some(slot) => {
-                self.slots[slot as usize] = part;
-                slot
-            }
-            None if self.slots.len() < MAX_OPEN => {
-                self.slots.push(part);
-                self.slots.len() as u32 - 1
-            }
-            None => NO_SLOT,
-        }
-    }
-
-    #[inline]
-    pub fn remove(&mut self, slot: u32) {
-        if slot != NO_SLOT {
-            self.slots[slot as usize] = None;
-            self.free.push(slot);
-        }
-    }
-}
-
-// SAFETY: the pointers are followed only under the lock of the queue, and a span takes its own out, under the same lock,
-// before its memory goes.
-unsafe impl Send for Queue {}
 
 /// Counted from the start of the process.
 #[derive(Default)]
@@ -307,13 +259,13 @@ impl Core {
 
     /// Appends one span or record, written by `write`, and counts it.
     #[inline]
-    pub fn record(&self, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn record(&self, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
         let mut queue = self.queue();
         self.record_locked(&mut queue, signal, len, write);
     }
 
     #[inline]
-    pub fn record_locked(&self, queue: &mut Queue, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn record_locked(&self, queue: &mut Queue, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
         queue.recorded += 1;
         if queue.bytes + len > self.config.queue_bytes || self.closed.load(Ordering::Relaxed) {
             queue.dropped += 1;
@@ -335,6 +287,17 @@ impl Core {
         } else if !self.started.load(Ordering::Relaxed) {
             self.tell();
         }
+    }
+
+    /// Appends a finished span.
+    #[inline]
+    pub fn record_row(&self, row: &Row<'_>) {
+        self.record_row_locked(&mut self.queue(), row);
+    }
+
+    #[inline]
+    pub fn record_row_locked(&self, queue: &mut Queue, row: &Row<'_>) {
+        self.record_locked(queue, Signal::Spans, row.len(), |out| row.write(out));
     }
 
     /// Wakes the background thread, and starts it the first time.

@@ -1,16 +1,20 @@
 //! The recorder behind `rollscope` for Python: clock, ids, attributes, spans, the queue and the thread that sends.
 //!
-//! A span goes: [`span`] writes its attributes as protobuf the moment they are given ([`value`], [`wire`]); at its end
-//! [`row`] puts the span's bytes into the shared buffer of the [`core`]; the [`sender`] wraps full buffers and sends them
-//! ([`transport`]) or keeps them on disk ([`spill`]). [`context`] knows the current span. [`slime`] and [`sglang`] are the
-//! same core under those systems' names. Everything that need not be fast is Python, in `rollscope/`.
+//! The path of a span: [`span`] writes its attributes as protobuf as soon as they are given ([`args`], [`value`], [`wire`]).
+//! While it runs, [`open`] knows where it is. At its end, [`row`] puts the span's bytes into the shared buffer of the [`core`].
+//! The [`sender`] wraps full buffers and sends them ([`transport`]) or keeps them on disk ([`spill`]). [`context`] knows the
+//! current span. [`slime`] and [`sglang`] are the same core under those systems' names. Everything that need not be fast is
+//! Python, in `rollscope/`.
 
+mod args;
 mod clock;
 mod config;
 mod context;
 mod core;
+mod errors;
 mod held;
 mod no_span;
+mod open;
 mod row;
 mod sender;
 mod sglang;
@@ -320,7 +324,6 @@ fn submodule<'py>(module: &Bound<'py, PyModule>, name: &str) -> PyResult<Bound<'
 #[pymodule(gil_used = false)]
 fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<span::Span>()?;
     module.add_class::<no_span::NoSpan>()?;
     module.add_class::<context::SpanContext>()?;
     module.add_class::<context::Attached>()?;
@@ -344,12 +347,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(take_memory, module)?)?;
     module.add_function(wrap_pyfunction!(fake_clock, module)?)?;
     module.add_function(wrap_pyfunction!(advance_clock, module)?)?;
-    module.add_function(wrap_pyfunction!(span::span, module)?)?;
-    module.add_function(wrap_pyfunction!(span::event, module)?)?;
-    module.add_function(wrap_pyfunction!(span::current_span, module)?)?;
-    module.add_function(wrap_pyfunction!(span::own_current, module)?)?;
     module.add_function(wrap_pyfunction!(context::set_bridge, module)?)?;
     module.add_function(wrap_pyfunction!(context::drop_bridge, module)?)?;
+    span::register(module)?;
     slime::register(module)?;
     sglang::register(module)
 }

@@ -10,8 +10,34 @@ use crate::context::SpanContext;
 #[pyclass(frozen, module = "rollscope")]
 pub struct NoSpan;
 
-#[pymethods]
-impl NoSpan {
+/// PyO3 wants all methods of a class in one block, so the block is made here.
+macro_rules! no_span {
+    (chain: $($chain:ident)*; ignore: $($ignore:ident)*; $($rest:tt)*) => {
+        #[pymethods]
+        impl NoSpan {
+            $(
+                #[pyo3(signature = (*_args, **_kwargs))]
+                fn $chain<'py>(
+                    slf: &Bound<'py, Self>,
+                    _args: &Bound<'py, PyTuple>,
+                    _kwargs: Option<&Bound<'py, PyDict>>,
+                ) -> Bound<'py, Self> {
+                    slf.clone()
+                }
+            )*
+            $(
+                #[pyo3(signature = (*_args, **_kwargs))]
+                fn $ignore(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
+            )*
+            $($rest)*
+        }
+    };
+}
+
+no_span! {
+    chain: set set_attr update update_attrs;
+    ignore: set_attribute set_attributes event add_event add_link set_status record_exception update_name end;
+
     fn __enter__<'py>(slf: &Bound<'py, Self>) -> Bound<'py, Self> {
         slf.clone()
     }
@@ -20,69 +46,6 @@ impl NoSpan {
     fn __exit__(&self, _args: &Bound<'_, PyTuple>) -> bool {
         false
     }
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn set<'py>(
-        slf: &Bound<'py, Self>,
-        _args: &Bound<'py, PyTuple>,
-        _kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> Bound<'py, Self> {
-        slf.clone()
-    }
-
-    #[pyo3(signature = (*args, **kwargs))]
-    fn set_attr<'py>(
-        slf: &Bound<'py, Self>,
-        args: &Bound<'py, PyTuple>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> Bound<'py, Self> {
-        Self::set(slf, args, kwargs)
-    }
-
-    #[pyo3(signature = (*args, **kwargs))]
-    fn update<'py>(
-        slf: &Bound<'py, Self>,
-        args: &Bound<'py, PyTuple>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> Bound<'py, Self> {
-        Self::set(slf, args, kwargs)
-    }
-
-    #[pyo3(signature = (*args, **kwargs))]
-    fn update_attrs<'py>(
-        slf: &Bound<'py, Self>,
-        args: &Bound<'py, PyTuple>,
-        kwargs: Option<&Bound<'py, PyDict>>,
-    ) -> Bound<'py, Self> {
-        Self::set(slf, args, kwargs)
-    }
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn set_attribute(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn set_attributes(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn event(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn add_event(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn add_link(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn set_status(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn record_exception(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn update_name(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
-
-    #[pyo3(signature = (*_args, **_kwargs))]
-    fn end(&self, _args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) {}
 
     fn is_recording(&self) -> bool {
         false

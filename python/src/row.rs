@@ -2,6 +2,9 @@
 
 use crate::wire::{self, Out, field_len, raw};
 
+pub type TraceId = [u8; 16];
+pub type SpanId = [u8; 8];
+
 pub const KIND_INTERNAL: u8 = 1;
 pub const STATUS_UNSET: u8 = 0;
 pub const STATUS_OK: u8 = 1;
@@ -10,10 +13,9 @@ pub const STATUS_ERROR: u8 = 2;
 const START_ATTRS: &[u8] = b"rollscope.start_attrs";
 
 pub struct Row<'a> {
-    pub trace_id: &'a [u8; 16],
-    pub span_id: &'a [u8; 8],
-    pub parent_id: Option<&'a [u8; 8]>,
-    pub trace_state: &'a str,
+    pub trace_id: &'a TraceId,
+    pub span_id: &'a SpanId,
+    pub parent_id: Option<&'a SpanId>,
     pub name: &'a [u8],
     pub kind: u8,
     pub start_ns: u64,
@@ -30,7 +32,34 @@ pub struct Row<'a> {
     pub message: &'a str,
 }
 
-impl Row<'_> {
+impl<'a> Row<'a> {
+    /// An open span with nothing on it yet.
+    #[inline]
+    pub fn new((trace_id, span_id): (&'a TraceId, &'a SpanId), name: &'a [u8], start_ns: u64) -> Row<'a> {
+        Row {
+            trace_id,
+            span_id,
+            parent_id: None,
+            name,
+            kind: KIND_INTERNAL,
+            start_ns,
+            end_ns: None,
+            start_attrs: [&[], &[]],
+            start_count: 0,
+            end_attrs: [&[], &[]],
+            dropped: 0,
+            events: &[],
+            links: &[],
+            status: STATUS_UNSET,
+            message: "",
+        }
+    }
+
+    /// A moment without length.
+    pub fn instant(ids: (&'a TraceId, &'a SpanId), name: &'a [u8], time_ns: u64) -> Row<'a> {
+        Row { end_ns: Some(time_ns), end_attrs: [instant_mark(), &[]], ..Row::new(ids, name, time_ns) }
+    }
+
     fn start_count_len(&self) -> usize {
         if self.start_count == 0 {
             return 0;
@@ -54,9 +83,6 @@ impl Row<'_> {
         }
         if self.end_ns.is_some() {
             len += 9;
-        }
-        if !self.trace_state.is_empty() {
-            len += field_len(self.trace_state.len());
         }
         for attrs in self.start_attrs.iter().chain(&self.end_attrs) {
             len += attrs.len();
@@ -85,9 +111,6 @@ impl Row<'_> {
             let mut at = raw::varint(raw::byte(start, 0x12), body as u64);
             at = raw::field(at, 0x0a, self.trace_id);
             at = raw::field(at, 0x12, self.span_id);
-            if !self.trace_state.is_empty() {
-                at = raw::field(at, 0x1a, self.trace_state.as_bytes());
-            }
             if let Some(parent) = self.parent_id {
                 at = raw::field(at, 0x22, parent);
             }
@@ -128,4 +151,37 @@ impl Row<'_> {
             out.advance(len);
         }
     }
+}
+
+/// The reserved attribute `rollscope.state` = `instant`, encoded.
+fn instant_mark() -> &'static [u8] {
+    static MARK: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
+    MARK.get_or_init(|| {
+        let mut mark = Vec::new();
+        wire::text_attr(&mut mark, wire::attrs_of::SPAN, b"rollscope.state", b"instant");
+        mark
+    })
+}
+
+/// An event of a span.
+pub fn put_event(out: &mut impl Out, name: &[u8], time_ns: u64, attrs: &[u8], dropped: u32) {
+    let count = if dropped > 0 { 1 + wire::varint_len(u64::from(dropped)) } else { 0 };
+    out.byte(0x5a);
+    out.varint((9 + field_len(name.len()) + attrs.len() + count) as u64);
+    out.fixed64(0x09, time_ns);
+    out.field(0x12, name);
+    out.put(attrs);
+    if dropped > 0 {
+        out.byte(0x20);
+        out.varint(u64::from(dropped));
+    }
+}
+
+/// A link of a span.
+pub fn put_link(out: &mut impl Out, trace_id: &TraceId, span_id: &SpanId, attrs: &[u8]) {
+    out.byte(0x6a);
+    out.varint((18 + 10 + attrs.len()) as u64);
+    out.field(0x0a, trace_id);
+    out.field(0x12, span_id);
+    out.put(attrs);
 }

@@ -225,21 +225,18 @@ impl Sender {
         let mut at = 0;
         loop {
             let mut queue = self.core.queue();
-            let end = (at + SCAN_SLICE).min(queue.open.slots.len());
+            let end = (at + SCAN_SLICE).min(queue.open.len());
             if at >= end {
                 return;
             }
-            for slot in at..end {
-                let Some(part) = queue.open.slots[slot] else { continue };
-                // SAFETY: a span takes its pointer out under this lock before its memory goes.
-                let part = unsafe { part.as_ref() };
-                if part.start_ns() > before || part.reported().swap(true, Relaxed) {
+            let Queue { spans, bytes, open, .. } = &mut *queue;
+            for span in (at..end).filter_map(|slot| open.get(slot)) {
+                if span.start_ns() > before || span.reported().swap(true, Relaxed) {
                     continue;
                 }
-                let Queue { spans, bytes, .. } = &mut *queue;
                 let from = spans.bytes.len();
                 // Not counted: it is recorded when it ends.
-                part.write_open(&mut spans.bytes);
+                span.write_open(&mut spans.bytes);
                 *bytes += spans.bytes.len() - from;
             }
             at = end;

@@ -13,7 +13,7 @@ __version__: str
 
 @final
 class SpanContext:
-    """A span of somewhere else: another process, another library."""
+    """A span of another process or another library."""
 
     def __new__(cls, trace_id: str, span_id: str, trace_state: str = "") -> Self: ...
     @property
@@ -45,16 +45,16 @@ class Span:
     def update_attrs(self, attrs: Mapping[str, Any] | None = None) -> Self: ...
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
     def event(self, name: str, attrs: Mapping[str, Any] | None = None, *, time_ns: int | None = None) -> None:
-        """Notes that something happened."""
+        """Records that something happened."""
     def add_event(self, name: str, attributes: Mapping[str, Any] | None = None, timestamp: int | None = None) -> None: ...
     def add_link(self, context: Span | SpanContext | str | Any, attributes: Mapping[str, Any] | None = None) -> None:
-        """Links to another span: a span, a context, or a `traceparent`."""
+        """Adds a link to another span: a span, a context or a `traceparent`."""
     def set_status(self, status: str | Any, description: str | None = None) -> None:
         """`"ok"`, `"error"` or `"unset"`, and why."""
     def record_exception(self, exception: BaseException, *args: Any, **kwargs: Any) -> None:
-        """Notes an exception without ending the span."""
+        """Records an exception without ending the span."""
     def end(self, end_ns: int | None = None, *, end_time: int | None = None) -> None:
-        """Ends the span. A second time does nothing."""
+        """Ends the span. A second call does nothing."""
     def is_recording(self) -> bool: ...
     def update_name(self, name: str) -> None: ...
     def get_span_context(self) -> Any: ...
@@ -131,15 +131,15 @@ def span(
     start_ns: int | None = None,
     root: bool = False,
 ) -> Span | NoSpan:
-    """Starts a span. In a `with` block it is the current one and ends with the block; otherwise `end()` ends it.
+    """Starts a span. In a `with` block, it is the current span and ends with the block. Otherwise, call `end()`.
 
-    `attrs` are known at the start; what is set later is kept apart. `phase` says what kind of work it is: rollout, reward,
-    train, weight_sync, tool, ... `step`, `sample`, `group` and `attempt` hold for everything inside too. It is recorded if
+    `attrs` are known at the start. Attributes set later are kept separately. `phase` is the kind of work: rollout, reward, train,
+    weight_sync, tool, ... `step`, `sample`, `group` and `attempt` also apply to all spans inside. The span is recorded if its
     `level` (1 to 3) is not above the level of the process.
     """
 
 def event(name: str, attrs: Mapping[str, Any] | None = None, *, level: int = 1, time_ns: int | None = None) -> None:
-    """Notes that something happened: an event of the current span, or an instant of its own where there is none."""
+    """Records that something happened: as an event of the current span, or as an instant if there is no current span."""
 
 def current_span() -> Any | None:
     """The current span, or `None`."""

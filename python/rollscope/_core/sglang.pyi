@@ -40,7 +40,7 @@ class TraceReqContext:
     def trace_req_start(self, ts: int | None = None) -> None:
         """The request begins."""
     def trace_req_finish(self, ts: int | None = None, attrs: Mapping[str, Any] | None = None) -> None:
-        """The request is done."""
+        """The request ends."""
     def trace_slice_start(self, name: str, level: int, ts: int | None = None) -> None: ...
     def trace_slice_end(
         self,
@@ -51,16 +51,16 @@ class TraceReqContext:
         thread_finish_flag: bool = False,
     ) -> None: ...
     def trace_slice(self, slice: Any, thread_finish_flag: bool = False) -> None:
-        """A slice that is over already."""
+        """Records a slice that has already ended."""
     def trace_event(self, name: str, level: int, ts: int | None = None, attrs: Mapping[str, Any] | None = None) -> None: ...
     def trace_set_root_attrs(self, attrs: Mapping[str, Any]) -> None: ...
     def trace_set_thread_attrs(self, attrs: Mapping[str, Any]) -> None: ...
     def rebuild_thread_context(self, ts: int | None = None, pid: int | None = None) -> None:
-        """A copy has arrived in the thread that works on it."""
+        """Starts a copy in the thread that works on it."""
     def copy_for_thread(self) -> TraceReqContext | Any:
-        """A copy for another thread; it continues with `rebuild_thread_context()`."""
+        """Returns a copy for another thread, where `rebuild_thread_context()` starts it."""
     def abort(self, ts: int | None = None, abort_info: Mapping[str, Any] | Any | None = None) -> None:
-        """Ends whatever runs in this thread; `abort_info` marks it as failed."""
+        """Ends all spans of this thread. `abort_info` marks them as failed."""
     def flush(self) -> None: ...
 
 def rebuild(travelled: dict[str, Any]) -> TraceReqContext: ...
@@ -69,7 +69,7 @@ def initialized() -> bool: ...
 def trace_set_thread_info(
     thread_label: str, tp_rank: int | None = None, dp_rank: int | None = None, pp_rank: int | None = None
 ) -> None:
-    """Names the thread that calls, the first time it does."""
+    """Names the calling thread. Only the first call has an effect."""
 
 def set_global_trace_level(level: int) -> None: ...
 def get_global_trace_level() -> int: ...

@@ -27,17 +27,17 @@ class TraceHandle:
 
 @final
 class SlimeSpan:
-    """A span over one sample or a group: what `trace_span` gives to its block."""
+    """A span over one sample or a group, as returned by `trace_span`."""
 
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> Literal[False]: ...
     def set(self, key: str, value: Any) -> Self:
-        """Sets one attribute of the end, also after the block has closed."""
+        """Sets one attribute of the end. Also works after the block."""
     def set_attr(self, key: str, value: Any) -> Self: ...
     def update(self, attrs: dict[str, Any] | None = None) -> Self:
-        """Sets several."""
+        """Sets several attributes of the end."""
     def update_attrs(self, attrs: dict[str, Any] | None = None) -> Self: ...
     @property
     def target(self) -> TraceHandle | list[TraceHandle]: ...
@@ -60,10 +60,10 @@ class SlimeSpan:
 class Frame: ...
 
 def trace_span(target: Any, name: str, *, attrs: dict[str, Any] | None = None, record_error: bool = True) -> SlimeSpan:
-    """A span on every target: a sample, a handle, or a list of them."""
+    """Starts a span on every target: a sample, a handle, or a list of them."""
 
 def trace_event(target: Any, name: str, *, attrs: dict[str, Any] | None = None) -> None:
-    """An instant on every target."""
+    """Records an instant on every target."""
 
 def bind(sample: Any) -> TraceHandle: ...
 def bind_parts(

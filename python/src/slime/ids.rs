@@ -9,7 +9,7 @@ use super::span::SlimeSpan;
 use crate::context;
 use crate::span::Span;
 use crate::value;
-use crate::wire::{self, attrs_of};
+use crate::wire::{self, Out, attrs_of};
 
 /// The same as `model::ids` does with what it finds in a dump, so that a dump and the live spans meet.
 pub(super) fn span_id_of(text: &[u8]) -> [u8; 8] {
@@ -43,6 +43,14 @@ pub(super) fn event_id(trace_id: &[u8; 16], index: u32) -> [u8; 8] {
     bytes[16..20].copy_from_slice(&index.to_be_bytes());
     bytes[20..].copy_from_slice(b"evnt");
     xxhash_rust::xxh3::xxh3_64(&bytes).to_be_bytes()
+}
+
+/// The ids as slime writes them, as reserved attributes. A parent's id of 16 digits is what is sent anyway.
+pub(super) fn put_originals(out: &mut impl Out, span_id: &[u8], parent: &[u8]) {
+    wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_span_id", span_id);
+    if !parent.is_empty() && parent.len() != 16 {
+        wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_parent_span_id", parent);
+    }
 }
 
 /// Encoded attributes of an identity.

@@ -1,4 +1,4 @@
-//! slime's traces on our core: the carrier on the sample is kept exactly as slime keeps it, and the same spans go out live.
+//! slime's traces on our core: the carrier on the sample is kept exactly as slime keeps it, and the same spans are sent live.
 //!
 //! A span over a group of samples is one span on each; they are recorded together. The nesting of each trace is a stack in
 //! a context variable, so inside a group span the parent of a sample's own span is that sample's group span.
@@ -19,31 +19,15 @@ use carrier::{
     template,
 };
 use frame::{Frame, current_frame, parent_of};
-use ids::{Ids, current_step, event_id, identity, span_id_of, trace_id_of};
+use ids::{Ids, current_step, event_id, identity, put_originals, span_id_of, trace_id_of};
 pub use span::SlimeSpan;
 
+use crate::args::{self, Attrs};
 use crate::clock;
-use crate::core::{self, Signal};
-use crate::row::{KIND_INTERNAL, Row, STATUS_UNSET};
-use crate::span::{Instant, instant};
-use crate::value;
-use crate::wire::{self, attrs_of};
-
-fn swallow<T>(py: Python<'_>, result: PyResult<T>) -> Option<T> {
-    match result {
-        Ok(value) => Some(value),
-        Err(error) => {
-            if let Some(core) = core::core() {
-                core.counters.errors.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            }
-            let _ = py
-                .import("rollscope._errors")
-                .and_then(|m| m.getattr("swallowed"))
-                .and_then(|f| f.call1((error.into_value(py),)));
-            None
-        }
-    }
-}
+use crate::core;
+use crate::errors::swallow;
+use crate::row::Row;
+use crate::wire::attrs_of;
 
 /// A span on every target; see slime's function of this name.
 #[pyfunction]
@@ -79,12 +63,10 @@ fn put_instants<'py>(
     let blank = template(py, &Common { kind: "event", name: name.clone(), time })?;
     let live = core::core().filter(|_| core::level() > 0);
     let step = current_step(py);
-    let mut encoded = SmallVec::<[u8; 256]>::new();
-    let mut count = 0;
-    if let (Some(_), Some(attrs)) = (live, attrs) {
-        count = value::put_dict(&mut encoded, attrs_of::SPAN, attrs, 0).0;
-    }
-    let text = live.map(|_| value::text_of(name)).unwrap_or_default();
+    let (encoded, text) = match live {
+        Some(_) => (Attrs::read(attrs, attrs_of::SPAN), args::name(name)),
+        None => Default::default(),
+    };
     for (index, target) in targets.iter().enumerate() {
         let trace_id = trace_id_of(&target.trace);
         let parent = target.parent.clone().or_else(|| parent_of(frame.as_ref(), &trace_id, index));
@@ -101,19 +83,12 @@ fn put_instants<'py>(
             let mut ids = Ids::new();
             let ids_count = identity(target, step, &mut ids);
             let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p.as_bytes()));
-            instant(
-                core,
-                &Instant {
-                    name: text.as_bytes(),
-                    time_ns,
-                    trace_id,
-                    span_id: event_id(&trace_id, place),
-                    parent_id: parent,
-                    identity: (&ids, ids_count),
-                    attrs: &encoded,
-                    count: count as u32,
-                },
-            );
+            core.record_row(&Row {
+                parent_id: parent.as_ref(),
+                start_attrs: [&ids, &encoded.bytes],
+                start_count: ids_count + encoded.count,
+                ..Row::instant((&trace_id, &event_id(&trace_id, place)), &text, time_ns)
+            });
         }
     }
     Ok(())
@@ -202,52 +177,28 @@ fn emit_child<'py>(
     let trace_id = trace_id_of(&target.trace);
     let mut ids = Ids::new();
     let ids_count = identity(&target, current_step(py), &mut ids);
-    let mut encoded = SmallVec::<[u8; 256]>::new();
-    let count = attrs.map_or(0, |a| value::put_dict(&mut encoded, attrs_of::SPAN, a, 0).0);
+    let attrs = Attrs::read(attrs, attrs_of::SPAN);
     let ns = |s: f64| (s * 1e9).round().clamp(0.0, 7e18) as u64;
     let parent_id = (!parent.is_empty()).then(|| span_id_of(parent.as_bytes()));
     if index >= 0 {
-        instant(
-            core,
-            &Instant {
-                name: name.as_bytes(),
-                time_ns: ns(start_s),
-                trace_id,
-                span_id: event_id(&trace_id, index as u32),
-                parent_id,
-                identity: (&ids, ids_count),
-                attrs: &encoded,
-                count: count as u32,
-            },
-        );
+        core.record_row(&Row {
+            parent_id: parent_id.as_ref(),
+            start_attrs: [&ids, &attrs.bytes],
+            start_count: ids_count + attrs.count,
+            ..Row::instant((&trace_id, &event_id(&trace_id, index as u32)), name.as_bytes(), ns(start_s))
+        });
         return Ok(());
     }
     let mut originals = SmallVec::<[u8; 160]>::new();
-    wire::text_attr(&mut originals, attrs_of::SPAN, b"rollscope.original_span_id", span_id.as_bytes());
-    if !parent.is_empty() {
-        wire::text_attr(&mut originals, attrs_of::SPAN, b"rollscope.original_parent_span_id", parent.as_bytes());
-    }
-    let id = span_id_of(span_id.as_bytes());
-    let row = Row {
-        trace_id: &trace_id,
-        span_id: &id,
+    put_originals(&mut originals, span_id.as_bytes(), parent.as_bytes());
+    core.record_row(&Row {
         parent_id: parent_id.as_ref(),
-        trace_state: "",
-        name: name.as_bytes(),
-        kind: KIND_INTERNAL,
-        start_ns: ns(start_s),
         end_ns: Some(ns(end_s)),
         start_attrs: [&ids, &[]],
         start_count: ids_count,
-        end_attrs: [&encoded, &originals],
-        dropped: 0,
-        events: &[],
-        links: &[],
-        status: STATUS_UNSET,
-        message: "",
-    };
-    let len = row.len();
-    core.record(Signal::Spans, len, |out| row.write(out));
+        end_attrs: [&attrs.bytes, &originals],
+        ..Row::new((&trace_id, &span_id_of(span_id.as_bytes())), name.as_bytes(), ns(start_s))
+    });
     Ok(())
 }
 

@@ -10,15 +10,17 @@ use smallvec::SmallVec;
 
 use super::carrier::{Common, as_int, bind_carrier, collect, copy, fill, new_hex, seconds, setdefault, template};
 use super::frame::{Frame, current_frame, parent_of};
-use super::ids::{Ids, current_step, fold, identity, span_id_of, trace_id_of};
-use super::swallow;
+use super::ids::{Ids, current_step, fold, identity, put_originals, span_id_of, trace_id_of};
+use crate::args::{self, Attrs};
 use crate::clock;
 use crate::context::{self, SLIME};
-use crate::core::{self, Core, NO_SLOT, OpenSpan, Signal};
+use crate::core;
+use crate::errors::swallow;
 use crate::held::Held;
-use crate::row::{KIND_INTERNAL, Row, STATUS_ERROR, STATUS_UNSET};
+use crate::open::{OpenSpan, Opened};
+use crate::row::{Row, STATUS_ERROR, STATUS_UNSET};
 use crate::value;
-use crate::wire::{self, Out, attrs_of};
+use crate::wire::{self, attrs_of};
 
 /// One sample's open span, as the background thread sees it.
 struct Record {
@@ -32,47 +34,48 @@ struct Record {
     identity_count: u32,
 }
 
-impl Record {
-    /// The ids as slime writes them, as reserved attributes.
-    fn originals(&self, out: &mut impl Out) {
-        wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_span_id", &self.original);
-        if self.parent_text.len() != 16 && !self.parent_text.is_empty() {
-            wire::text_attr(out, attrs_of::SPAN, b"rollscope.original_parent_span_id", &self.parent_text);
-        }
-    }
-}
-
 struct Open {
     records: Vec<Record>,
-    name: Vec<u8>,
+    name: SmallVec<[u8; 48]>,
     start_ns: u64,
-    attrs: Vec<u8>,
+    attrs: SmallVec<[u8; 256]>,
     count: u32,
     dropped: u32,
     reported: AtomicBool,
 }
 
 impl Open {
-    fn row<'a>(&'a self, record: &'a Record) -> Row<'a> {
-        Row {
-            trace_id: &record.trace_id,
-            span_id: &record.span_id,
+    /// One sample's row, given to `record`. `end` is what its end brings; none while it is open.
+    fn row(&self, record: &Record, end: Option<&End<'_>>, write: impl FnOnce(&Row<'_>)) {
+        let mut originals = SmallVec::<[u8; 160]>::new();
+        put_originals(&mut originals, &record.original, &record.parent_text);
+        let open = Row {
             parent_id: record.parent.as_ref(),
-            trace_state: "",
-            name: &self.name,
-            kind: KIND_INTERNAL,
-            start_ns: self.start_ns,
-            end_ns: None,
             start_attrs: [&record.identity, &self.attrs],
             start_count: self.count + record.identity_count,
-            end_attrs: [&[], &[]],
+            end_attrs: [&[], &originals],
             dropped: self.dropped,
-            events: &[],
-            links: &[],
-            status: STATUS_UNSET,
-            message: "",
+            ..Row::new((&record.trace_id, &record.span_id), &self.name, self.start_ns)
+        };
+        match end {
+            None => write(&open),
+            Some(end) => write(&Row {
+                end_ns: Some(end.ns),
+                end_attrs: [&end.attrs.bytes, &originals],
+                dropped: self.dropped + end.attrs.dropped,
+                status: if end.failure.is_some() { STATUS_ERROR } else { STATUS_UNSET },
+                message: end.failure.unwrap_or_default(),
+                ..open
+            }),
         }
     }
+}
+
+/// What the end of a span brings to each of its samples.
+struct End<'a> {
+    ns: u64,
+    attrs: &'a Attrs,
+    failure: Option<&'a str>,
 }
 
 impl OpenSpan for Open {
@@ -86,11 +89,7 @@ impl OpenSpan for Open {
 
     fn write_open(&self, out: &mut Vec<u8>) {
         for record in &self.records {
-            let mut row = self.row(record);
-            let mut originals = SmallVec::<[u8; 160]>::new();
-            record.originals(&mut originals);
-            row.end_attrs[0] = &originals;
-            row.write(out);
+            self.row(record, None, |row| row.write(out));
         }
     }
 }
@@ -116,7 +115,7 @@ struct Inner {
     closed: bool,
     token: Option<Py<PyAny>>,
     current: Option<Py<PyAny>>,
-    live: Option<Live>,
+    live: Option<Opened<Open>>,
     /// Ids of the only record, for children in the same trace.
     alone: Option<Alone>,
     step: Option<i64>,
@@ -132,20 +131,6 @@ struct Side {
     end: Py<PyDict>,
     attempt: Py<PyAny>,
     handle: Option<Py<PyAny>>,
-}
-
-struct Live {
-    open: Box<Open>,
-    core: &'static Core,
-    slot: u32,
-}
-
-impl Drop for Live {
-    fn drop(&mut self) {
-        if self.slot != NO_SLOT && self.core.generation == core::generation() {
-            self.core.queue().open.remove(self.slot);
-        }
-    }
 }
 
 impl SlimeSpan {
@@ -243,25 +228,19 @@ impl SlimeSpan {
             let r: &Record = &records[0];
             (r.trace_id, r.span_id, r.identity.to_vec(), r.identity_count)
         });
-        let live = match live {
-            Some(core) => {
-                let mut encoded = Vec::new();
-                let (count, dropped) =
-                    attrs.as_ref().map_or((0, 0), |a| value::put_dict(&mut encoded, attrs_of::SPAN, a, 0));
-                let open = Box::new(Open {
-                    records,
-                    name: value::text_of(&name).into_bytes(),
-                    start_ns: now,
-                    attrs: encoded,
-                    count: count as u32,
-                    dropped: dropped as u32,
-                    reported: AtomicBool::new(false),
-                });
-                let slot = core.queue().open.insert(&*open);
-                Some(Live { open, core, slot })
-            }
-            None => None,
-        };
+        let live = live.map(|core| {
+            let attrs = Attrs::read(attrs.as_ref(), attrs_of::SPAN);
+            let open = Open {
+                records,
+                name: args::name(&name),
+                start_ns: now,
+                attrs: attrs.bytes,
+                count: attrs.count,
+                dropped: attrs.dropped,
+                reported: AtomicBool::new(false),
+            };
+            Opened::start(core, open)
+        });
         let single = alone.is_some();
         // What was there before is dropped afterwards: dropping Python objects may run code.
         let before = slf.get().inner.with(|inner| {
@@ -325,9 +304,13 @@ impl SlimeSpan {
         });
         drop(before);
         if let Some(mut live) = live {
-            let mut encoded = SmallVec::<[u8; 256]>::new();
-            let (_, dropped) = value::put_dict(&mut encoded, attrs_of::SPAN, attrs.as_any(), live.open.count as usize);
-            close(&mut live, &encoded, dropped as u32, now, failure.as_deref());
+            let attrs = Attrs::read_more(Some(attrs.as_any()), attrs_of::SPAN, live.count);
+            let end = End { ns: now, attrs: &attrs, failure: failure.as_deref() };
+            live.end(|open, core, queue| {
+                for record in &open.records {
+                    open.row(record, Some(&end), |row| core.record_row_locked(queue, row));
+                }
+            });
         }
         Ok(())
     }
@@ -348,30 +331,6 @@ impl SlimeSpan {
         let end = slf.get().end_attrs(py);
         end.update(attrs.as_mapping())?;
         slf.get().sync(py, attrs)
-    }
-}
-
-/// Sends the closed spans.
-fn close(live: &mut Live, attrs: &[u8], dropped: u32, end_ns: u64, failure: Option<&str>) {
-    let core = live.core;
-    if core.generation != core::generation() {
-        return;
-    }
-    let mut queue = core.queue();
-    queue.open.remove(std::mem::replace(&mut live.slot, NO_SLOT));
-    for record in &live.open.records {
-        let mut originals = SmallVec::<[u8; 160]>::new();
-        record.originals(&mut originals);
-        let mut row = live.open.row(record);
-        row.end_ns = Some(end_ns);
-        row.end_attrs = [attrs, &originals];
-        row.dropped += dropped;
-        if let Some(failure) = failure {
-            row.status = STATUS_ERROR;
-            row.message = failure;
-        }
-        let len = row.len();
-        core.record_locked(&mut queue, Signal::Spans, len, |out| row.write(out));
     }
 }
 
