@@ -3,8 +3,9 @@ import { SourceError } from '../../src/base/errors';
 import { api, getJson, prometheus, request, withParams } from '../../src/data/http';
 
 afterEach(() => vi.unstubAllGlobals());
-const answer = (status: number, body: string): void =>
+function answer(status: number, body: string): void {
   vi.stubGlobal('fetch', () => Promise.resolve(new Response(body, { status, statusText: 'Bad' })));
+}
 
 describe('addresses', () => {
   it('encode what is put into a path', () => {
