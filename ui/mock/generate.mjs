@@ -14,7 +14,9 @@ import {
   Schema,
   Field,
   Struct,
+  Uint8,
   Utf8,
+  Vector,
   makeData,
   vectorFromArray,
 } from 'apache-arrow';
@@ -209,9 +211,9 @@ const bitmap = (n, valid) => {
 const dictType = () => new Dictionary(new Utf8(), new Int32());
 
 /** An Arrow IPC stream of columns [name, data, nullable]. */
-function ipc(columns, n) {
+function ipc(columns, n, metadata) {
   const fields = columns.map(([name, data, nullable]) => new Field(name, data.type, nullable));
-  const schema = new Schema(fields);
+  const schema = new Schema(fields, metadata);
   const batch = new RecordBatch(schema, makeData({ type: new Struct(fields), length: n, nullCount: 0, children: columns.map((c) => c[1]) }));
   return RecordBatchStreamWriter.writeAll([batch]).toUint8Array(true);
 }
@@ -232,38 +234,162 @@ const int64 = (values, n, valid = () => true) => {
   return makeData({ type: new Int64(), length: n, nullCount: nulls, nullBitmap: nulls ? bits : undefined, data: values });
 };
 
-export function timelineStream(step, baseNs) {
+const FLAGS = { closed: 0, open: 1, instant: 2, orphan_end: 3 };
+const [ERROR, PARENT] = [4, 8];
+const MAX_LANES = 32;
+
+/** What crates/formats/src/export/timeline decides: samples and lanes of the spans, ends of open ones, the order of the rows. */
+function place(s, live) {
+  const { n, parent, start } = s;
+  const workers = { code: new Int32Array(n), texts: [] };
+  const sample = s.codes.sample_id.slice(0, n);
+  const group = s.codes.group_id.slice(0, n);
+  const depth = new Uint8Array(n);
+  const flags = new Uint8Array(n);
+  const end = s.end.slice(0, n);
+  const newest = Math.max(0, ...Array.from({ length: n }, (_, i) => (Number.isNaN(end[i]) ? start[i] : end[i])));
+  for (let i = 0; i < n; i++) {
+    // A parent stands before its children.
+    const p = parent[i];
+    if (p >= 0) {
+      if (sample[i] < 0) [sample[i], group[i]] = [sample[p], group[p]];
+      depth[i] = Math.min(255, depth[p] + 1);
+      flags[p] |= PARENT;
+    }
+    flags[i] |= FLAGS[s.texts.state[s.codes.state[i]]] | (s.texts.status[s.codes.status[i]] === 'error' ? ERROR : 0);
+    const [thread, host, service] = ['thread', 'host', 'service'].map((c) => s.texts[c][s.codes[c][i]]);
+    const text = [[thread, host && `@${host}`].filter(Boolean).join(' '), service].filter(Boolean).join(' · ');
+    if (!workers.texts.includes(text)) workers.texts.push(text);
+    workers.code[i] = workers.texts.indexOf(text);
+  }
+  const rowOf = (i) => (sample[i] >= 0 ? sample[i] : s.texts.sample_id.length + workers.code[i]);
+  const row = Int32Array.from({ length: n }, (_, i) => rowOf(i));
+  const rowEnd = new Map();
+  for (let i = 0; i < n; i++) rowEnd.set(row[i], Math.max(rowEnd.get(row[i]) ?? 0, Number.isNaN(end[i]) ? start[i] : end[i]));
+  for (let i = 0; i < n; i++) if (Number.isNaN(end[i])) end[i] = live ? newest : rowEnd.get(row[i]);
+  const lane = new Uint8Array(n);
+  const laneEnd = new Map();
+  const byStart = Array.from({ length: n }, (_, i) => i).sort(
+    (a, b) => row[a] - row[b] || start[a] - start[b] || end[b] - end[a] || depth[a] - depth[b] || a - b,
+  );
+  for (const i of byStart) {
+    const p = parent[i];
+    let l = p >= 0 && row[p] === row[i] ? Math.min(MAX_LANES - 1, lane[p] + 1) : 0;
+    if ((flags[i] & 3) < FLAGS.instant) {
+      const ends = laneEnd.get(row[i]) ?? new Float64Array(MAX_LANES).fill(-Infinity);
+      while (l < MAX_LANES - 1 && ends[l] > start[i] + 0.001) l++;
+      ends[l] = Math.max(ends[l], end[i]);
+      laneEnd.set(row[i], ends);
+    }
+    lane[i] = l;
+  }
+  const order = byStart.sort((a, b) => row[a] - row[b] || lane[a] - lane[b]);
+  return { order, lane, depth, flags, end, sample, group, workers, newest };
+}
+
+/** Numbers as a file has them: differences, each byte of them a column (crates/formats/src/export/html/thin.rs). */
+function thinned(name, differences) {
+  const folded = differences.map((d) => (d < 0n ? -2n * d - 1n : 2n * d));
+  const bytes = Math.max(1, Math.ceil(folded.reduce((a, b) => a | b, 0n).toString(16).length / 2));
+  return Array.from({ length: bytes }, (_, k) => {
+    const data = Uint8Array.from(folded, (d) => Number((d >> BigInt(8 * k)) & 255n));
+    return [`${name}:${k}`, makeData({ type: new Uint8(), length: folded.length, nullCount: 0, data }), false];
+  });
+}
+
+/**
+ * The timeline of a step, packed as the server sends it.
+ * @param how `live`: the step still runs. `thin`: as it stands in a file.
+ */
+export function timelineStream(step, baseNs, { live = false, thin = false } = {}) {
   const s = step.spans;
   const n = s.n;
-  const start = new BigInt64Array(n);
-  const end = new BigInt64Array(n);
-  const parents = new Uint32Array(n * 2);
-  for (let i = 0; i < n; i++) {
-    start[i] = baseNs + BigInt(Math.round(s.start[i] * 1e6));
-    end[i] = Number.isNaN(s.end[i]) ? 0n : baseNs + BigInt(Math.round(s.end[i] * 1e6));
-    if (s.parent[i] >= 0) parents.set(s.span.subarray(s.parent[i] * 2, s.parent[i] * 2 + 2), i * 2);
-  }
-  const fixed = (words, width, valid = () => true) => {
-    const { bits, nulls } = bitmap(n, valid);
-    return makeData({
-      type: new FixedSizeBinary(width),
-      length: n,
-      nullCount: nulls,
-      nullBitmap: nulls ? bits : undefined,
-      data: new Uint8Array(words.buffer, 0, n * width),
-    });
+  const p = place(s, live);
+  const at = new Int32Array(n);
+  p.order.forEach((i, k) => (at[i] = k));
+  const numbers = (type, Array, get) => makeData({ type, length: n, nullCount: 0, data: Array.from(p.order, get) });
+  const texts = (codes, words) =>
+    dict(
+      Int32Array.from(p.order, (i) => codes[i]),
+      words,
+      n,
+    );
+  const ids = (words) => {
+    const data = new Uint32Array(n * 2);
+    p.order.forEach((i, k) => words(i) && data.set(words(i), k * 2));
+    return makeData({ type: new FixedSizeBinary(8), length: n, nullCount: 0, data: new Uint8Array(data.buffer) });
   };
-  return ipc(
+  const own = (i) => s.span.subarray(i * 2, i * 2 + 2);
+  const traces = new Map();
+  const trace = Int32Array.from({ length: n }, (_, i) => {
+    const words = s.trace.subarray(i * 4, i * 4 + 4);
+    const key = words.join();
+    if (!traces.has(key)) traces.set(key, { k: traces.size, bytes: new Uint8Array(words.slice().buffer) });
+    return traces.get(key).k;
+  });
+  const traceIds = Buffer.concat([...traces.values()].map((t) => t.bytes));
+  const traceType = new FixedSizeBinary(16);
+  const dictionary = new Vector([makeData({ type: traceType, length: traces.size, nullCount: 0, data: new Uint8Array(traceIds) })]);
+  const parentRow = (i) => (s.parent[i] < 0 ? -1 : at[s.parent[i]]);
+  const ns = (ms) => BigInt(Math.round(ms * 1e6));
+  const places = thin
+    ? [
+        ...thinned(
+          'start',
+          p.order.map((i, k) => ns(s.start[i]) - (k === 0 ? 0n : ns(p.end[p.order[k - 1]]))),
+        ),
+        ...thinned(
+          'end',
+          p.order.map((i) => ns(p.end[i]) - ns(s.start[i])),
+        ),
+        ...thinned(
+          'parent',
+          p.order.map((i, k) => (s.parent[i] < 0 ? 0n : BigInt(k - parentRow(i)))),
+        ),
+      ]
+    : [
+        ['start', numbers(new Float64(), Float64Array, (i) => s.start[i]), true],
+        ['end', numbers(new Float64(), Float64Array, (i) => p.end[i]), true],
+        ['parent', numbers(new Int32(), Int32Array, parentRow), true],
+      ];
+  const columns = [
+    ...places,
+    ['flags', numbers(new Uint8(), Uint8Array, (i) => p.flags[i]), true],
+    ['depth', numbers(new Uint8(), Uint8Array, (i) => p.depth[i]), true],
+    ['lane', numbers(new Uint8(), Uint8Array, (i) => p.lane[i]), true],
+    ['attempt', numbers(new Uint8(), Uint8Array, (i) => s.attempt[i]), true],
+    ['name', texts(s.codes.name, s.texts.name), true],
+    ['phase', texts(s.codes.phase, s.texts.phase), true],
+    ['sample', texts(p.sample, s.texts.sample_id), true],
+    ['group', texts(p.group, s.texts.group_id), true],
+    ['worker', texts(p.workers.code, p.workers.texts), true],
     [
-      ['trace_id', fixed(s.trace, 16), false],
-      ['span_id', fixed(s.span, 8), false],
-      ['parent_span_id', fixed(parents, 8, (i) => s.parent[i] >= 0), true],
-      ...Object.keys(s.codes).map((c) => [c, dict(s.codes[c], s.texts[c], n), true]),
-      ['attempt', makeData({ type: new Int32(), length: n, nullCount: 0, data: s.attempt.subarray(0, n) }), true],
-      ['start_ns', int64(start, n), false],
-      ['end_ns', int64(end, n, (i) => !Number.isNaN(s.end[i])), true],
+      'trace',
+      makeData({
+        type: new Dictionary(traceType, new Int32()),
+        length: n,
+        nullCount: 0,
+        data: Int32Array.from(p.order, (i) => trace[i]),
+        dictionary,
+      }),
+      true,
     ],
+    ['span_id', ids(own), true],
+    ...(live ? [['parent_span_id', ids((i) => (s.parent[i] < 0 ? null : own(s.parent[i]))), true]] : []),
+    ...(thin
+      ? thinned(
+          'source',
+          p.order.map((i, k) => BigInt(i - (k === 0 ? -1 : p.order[k - 1]))),
+        )
+      : []),
+  ];
+  return ipc(
+    columns,
     n,
+    new Map([
+      ['base_ns', String(baseNs)],
+      ['extent_ms', String(p.newest)],
+    ]),
   );
 }
 
@@ -378,7 +504,7 @@ export function staticPage(template, steps) {
   const base = 1_763_000_000_000_000_000n;
   const blocks = new Map();
   const windows = steps.map((step, k) => {
-    blocks.set(`timeline-0-${k}`, timelineStream(step, base));
+    blocks.set(`timeline-0-${k}`, timelineStream(step, base, { thin: true }));
     blocks.set(`samples-0-${k}`, samplesStream(step, base, 'dump', k));
     const [attrs, rest] = [[], []];
     for (let from = 0; from < step.spans.n; from += 4096) {

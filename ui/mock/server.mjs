@@ -216,11 +216,14 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       if (parts[2] === 'steps') return json({ steps: run.steps.map((_, n) => facts(run, n)) });
       const n = url.searchParams.has('from_ns') ? 0 : Number(url.searchParams.get('step'));
       if (!run.steps[n] && !run.loose) return problem(404, 'No such step', `Run ${run.run_id} has no step ${n}.`);
-      const key = `${run.run_id}/${n}/${parts[2]}/${run.steps[n]?.cut ?? ''}`;
+      const live = url.searchParams.get('live') === '1';
+      const key = `${run.run_id}/${n}/${parts[2]}/${run.steps[n]?.cut ?? ''}/${live}`;
       if (!cache.has(key))
         cache.set(
           key,
-          Buffer.from(parts[2] === 'timeline' ? timelineStream(stepOf(run, n), baseOf(n)) : samplesStream(stepOf(run, n), baseOf(n), run.run_id, n)),
+          Buffer.from(
+            parts[2] === 'timeline' ? timelineStream(stepOf(run, n), baseOf(n), { live }) : samplesStream(stepOf(run, n), baseOf(n), run.run_id, n),
+          ),
         );
       setTimeout(() => send(200, ARROW, cache.get(key)), n === 0 ? slow : 0);
     };

@@ -1,26 +1,63 @@
+// Requests to the server. This is the one place where addresses are put together and encoded, and where a refusal becomes an error
+// in the server's words. Errors are RFC 9457 problems; /prometheus has its own form.
 import { SourceError } from '../base/errors';
 
-/** JSON from the server, or an error in its words. */
-export async function getJson<T>(path: string, signal?: AbortSignal): Promise<T> {
+/** Parameters of an address. Null, undefined and empty ones are left out; a list repeats its parameter. */
+export type Params = Record<string, string | number | boolean | null | undefined | readonly string[]>;
+
+const under =
+  (base: string) =>
+  (text: TemplateStringsArray, ...parts: (string | number)[]): string =>
+    base + String.raw(text, ...parts.map((p) => encodeURIComponent(p)));
+
+/** A path of the API, its parts encoded: api`/runs/${run}/steps`. */
+export const api = under('/api/v1');
+/** The same for what speaks PromQL. */
+export const prometheus = under('/prometheus/api/v1');
+
+export function withParams(path: string, params: Params): string {
+  const query = new URLSearchParams();
+  for (const [name, value] of Object.entries(params)) {
+    if (Array.isArray(value)) for (const v of value as readonly string[]) query.append(name, v);
+    else if (value !== null && value !== undefined && value !== '') query.set(name, String(value));
+  }
+  return query.size === 0 ? path : `${path}?${query.toString()}`;
+}
+
+export async function request(address: string, init: RequestInit = {}): Promise<Response> {
   let response: Response;
   try {
-    response = await fetch(path, { signal, credentials: 'same-origin', headers: { accept: 'application/json' } });
+    response = await fetch(address, { ...init, credentials: 'same-origin' });
   } catch (e) {
     if ((e as Error).name === 'AbortError') throw e;
-    throw new SourceError('The server does not answer', 'Is `rollscope serve` still running?');
+    throw new SourceError('The server does not answer', 'Is `rollscope serve` still running? The page tries again when you press Retry.');
   }
+  if (response.ok) return response;
   const text = await response.text();
-  let body: unknown = null;
+  let title = `${response.status} ${response.statusText}`.trim();
+  let detail = text.slice(0, 4000);
   try {
-    body = JSON.parse(text);
+    const problem = JSON.parse(text) as { title?: unknown; detail?: unknown; error?: unknown };
+    if (typeof problem.title === 'string') title = problem.title;
+    const words = problem.detail ?? problem.error;
+    detail = typeof words === 'string' ? words : '';
   } catch {
-    // Then the text is all there is.
+    // Not a problem document: the text itself is the best there is.
   }
-  if (response.ok) return body as T;
-  const problem = (body ?? {}) as { title?: string; detail?: string; error?: string };
-  throw new SourceError(
-    problem.title ?? `${response.status} ${response.statusText}`,
-    problem.detail ?? problem.error ?? text.slice(0, 2000),
-    response.status,
-  );
+  throw new SourceError(title, detail, response.status);
+}
+
+export async function getJson<T>(address: string, signal?: AbortSignal): Promise<T> {
+  return (await (await request(address, { signal, headers: { accept: 'application/json' } })).json()) as T;
+}
+
+/** An Arrow IPC stream. */
+export function getArrow(address: string, signal?: AbortSignal): Promise<Response> {
+  return request(address, { signal, headers: { accept: 'application/vnd.apache.arrow.stream' } });
+}
+
+export const bytesOf = async (response: Response): Promise<Uint8Array<ArrayBuffer>> => new Uint8Array(await response.arrayBuffer());
+
+export function sendJson(method: 'POST' | 'PUT', address: string, body: unknown, signal?: AbortSignal): Promise<Response> {
+  return request(address, { method, headers: { 'content-type': 'application/json' }, body: JSON.stringify(body), signal });
 }

@@ -1,10 +1,8 @@
-// The HTTP API as a DataSource. Errors are RFC 9457 problems; their `detail` is what the page shows.
+// The HTTP API as a DataSource.
 import { readStream, type ArrowStream } from './arrow';
-import { SourceError } from '../base/errors';
+import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
 import type { AttrTest, Change, DataSource, Health, RunInfo, SpanDetail, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
 
-const BASE = '/api/v1';
-const part = encodeURIComponent;
 /** What the page shows of a sample; texts such as metadata are many times larger. */
 const SAMPLE_COLUMNS = 'sample_id,group_id,status,reward,reward_json,source,start_ns,end_ns,response_tokens,response_length,turns,tool_calls';
 
@@ -12,79 +10,36 @@ export class ServerSource implements DataSource {
   readonly kind = 'server' as const;
   readonly can = { sql: true, remove: true, live: true };
 
-  private async call(path: string, init: RequestInit = {}): Promise<Response> {
-    let response: Response;
-    try {
-      response = await fetch(BASE + path, { ...init, credentials: 'same-origin' });
-    } catch (e) {
-      if ((e as Error).name === 'AbortError') throw e;
-      throw new SourceError('The server does not answer', 'Is `rollscope serve` still running? The page tries again when you press Retry.');
-    }
-    if (response.ok) return response;
-    const text = await response.text();
-    let title = `${response.status} ${response.statusText}`.trim();
-    let detail = text.slice(0, 4000);
-    try {
-      const problem = JSON.parse(text) as { title?: unknown; detail?: unknown };
-      if (typeof problem.title === 'string') title = problem.title;
-      detail = typeof problem.detail === 'string' ? problem.detail : '';
-    } catch {
-      // Not a problem document: the text itself is the best there is.
-    }
-    throw new SourceError(title, detail, response.status);
-  }
-  private async json<T>(path: string, signal?: AbortSignal): Promise<T> {
-    return (await (await this.call(path, { signal, headers: { accept: 'application/json' } })).json()) as T;
-  }
-  private async bytes(path: string, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    return new Uint8Array(await (await this.call(path, { signal, headers: { accept: 'application/vnd.apache.arrow.stream' } })).arrayBuffer());
-  }
   private query(query: string, format: string, maxRows: number | undefined, signal?: AbortSignal): Promise<Response> {
-    return this.call('/sql', {
-      method: 'POST',
-      headers: { 'content-type': 'application/json' },
-      body: JSON.stringify({ query, format, max_rows: maxRows }),
-      signal,
-    });
+    return sendJson('POST', api`/sql`, { query, format, max_rows: maxRows }, signal);
   }
 
-  get(path: string, signal?: AbortSignal): Promise<Response> {
-    return this.call(path, { signal });
-  }
   health(signal?: AbortSignal): Promise<Health> {
-    return this.json('/health', signal);
+    return getJson(api`/health`, signal);
   }
   async runs(signal?: AbortSignal): Promise<RunInfo[]> {
-    return (await this.json<{ runs: RunInfo[] }>('/runs', signal)).runs;
+    return (await getJson<{ runs: RunInfo[] }>(api`/runs`, signal)).runs;
   }
   async findRun(run: string): Promise<string> {
-    return (await this.json<RunInfo>(`/runs/${part(run)}`)).run_id;
+    return (await getJson<RunInfo>(api`/runs/${run}`)).run_id;
   }
   async removeRun(run: string): Promise<void> {
-    await this.call(`/runs/${part(run)}`, { method: 'DELETE' });
+    await request(api`/runs/${run}`, { method: 'DELETE' });
   }
   async steps(run: string, signal?: AbortSignal): Promise<StepInfo[]> {
-    return (await this.json<{ steps: StepInfo[] }>(`/runs/${part(run)}/steps`, signal)).steps;
-  }
-  private window(w: Window): string {
-    const q = new URLSearchParams();
-    for (const [k, v] of Object.entries(w)) if (v !== undefined) q.set(k, String(v));
-    return q.toString();
+    return (await getJson<{ steps: StepInfo[] }>(api`/runs/${run}/steps`, signal)).steps;
   }
   async timeline(run: string, w: Window, how: { live?: boolean; since?: string | null } = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
-    const more = `${how.live ? '&live=1' : ''}${how.since ? `&since=${part(how.since)}` : ''}`;
-    const response = await this.call(`/runs/${part(run)}/timeline?${this.window(w)}${more}`, {
-      signal,
-      headers: { accept: 'application/vnd.apache.arrow.stream' },
-    });
+    const params = { ...w, live: how.live ? 1 : null, since: how.since };
+    const response = await getArrow(withParams(api`/runs/${run}/timeline`, params), signal);
     return {
-      bytes: new Uint8Array(await response.arrayBuffer()),
+      bytes: await bytesOf(response),
       version: response.headers.get('rollscope-version'),
       delta: response.headers.get('rollscope-delta') === 'true',
     };
   }
   async links(run: string, w: Window, signal?: AbortSignal): Promise<ArrowStream> {
-    return readStream(await this.bytes(`/runs/${part(run)}/links?${this.window(w)}`, signal));
+    return readStream(await bytesOf(await getArrow(withParams(api`/runs/${run}/links`, { ...w }), signal)));
   }
   async withAttr(run: string, w: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
     const text = (t: string): string => `'${t.replaceAll("'", "''")}'`;
@@ -108,16 +63,16 @@ export class ServerSource implements DataSource {
     return out;
   }
   async setTags(run: string, tags: string[]): Promise<void> {
-    await this.call(`/runs/${part(run)}/tags`, { method: 'PUT', headers: { 'content-type': 'application/json' }, body: JSON.stringify({ tags }) });
+    await sendJson('PUT', api`/runs/${run}/tags`, { tags });
   }
-  samples(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    return this.bytes(`/runs/${part(run)}/samples?${this.window(w)}&columns=${SAMPLE_COLUMNS}`, signal);
+  async samples(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
+    return bytesOf(await getArrow(withParams(api`/runs/${run}/samples`, { ...w, columns: SAMPLE_COLUMNS }), signal));
   }
   span(trace: string, span: string, _place?: unknown, signal?: AbortSignal): Promise<SpanDetail> {
-    return this.json(`/spans/${part(trace)}/${part(span)}`, signal);
+    return getJson(api`/spans/${trace}/${span}`, signal);
   }
   async tables(signal?: AbortSignal): Promise<TableInfo[]> {
-    const answer = await this.json<{ tables: TableInfo[] } | TableInfo[]>('/tables', signal);
+    const answer = await getJson<{ tables: TableInfo[] } | TableInfo[]>(api`/tables`, signal);
     return Array.isArray(answer) ? answer : answer.tables;
   }
   async sql(query: string, maxRows: number, signal?: AbortSignal): Promise<SqlAnswer> {
@@ -125,7 +80,7 @@ export class ServerSource implements DataSource {
     // so one row more is asked for than is wanted.
     const response = await this.query(query, 'arrow', maxRows + 1, signal);
     const said = response.headers.get('rollscope-truncated') === 'true';
-    const stream = readStream(new Uint8Array(await response.arrayBuffer()));
+    const stream = readStream(await bytesOf(response));
     const rows = stream.batches.reduce((n, b) => n + b.length, 0);
     const last = stream.batches.at(-1);
     if (rows > maxRows && last) last.length -= rows - maxRows;
@@ -135,7 +90,7 @@ export class ServerSource implements DataSource {
     return (await this.query(query, format, undefined, signal)).blob();
   }
   live(changed: (c: Change) => void, state: (up: boolean) => void): () => void {
-    const events = new EventSource(`${BASE}/live`);
+    const events = new EventSource(api`/live`);
     events.onopen = () => state(true);
     events.onerror = () => state(false);
     events.onmessage = (m) => {

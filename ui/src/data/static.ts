@@ -166,9 +166,6 @@ export class StaticSource implements DataSource {
     return found;
   }
 
-  get(): Promise<Response> {
-    return Promise.reject(no('This'));
-  }
   conversations(run: string): Promise<Row[]> {
     let list = this.talk.get(run);
     if (!list) {

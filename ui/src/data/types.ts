@@ -115,11 +115,6 @@ export interface DataSource {
   readonly kind: 'server' | 'static';
   /** What this source can do; the page leaves out what it cannot. */
   readonly can: { sql: boolean; remove: boolean; live: boolean };
-  /**
-   * Any answer of the API by its path under /api/v1 (`/conversations?run=a`), for views that need no method of their own
-   * here; errors are SourceErrors. A static page has no such answers.
-   */
-  get(path: string, signal?: AbortSignal): Promise<Response>;
   /** Every conversation of a run, with its messages, where the page holds them itself. */
   conversations?(run: string): Promise<Row[]>;
   health(signal?: AbortSignal): Promise<Health>;

@@ -10,7 +10,7 @@ import { fuzzy } from '../../src/base/fuzzy';
 import { PHASES, phaseOf } from '../../src/domain/phases';
 import { formatRoute, formatWindow, parseRoute, parseWindow, type Route } from '../../src/base/route';
 import { VIEWS } from '../../src/shell/views';
-import { buildItems } from '../../src/features/timeline/items';
+import { packedItems } from '../../src/features/timeline/packed';
 
 describe('the address', () => {
   it('goes there and back', () => {
@@ -110,7 +110,7 @@ describe('a file with the data inside', () => {
   const blocks: Record<string, string> = {
     manifest: block(JSON.stringify(manifest)),
     'steps-0': block(JSON.stringify({ steps: [{ step: 0 }] })),
-    'timeline-0-0': block(timelineStream(step, 5n)),
+    'timeline-0-0': block(timelineStream(step, 5n, { thin: true })),
     'samples-0-0': block(samplesStream(step, 5n, 'r', 0)),
   };
   const source = new StaticSource((id) => blocks[id] ?? null);
@@ -123,7 +123,7 @@ describe('a file with the data inside', () => {
     expect([...fromAscii(block('x'))].slice(0, 2)).toEqual([0x1f, 0x8b]);
   });
   it('gives the same timeline as the server', async () => {
-    const items = buildItems(readStream((await source.timeline('r', { step: 0 })).bytes), false);
+    const items = packedItems(readStream((await source.timeline('r', { step: 0 })).bytes));
     expect(items.n).toBe(step.spans.n);
     expect(items.samples).toHaveLength(6);
     expect(readStream(await source.samples('r', { step: 0 })).batches[0].length).toBe(6);

@@ -136,14 +136,6 @@ export interface Difference {
   phases: { name: string; before_s: number; after_s: number }[];
 }
 
-const part = encodeURIComponent;
-export async function ask<T>(path: string, signal?: AbortSignal): Promise<T> {
-  return (await (await app.source.get(path, signal)).json()) as T;
-}
-export const reportPath = (run: string, step: number): string => `/runs/${part(run)}/steps/${step}/report`;
-export const findingsPath = (run: string): string => `/runs/${part(run)}/findings`;
-export const diffPath = (run: string, step: number, withStep: number): string => `/runs/${part(run)}/diff?step=${step}&with=${withStep}`;
-
 /** Seconds for people, in the words of the reports. */
 export function time(seconds: number): string {
   const s = Math.abs(seconds);

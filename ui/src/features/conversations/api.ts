@@ -2,6 +2,7 @@
 // and pages; a static file holds a bounded number of conversations of each run in one answer, so there the page looks
 // through them itself, with a small part of the language.
 import type { Conversation, Listed, Message, Question } from '../../data/conversations';
+import { api, getJson, withParams } from '../../data/http';
 import { app } from '../../domain/app.svelte';
 import { listed } from './offline';
 
@@ -10,9 +11,7 @@ export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
     const runs = q.run ? [q.run] : (await app.source.runs()).map((r) => r.run_id);
     return listed((await Promise.all(runs.map((run) => app.source.conversations!(run)))).flat(), q);
   }
-  const params = new URLSearchParams();
-  for (const [k, v] of Object.entries(q)) if (v !== undefined && v !== null && v !== '') params.set(k, String(v));
-  return (await (await app.source.get(`/conversations?${params.toString()}`, signal)).json()) as Listed;
+  return getJson(withParams(api`/conversations`, { ...q }), signal);
 }
 
 export async function one(id: string, signal?: AbortSignal): Promise<Conversation> {
@@ -21,7 +20,7 @@ export async function one(id: string, signal?: AbortSignal): Promise<Conversatio
     if (!found) throw new Error('This conversation was left out of the file.');
     return { ...found, messages: found.messages ?? [] };
   }
-  const found = (await (await app.source.get(`/conversations/${encodeURIComponent(id)}?timing=true`, signal)).json()) as Conversation;
+  const found = await getJson<Conversation>(withParams(api`/conversations/${id}`, { timing: true }), signal);
   return { ...found, messages: asMessages(found.messages) };
 }
 
@@ -31,14 +30,22 @@ export function asMessages(value: unknown): Message[] {
   return list.map((m) => (typeof m === 'object' && m !== null && !Array.isArray(m) ? (m as Message) : { role: 'unknown', content: m }));
 }
 
-/** Address of a file of a conversation. */
-export async function mediaUrl(hash: string, thumbnail?: number): Promise<string> {
-  if (!/^[0-9a-f]{16,128}$/.test(hash)) throw new Error('no hash');
-  if (app.source.kind === 'server') return `/api/v1/media/${hash}${thumbnail ? `?thumbnail=${thumbnail}` : ''}`;
-  const bytes = new Uint8Array(await (await app.source.get(`/media/${hash}`)).arrayBuffer());
-  const type = sniff(bytes);
-  if (!type) throw new Error('no image that can be shown');
-  return URL.createObjectURL(new Blob([bytes], { type }));
+/** What all conversations of the store take up. */
+export interface Stats {
+  conversations: number;
+  text_chars: number;
+  stored_bytes: number;
+  index_bytes: number;
+}
+
+/** Null: a static file does not count. */
+export const stats = (): Promise<Stats | null> => (app.source.kind === 'server' ? getJson<Stats>(api`/conversations-stats`) : Promise.resolve(null));
+
+export const exportHref = (q: Pick<Question, 'run' | 'search' | 'sort'>): string => withParams(api`/conversations-export`, { ...q });
+
+/** Address of a file of a conversation, or null: static files hold none. */
+export function mediaUrl(hash: string, thumbnail?: number): string | null {
+  return app.source.kind === 'server' && /^[0-9a-f]{16,128}$/.test(hash) ? withParams(api`/media/${hash}`, { thumbnail }) : null;
 }
 
 /** The type of an image that is safe to show, by its first bytes. */

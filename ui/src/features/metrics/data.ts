@@ -1,6 +1,6 @@
 // Metrics of runs, as the server gives them. Points come thinned to what a panel can show: a point stands for a stretch of
 // the axis, with the smallest and the largest value in it.
-import { getJson } from '../../data/http';
+import { api, getJson, withParams } from '../../data/http';
 
 export type Axis = 'step' | 'time' | 'tokens';
 
@@ -32,7 +32,7 @@ export interface Points {
 }
 
 export async function listMetrics(run: string, signal?: AbortSignal): Promise<MetricInfo[]> {
-  return (await getJson<{ metrics: MetricInfo[] }>(`/api/v1/runs/${encodeURIComponent(run)}/metrics`, signal)).metrics;
+  return (await getJson<{ metrics: MetricInfo[] }>(api`/runs/${run}/metrics`, signal)).metrics;
 }
 
 export interface Question {
@@ -74,11 +74,10 @@ export class PointSource {
   }
 
   private async send(run: string, q: Question, list: Waiting[]): Promise<void> {
-    const params = new URLSearchParams({ names: JSON.stringify([...new Set(list.map((w) => w.name))]), x: q.x, points: String(q.points) });
-    if (q.from !== null) params.set('from', String(q.from));
-    if (q.to !== null) params.set('to', String(q.to));
+    const names = JSON.stringify([...new Set(list.map((w) => w.name))]);
+    const params = { names, x: q.x, points: q.points, from: q.from, to: q.to };
     try {
-      const answer = await getJson<{ series: Points[] }>(`/api/v1/runs/${encodeURIComponent(run)}/metrics/points?${params}`);
+      const answer = await getJson<{ series: Points[] }>(withParams(api`/runs/${run}/metrics/points`, params));
       const byName = new Map(answer.series.map((s) => [s.name, s]));
       for (const w of list) w.done(byName.get(w.name) ?? null);
     } catch (e) {

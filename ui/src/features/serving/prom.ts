@@ -1,5 +1,5 @@
 // Series, asked in PromQL at the server's own /prometheus.
-import { getJson } from '../../data/http';
+import { getJson, prometheus, withParams } from '../../data/http';
 
 export interface Series {
   labels: Record<string, string>;
@@ -12,15 +12,13 @@ interface Answer<T> {
   data: T;
 }
 
-const BASE = '/prometheus/api/v1';
-
 /** Points at every step from one time to the other; where there is none, null. Times in milliseconds. */
 export async function range(query: string, from: number, to: number, step: number, signal?: AbortSignal): Promise<Series[]> {
   const start = Math.floor(from / step) * step;
   const end = Math.max(start, Math.ceil(to / step) * step);
-  const params = new URLSearchParams({ query, start: String(start / 1000), end: String(end / 1000), step: String(step / 1000) });
+  const params = { query, start: start / 1000, end: end / 1000, step: step / 1000 };
   const answer = await getJson<Answer<{ result: { metric: Record<string, string>; values: [number, string][] }[] }>>(
-    `${BASE}/query_range?${params}`,
+    withParams(prometheus`/query_range`, params),
     signal,
   );
   const t: number[] = [];
@@ -37,8 +35,8 @@ export async function range(query: string, from: number, to: number, step: numbe
 
 /** Names of metrics that have a sample there. */
 export async function names(selector: string, from: number, to: number, signal?: AbortSignal): Promise<string[]> {
-  const params = new URLSearchParams({ 'match[]': selector, start: String(from / 1000), end: String(to / 1000) });
-  return (await getJson<Answer<string[]>>(`${BASE}/label/__name__/values?${params}`, signal)).data;
+  const params = { 'match[]': selector, start: from / 1000, end: to / 1000 };
+  return (await getJson<Answer<string[]>>(withParams(prometheus`/label/__name__/values`, params), signal)).data;
 }
 
 const quote = (text: string): string => JSON.stringify(text);

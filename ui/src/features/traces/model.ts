@@ -1,7 +1,6 @@
 // One trace as the server lays it out: rows in the order they are drawn, everything in typed arrays. Pure: bytes in, arrays
 // out; what is folded, found or corrected is worked out over them.
 import { hex, readStream, valueAt, type Vector } from '../../data/arrow';
-import type { DataSource } from '../../data/types';
 
 /** Bits of `flags`; declared in crates/answers/src/traces/view.rs. */
 export const OPEN = 1;
@@ -122,11 +121,6 @@ export function decode(bytes: Uint8Array<ArrayBuffer>): Trace {
     traceId: (row) => summary.traces[traces[row]],
     spanId: (row) => hex(spans.subarray(row * 8, row * 8 + 8)),
   };
-}
-
-export async function load(source: DataSource, trace: string, signal: AbortSignal): Promise<Trace> {
-  const answer = await source.get(`/traces/${encodeURIComponent(trace)}/view`, signal);
-  return decode(new Uint8Array(await answer.arrayBuffer()));
 }
 
 /** The row of a span, -1 if it is not here. */
@@ -278,11 +272,6 @@ export interface Held {
   start_ns: string;
   parts: { trace_id?: string; span_id?: string; start_s: number; seconds: number }[];
   totals: { name: string; kind: string; seconds: number }[];
-}
-
-export async function criticalPath(source: DataSource, trace: string, signal?: AbortSignal): Promise<Held> {
-  const told = (await (await source.get(`/traces/${trace}/path`, signal)).json()) as Omit<Held, 'trace'>;
-  return { ...told, trace };
 }
 
 /** By row, when it held the trace: pairs of start and end, in the trace's nanoseconds. */

@@ -1,0 +1,41 @@
+import { afterEach, describe, expect, it, vi } from 'vitest';
+import { SourceError } from '../../src/base/errors';
+import { api, getJson, prometheus, request, withParams } from '../../src/data/http';
+
+afterEach(() => vi.unstubAllGlobals());
+function answer(status: number, body: string): void {
+  vi.stubGlobal('fetch', () => Promise.resolve(new Response(body, { status, statusText: 'Bad' })));
+}
+
+describe('addresses', () => {
+  it('encode what is put into a path', () => {
+    expect(api`/runs/${'a/b ?#'}/steps/${3}`).toBe('/api/v1/runs/a%2Fb%20%3F%23/steps/3');
+    expect(prometheus`/query_range`).toBe('/prometheus/api/v1/query_range');
+  });
+  it('encode parameters, leave out empty ones, repeat lists', () => {
+    const params = { q: 'a&b=c', step: 0, live: false, none: null, gone: undefined, empty: '', attr: ['x=1', 'y'] };
+    expect(withParams('/p', params)).toBe('/p?q=a%26b%3Dc&step=0&live=false&attr=x%3D1&attr=y');
+    expect(withParams('/p', { none: null, list: [] })).toBe('/p');
+  });
+});
+
+describe('a refusal', () => {
+  it('is told in the words of a problem document', async () => {
+    answer(404, JSON.stringify({ title: 'No such run', detail: 'There is no run a.' }));
+    await expect(getJson(api`/runs/a`)).rejects.toMatchObject({ title: 'No such run', detail: 'There is no run a.', status: 404 });
+  });
+  it('is told in the words of Prometheus', async () => {
+    answer(400, JSON.stringify({ status: 'error', error: 'parse error' }));
+    await expect(request('/x')).rejects.toMatchObject({ title: '400 Bad', detail: 'parse error' });
+  });
+  it('is told as text where it is nothing else', async () => {
+    answer(502, '<html>bad gateway</html>');
+    await expect(request('/x')).rejects.toMatchObject({ title: '502 Bad', detail: '<html>bad gateway</html>' });
+  });
+  it('of a server that is gone says what to check, and an abort stays an abort', async () => {
+    vi.stubGlobal('fetch', () => Promise.reject(new TypeError('failed')));
+    await expect(request('/x')).rejects.toBeInstanceOf(SourceError);
+    vi.stubGlobal('fetch', () => Promise.reject(new DOMException('aborted', 'AbortError')));
+    await expect(request('/x')).rejects.toMatchObject({ name: 'AbortError' });
+  });
+});
