@@ -11,6 +11,7 @@ use arrow::array::cast::AsArray;
 use arrow::array::{Array, MapArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use rollscope_model::pd;
 use rollscope_query::{Engine, QueryError};
 use serde::{Deserialize, Serialize};
 
