@@ -198,7 +198,7 @@ def test_bad_parameters_are_refused_with_the_good_ones(server):
         ({"sort": "colour"}, "step, reward, time"), ({"search": "stpe:3"}, "expected one of: role, step, reward"),
         ({"search": "("}, "`(` without `)`"), ({"search": "/(/"}, "parameter `search`"), ({"facets": "colour"}, "step, reward"),
         ({"cursor": "x"}, "the unchanged `next` of a response"), ({"serach": "x"}, "one of: project, run"), ({"step": "x"}, "range"),
-        ({"search": "a" * 3000}, "at most"),
+        ({"search": "a" * 3000}, "longer than 2048 bytes"),
     ]:
         answer = server.get("/api/v1/conversations", params=params)
         assert answer.status_code == 400, params

@@ -10,7 +10,7 @@ use crate::json::{Error, Reader};
 /// The value that a stored text represents. A text that is not our JSON is taken as plain text, so that nothing is lost.
 pub fn from_text(text: &str) -> AnyValue {
     let mut r = Reader::new(text.as_bytes());
-    match read(&mut r, 0).and_then(|value| r.end().map(|()| value)) {
+    match read_any_value(&mut r, 0).and_then(|value| r.end().map(|()| value)) {
         Ok(value) => value,
         Err(_) => AnyValue { value: Some(Value::StringValue(text.to_string())) },
     }
@@ -28,7 +28,7 @@ pub fn pair(key: impl Into<String>, value: AnyValue) -> KeyValue {
     KeyValue { key: key.into(), value: Some(value), ..KeyValue::default() }
 }
 
-fn read(r: &mut Reader, depth: usize) -> Result<AnyValue, Error> {
+fn read_any_value(r: &mut Reader, depth: usize) -> Result<AnyValue, Error> {
     if depth > attrs::MAX_DEPTH + 1 {
         return Err(Error::Type { at: r.pos() });
     }
@@ -43,7 +43,7 @@ fn read(r: &mut Reader, depth: usize) -> Result<AnyValue, Error> {
             r.begin(b'[')?;
             let (mut values, mut first) = (Vec::new(), true);
             while r.element(&mut first)? {
-                values.push(read(r, depth + 1)?);
+                values.push(read_any_value(r, depth + 1)?);
             }
             Some(Value::ArrayValue(ArrayValue { values }))
         }
@@ -65,7 +65,7 @@ fn object(r: &mut Reader, depth: usize) -> Result<Value, Error> {
     let (mut values, mut first) = (Vec::new(), true);
     let mut marked = None;
     while let Some(key) = r.key(&mut first)? {
-        let value = read(r, depth + 1)?;
+        let value = read_any_value(r, depth + 1)?;
         match (&*key, &value.value) {
             ("$double", Some(Value::StringValue(text))) => marked = text.parse().ok().map(Value::DoubleValue),
             ("$bytes", Some(Value::StringValue(text))) => {

@@ -134,7 +134,7 @@ impl<'a> Columns<'a> {
         [self.start, self.end, self.event_attrs].into_iter()
     }
 
-    fn text(&self, column: &str, row: usize) -> Option<&'a str> {
+    fn dict_text(&self, column: &str, row: usize) -> Option<&'a str> {
         let dict = self.batch.column_by_name(column)?.as_dictionary_opt::<Int32Type>()?;
         Some(dict.values().as_string_opt::<i32>()?.value(dict.key(row)?))
     }
@@ -145,7 +145,7 @@ impl<'a> Columns<'a> {
     }
 
     fn talk(&self, row: usize) -> Option<Talk> {
-        if self.text("state", row) != Some("closed") {
+        if self.dict_text("state", row) != Some("closed") {
             return None;
         }
         let mut attrs = Attrs::new();
@@ -160,7 +160,7 @@ impl<'a> Columns<'a> {
                 events.push((name, of_event));
             }
         }
-        let messages = read(&attrs, &events);
+        let messages = call_messages(&attrs, &events);
         if messages.is_empty() {
             return None;
         }
@@ -181,9 +181,9 @@ impl<'a> Columns<'a> {
         let ids = |column: &str| self.batch.column_by_name(column).and_then(|c| c.as_fixed_size_binary_opt());
         let (Some(traces), Some(spans)) = (ids("trace_id"), ids("span_id")) else { return };
         let (trace, span) = (traces.value(row), spans.value(row));
-        let run = self.text("run_id", row).unwrap_or_default();
+        let run = self.dict_text("run_id", row).unwrap_or_default();
         let counts = count(&talk.messages);
-        let status = match self.text("status", row) {
+        let status = match self.dict_text("status", row) {
             Some("error") => "failed",
             _ => ended(talk.finish.as_deref()),
         };
@@ -191,9 +191,9 @@ impl<'a> Columns<'a> {
             id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
             run_id: run,
             step: self.int("step", row),
-            key: self.text("name", row),
-            sample_id: self.text("sample_id", row),
-            group_id: self.text("group_id", row),
+            key: self.dict_text("name", row),
+            sample_id: self.dict_text("sample_id", row),
+            group_id: self.dict_text("group_id", row),
             trace_id: trace.try_into().ok(),
             span_id: span.try_into().ok(),
             messages: &Value::from(talk.messages.clone()).to_string(),
@@ -248,7 +248,7 @@ fn ended(finish: Option<&str>) -> &'static str {
 }
 
 /// The messages of a model call, in the first dialect that has any.
-fn read(attrs: &Attrs, events: &[(&str, Attrs)]) -> Vec<Value> {
+fn call_messages(attrs: &Attrs, events: &[(&str, Attrs)]) -> Vec<Value> {
     let sources = std::iter::once(attrs).chain(events.iter().map(|(_, attrs)| attrs));
     for source in sources.clone() {
         let list = |name: &str| source.get(name).map(parsed).unwrap_or_default();

@@ -138,7 +138,7 @@ pub struct Hit {
 }
 
 #[derive(Default)]
-pub struct Found {
+pub struct Collected {
     pub total: u64,
     pub hits: Vec<Hit>,
     pub facets: Vec<FacetCounts>,
@@ -287,7 +287,7 @@ pub struct Walk {
 }
 
 impl Collector for Page {
-    type Fruit = Found;
+    type Fruit = Collected;
     type Child = Walk;
 
     fn for_segment(&self, segment_id: u32, segment: &SegmentReader) -> tantivy::Result<Walk> {
@@ -332,8 +332,8 @@ impl Collector for Page {
         self.sort.by == By::Relevance
     }
 
-    fn merge_fruits(&self, fruits: Vec<Found>) -> tantivy::Result<Found> {
-        let mut all = Found { facets: vec![FacetCounts::default(); self.facets.len()], ..Found::default() };
+    fn merge_fruits(&self, fruits: Vec<Collected>) -> tantivy::Result<Collected> {
+        let mut all = Collected { facets: vec![FacetCounts::default(); self.facets.len()], ..Collected::default() };
         for found in fruits {
             all.total += found.total;
             all.hits.extend(found.hits);
@@ -361,7 +361,7 @@ impl Walk {
 }
 
 impl SegmentCollector for Walk {
-    type Fruit = Found;
+    type Fruit = Collected;
 
     fn collect(&mut self, doc: DocId, score: Score) {
         let id = self.ids.first(doc).unwrap_or(0);
@@ -409,7 +409,7 @@ impl SegmentCollector for Walk {
         }
     }
 
-    fn harvest(mut self) -> Found {
+    fn harvest(mut self) -> Collected {
         self.keep_best();
         let hit = |(place, doc): (Place<Raw>, DocId)| Hit {
             place: Place { value: self.sort.value(place.value), time: place.time, id: place.id },
@@ -417,7 +417,7 @@ impl SegmentCollector for Walk {
         };
         let hits = std::mem::take(&mut self.best).into_iter().map(hit).collect();
         let facets = self.facets.into_iter().map(FacetColumn::finish).collect();
-        Found { total: self.total, hits, facets }
+        Collected { total: self.total, hits, facets }
     }
 }
 

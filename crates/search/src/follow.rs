@@ -248,7 +248,7 @@ impl<'s> Indexer<'s> {
         let document: TantivyDocument = rows.document(&self.search.inner.fields, row);
         self.writer().add_document(document)?;
         self.pending.insert(id_hash(id), version);
-        if let Some(run) = rows.text("run_id", row)
+        if let Some(run) = rows.text_at("run_id", row)
             && !self.covered.runs.contains(run)
         {
             self.covered.runs.insert(run.to_string());
@@ -351,7 +351,7 @@ impl<'s> Indexer<'s> {
             for batch in &table.tail {
                 let rows = Rows::new(batch);
                 ids.extend(
-                    (0..rows.len()).filter(|r| rows.text("run_id", *r) == Some(&*run)).map(|r| id_hash(rows.id(r))),
+                    (0..rows.len()).filter(|r| rows.text_at("run_id", *r) == Some(&*run)).map(|r| id_hash(rows.id(r))),
                 );
             }
             for segment in table.segments.iter().filter(|s| s.run_id == run) {

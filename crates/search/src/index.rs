@@ -75,7 +75,7 @@ pub struct Row {
     pub json: Box<RawValue>,
 }
 
-pub struct Answer {
+pub struct SearchResults {
     pub rows: Vec<Row>,
     pub total: u64,
     /// Where the next page begins.
@@ -222,7 +222,7 @@ impl Search {
         sum
     }
 
-    pub fn ask(&self, request: &Request) -> Result<Answer, SearchError> {
+    pub fn ask(&self, request: &Request) -> Result<SearchResults, SearchError> {
         let searcher = self.inner.reader.searcher();
         let query = self.plan(request)?;
         let facets = request.facets.iter().map(|name| wanted(&searcher, name)).collect::<Result<Vec<_>, _>>()?;
@@ -244,7 +244,7 @@ impl Search {
         let next = if more { shown.last().map(|hit| hit.place.clone()) } else { None };
         let facets =
             facets.iter().zip(found.facets).map(|(wanted, counts)| (wanted.name, finish(wanted, counts))).collect();
-        Ok(Answer { rows, total: found.total, next, facets })
+        Ok(SearchResults { rows, total: found.total, next, facets })
     }
 
     /// The hashes of the ids of everything that the indexed part of a request finds.

@@ -21,7 +21,7 @@ pub use collect::{By, Place, Sort};
 pub use error::SearchError;
 pub use follow::{Follower, Status, catch_up};
 pub use index::{
-    Answer, FACETS, Facet, FacetValue, MAX_LIMIT, MAX_OFFSET, Request, Row, Search, parse_search, parse_sort,
+    FACETS, Facet, FacetValue, MAX_LIMIT, MAX_OFFSET, Request, Row, Search, SearchResults, parse_search, parse_sort,
 };
 pub use query::Node;
 pub use schema::id_hash;

@@ -185,7 +185,7 @@ impl<'a> Rows<'a> {
         self.batch.num_rows()
     }
 
-    pub fn text(&self, column: &str, row: usize) -> Option<&'a str> {
+    pub fn text_at(&self, column: &str, row: usize) -> Option<&'a str> {
         let column = self.batch.column_by_name(column)?;
         if column.is_null(row) {
             return None;
@@ -220,7 +220,7 @@ impl<'a> Rows<'a> {
     }
 
     pub fn id(&self, row: usize) -> &'a str {
-        self.text("id", row).unwrap_or_default()
+        self.text_at("id", row).unwrap_or_default()
     }
 
     /// A number that changes when anything of the row but the wording of its messages does (their counts are in it): tells
@@ -228,7 +228,7 @@ impl<'a> Rows<'a> {
     pub fn version(&self, row: usize) -> u64 {
         let mut hash = Xxh3::new();
         for name in VERSION_TEXTS {
-            let text = self.text(name, row).unwrap_or("\u{0}");
+            let text = self.text_at(name, row).unwrap_or("\u{0}");
             hash.update(&(text.len() as u64).to_le_bytes());
             hash.update(text.as_bytes());
         }
@@ -241,14 +241,14 @@ impl<'a> Rows<'a> {
 
     pub fn document(&self, fields: &Fields, row: usize) -> TantivyDocument {
         let id = self.id(row);
-        let said = Said::read(self.text("messages", row).unwrap_or("[]"));
-        let metadata_text = self.text("metadata", row);
+        let said = Said::from_messages(self.text_at("messages", row).unwrap_or("[]"));
+        let metadata_text = self.text_at("metadata", row);
         let metadata = match metadata_text.map(serde_json::from_str::<Value>) {
             Some(Ok(Value::Object(object))) => object,
             _ => Map::new(),
         };
         let reward = self.float("reward", row).or_else(|| number(&metadata, &["reward"]));
-        let status = self.text("status", row).or_else(|| metadata.get("status").and_then(Value::as_str));
+        let status = self.text_at("status", row).or_else(|| metadata.get("status").and_then(Value::as_str));
         let source = SOURCE.iter().find_map(|k| metadata.get(*k).and_then(Value::as_str));
         let duration = number(&metadata, DURATION);
         let tokens = number(&metadata, TOKENS).map(|n| n as i64);
@@ -259,11 +259,11 @@ impl<'a> Rows<'a> {
         doc.add_u64(fields.version, self.version(row));
         let trace = self.hex("trace_id", row);
         for (field, value) in [
-            (fields.run, self.text("run_id", row)),
-            (fields.sample, self.text("sample_id", row)),
-            (fields.group, self.text("group_id", row)),
+            (fields.run, self.text_at("run_id", row)),
+            (fields.sample, self.text_at("sample_id", row)),
+            (fields.group, self.text_at("group_id", row)),
             (fields.trace, trace.as_deref()),
-            (fields.key, self.text("key", row)),
+            (fields.key, self.text_at("key", row)),
             (fields.status, status),
             (fields.source, source),
         ] {
@@ -299,12 +299,12 @@ impl<'a> Rows<'a> {
         }
         let row = json!({
             "id": id,
-            "run_id": self.text("run_id", row),
+            "run_id": self.text_at("run_id", row),
             "step": self.int("step", row),
-            "key": self.text("key", row),
+            "key": self.text_at("key", row),
             "index": self.int("index", row),
-            "sample_id": self.text("sample_id", row),
-            "group_id": self.text("group_id", row),
+            "sample_id": self.text_at("sample_id", row),
+            "group_id": self.text_at("group_id", row),
             "trace_id": trace,
             "span_id": self.hex("span_id", row),
             "reward": reward,

@@ -159,7 +159,7 @@ mod tests {
 
     #[test]
     fn the_place_of_the_hit_is_cut_out() {
-        let said = Said::read(
+        let said = Said::from_messages(
             &serde_json::json!([
                 {"role": "user", "content": "memory of a walk"},
                 {"role": "tool", "content": format!("{} CUDA out of memory. Tried", "x ".repeat(100))},

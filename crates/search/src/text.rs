@@ -83,7 +83,7 @@ const NOT_SAID: &[&str] = &[
 
 impl Said {
     /// Reads the `messages` of a row. Anything but a list of messages is one piece of raw text, so that it can still be found.
-    pub fn read(messages: &str) -> Said {
+    pub fn from_messages(messages: &str) -> Said {
         let mut said = Said::default();
         match serde_json::from_str::<Value>(messages) {
             Ok(Value::Array(list)) => {
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     fn said(json: Value) -> Vec<(usize, &'static str, String)> {
-        Said::read(&json.to_string()).pieces.into_iter().map(|p| (p.message, p.role.name(), p.text)).collect()
+        Said::from_messages(&json.to_string()).pieces.into_iter().map(|p| (p.message, p.role.name(), p.text)).collect()
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
                 (3, "tool", "boom"),
             ]
         );
-        let read = Said::read(&openai.to_string());
+        let read = Said::from_messages(&openai.to_string());
         assert_eq!((read.tools, read.media), (vec!["bash".to_string()], vec!["ab".to_string()]));
 
         let parts = serde_json::json!([{"role": "assistant", "parts": [
@@ -229,17 +229,17 @@ mod tests {
         let all = said(parts.clone());
         assert_eq!(all[0].1, "reasoning");
         assert!(all.iter().any(|(_, role, text)| *role == "assistant" && text == "rust"));
-        assert_eq!(Said::read(&parts.to_string()).tools, ["search"]);
+        assert_eq!(Said::from_messages(&parts.to_string()).tools, ["search"]);
     }
 
     #[test]
     fn what_is_no_list_of_messages_is_still_text() {
         for raw in ["{\"role\":\"user\",\"content\":\"hi\"}", "\"hi\"", "hi", "[\"hi\"]"] {
-            assert_eq!(Said::read(raw).pieces[0].text, "hi", "{raw}");
+            assert_eq!(Said::from_messages(raw).pieces[0].text, "hi", "{raw}");
         }
-        assert_eq!(Said::read("[[[").pieces[0].text, "[[[");
-        assert!(Said::read("[]").pieces.is_empty());
+        assert_eq!(Said::from_messages("[[[").pieces[0].text, "[[[");
+        assert!(Said::from_messages("[]").pieces.is_empty());
         let deep = format!("[{{\"role\":\"user\",\"content\":{}\"x\"{}}}]", "[".repeat(100), "]".repeat(100));
-        assert!(Said::read(&deep).pieces[0].text.contains('x'));
+        assert!(Said::from_messages(&deep).pieces[0].text.contains('x'));
     }
 }

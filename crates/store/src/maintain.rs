@@ -192,7 +192,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     let read = tokio::task::spawn_blocking(move || {
         let mut batches = Vec::new();
         for (_, data) in parts {
-            batches.extend(segment::read(table, data)?);
+            batches.extend(segment::read_batches(table, data)?);
         }
         if matches!(effort, Effort::Thin) {
             batches = segment::in_order(table, &batches)?;

@@ -26,7 +26,7 @@ impl ReadOnlyStore {
         let root = Root::local(dir)?;
         let mut last = None;
         for _ in 0..TRIES {
-            match Self::read(&root, dir).await {
+            match Self::read_state(&root, dir).await {
                 Ok(Some(state)) => return Ok(ReadOnlyStore { root, state }),
                 Ok(None) => {}
                 Err(e @ StoreError::Newer { .. }) => return Err(e),
@@ -48,7 +48,7 @@ impl ReadOnlyStore {
         }
     }
 
-    async fn read(root: &Root, dir: &Path) -> Result<Option<State>, StoreError> {
+    async fn read_state(root: &Root, dir: &Path) -> Result<Option<State>, StoreError> {
         let before = Self::manifest(root).await?;
         let (version, floor) = (before.version, before.wal_floor);
         let wal_dir = dir.join("wal");

@@ -402,7 +402,7 @@ pub(crate) fn describe_self(data: &Bytes) -> Option<Segment> {
 }
 
 /// All rows of a segment, in the table's present schema.
-pub(crate) fn read(table: Table, data: Bytes) -> Result<Vec<RecordBatch>, StoreError> {
+pub(crate) fn read_batches(table: Table, data: Bytes) -> Result<Vec<RecordBatch>, StoreError> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(64 << 10).build()?;
     reader.map(|batch| upgrade(table, &batch?)).collect()
 }

@@ -752,7 +752,7 @@ impl Shared {
             return Ok(None);
         }
         let mut kept = Vec::new();
-        for batch in segment::read(table, data).map_err(damaged)? {
+        for batch in segment::read_batches(table, data).map_err(damaged)? {
             kept.push(segment::without(table, batch, replaced)?);
         }
         if kept.iter().all(|b| b.num_rows() == 0) {

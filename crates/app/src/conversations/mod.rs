@@ -156,7 +156,7 @@ impl Conversations {
             .map(|row| {
                 let read = full.remove(&row.id);
                 let snippet = match (&needles, &read) {
-                    (Some(needles), Some(read)) => needles.find(&Said::read(&read.messages)),
+                    (Some(needles), Some(read)) => needles.find(&Said::from_messages(&read.messages)),
                     _ => None,
                 };
                 Found { id: row.id, row: row.json, full: read.filter(|_| ask.messages), snippet }

@@ -55,7 +55,7 @@ pub async fn look(engine: &Engine, search: &Search, request: &Request) -> Result
             let (Some(id), Some(messages)) = (id, messages) else { continue };
             let hash = id_hash(id);
             if candidates.contains(&hash) {
-                let said = Said::read(messages);
+                let said = Said::from_messages(messages);
                 if needles.iter().all(|needle| needle.is_in(&said)) {
                     found.insert(hash);
                 }

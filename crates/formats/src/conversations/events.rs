@@ -13,7 +13,7 @@ use rollscope_model::limits::CONVERSATION_BYTES;
 use serde_json::{Map, Value};
 
 pub use super::Attrs;
-use super::{about, ended, event_message, event_role, read};
+use super::{about, call_messages, ended, event_message, event_role};
 use crate::conversation::count;
 
 const DETAILS: &str = "gen_ai.client.inference.operation.details";
@@ -92,7 +92,7 @@ impl Calls {
         let (mut metadata, _) = about(&event.attributes);
         let mut messages = Vec::new();
         if whole {
-            messages.extend(read(&event.attributes, &[]).into_iter().map(|m| (event.time_ns, m)));
+            messages.extend(call_messages(&event.attributes, &[]).into_iter().map(|m| (event.time_ns, m)));
         } else if let Some(message) = event_message(event.name, &event.attributes) {
             messages.push((event.time_ns, message));
             if let Some(Value::String(finish)) = event.attributes.get("finish_reason") {

@@ -119,7 +119,7 @@ impl<'a> Tags<'a> {
         self.out.push(b'}');
     }
 
-    fn text(&mut self, key: &str, value: &str) {
+    fn text_tag(&mut self, key: &str, value: &str) {
         self.tag(key, "string", |out| attrs::write_str(out, value));
     }
 
@@ -149,7 +149,7 @@ impl<'a> Tags<'a> {
                     self.tag(key, "binary", |out| out.extend_from_slice(inner.as_bytes()));
                 }
                 // Lists and maps are text in Jaeger.
-                _ => self.text(key, json),
+                _ => self.text_tag(key, json),
             },
         }
     }
@@ -193,7 +193,7 @@ fn span(out: &mut Vec<u8>, spans: &Spans, row: usize, processes: &mut Processes)
         let time = spans.events.time.value(i) / 1000;
         out.extend_from_slice(format!("{{\"timestamp\":{time},\"fields\":[").as_bytes());
         let mut fields = Tags::new(out);
-        fields.text("event", spans.events.name.value(i));
+        fields.text_tag("event", spans.events.name.value(i));
         for (key, json) in spans.events.attrs.row(i) {
             fields.json(key, json);
         }
@@ -219,20 +219,20 @@ fn tags(out: &mut Vec<u8>, spans: &Spans, row: usize) {
         tags.json(key, json);
     }
     if let Some(kind) = spans.kind.get(row).filter(|k| *k != "unspecified") {
-        tags.text("span.kind", kind);
+        tags.text_tag("span.kind", kind);
     }
     match spans.status.get(row) {
         Some("error") => {
-            tags.text("otel.status_code", "ERROR");
+            tags.text_tag("otel.status_code", "ERROR");
             tags.tag("error", "bool", |out| out.extend_from_slice(b"true"));
         }
-        Some("ok") => tags.text("otel.status_code", "OK"),
+        Some("ok") => tags.text_tag("otel.status_code", "OK"),
         _ => {}
     }
     if let Some(message) = spans.status_message.get(row).filter(|m| !m.is_empty()) {
-        tags.text("otel.status_description", message);
+        tags.text_tag("otel.status_description", message);
     }
     if let Some(state) = spans.trace_state.get(row).filter(|s| !s.is_empty()) {
-        tags.text("w3c.tracestate", state);
+        tags.text_tag("w3c.tracestate", state);
     }
 }

@@ -239,7 +239,7 @@ fn write_item(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, shown: &
     out.extend_from_slice(state.as_bytes());
     out.extend_from_slice(b"\",\"name\":");
     match shown.lane_of {
-        Some(lane) => attrs::write_str(out, &format!("{} [{}]", torch.text(raw.name), SIDES[lane].letter)),
+        Some(lane) => attrs::write_str(out, &format!("{} [{}]", torch.python_str(raw.name), SIDES[lane].letter)),
         None => json(out, torch, raw.name),
     }
     if matches!(item.state, State::Closed | State::Open) {
@@ -257,7 +257,7 @@ fn write_item(out: &mut Vec<u8>, torch: &Torch, keys: &Keys, row: &Row, shown: &
     attrs::write_int(out, raw.attempt);
     key(out, "span_id");
     match (shown.lane_of, item.state) {
-        (Some(lane), _) => attrs::write_str(out, &format!("{}:pd:{}", torch.text(raw.span_id), SIDES[lane].name)),
+        (Some(lane), _) => attrs::write_str(out, &format!("{}:pd:{}", torch.python_str(raw.span_id), SIDES[lane].name)),
         (None, State::Instant) => out.extend_from_slice(b"null"),
         _ => json(out, torch, raw.span_id),
     }
@@ -374,7 +374,7 @@ fn compact(out: &mut Vec<u8>, torch: &Torch, value: Value, longest: usize) {
     ) {
         return json(out, torch, value);
     }
-    let text = torch.text(value);
+    let text = torch.python_str(value);
     match text.char_indices().nth(longest) {
         None if value.tag() == Tag::Extra => json(out, torch, value),
         None => attrs::write_str(out, &text),

@@ -45,7 +45,7 @@ impl Importer for Chrome {
         }
     }
 
-    fn read(
+    fn import(
         &self,
         path: &Path,
         input: &mut dyn Read,
@@ -329,13 +329,13 @@ impl Event {
         while let Some(key) = r.key(&mut first)? {
             match &*key {
                 "ph" => event.phase = r.string()?.bytes().next().unwrap_or(0),
-                "name" => event.name = text(&mut r)?,
-                "cat" => event.category = text(&mut r)?,
+                "name" => event.name = read_text(&mut r)?,
+                "cat" => event.category = read_text(&mut r)?,
                 "ts" => event.ts_ns = microseconds(&mut r)?,
                 "dur" => event.dur_ns = microseconds(&mut r)?,
                 "pid" => event.pid = Some(id(&mut r)?),
                 "tid" => event.tid = Some(id(&mut r)?),
-                "id" | "id2" => event.id = Some(text(&mut r)?),
+                "id" | "id2" => event.id = Some(read_text(&mut r)?),
                 "args" if r.peek()? == b'{' => {
                     r.begin(b'{')?;
                     let mut first = true;
@@ -357,7 +357,7 @@ impl Event {
 }
 
 /// Text, or the text form of any other value.
-fn text(r: &mut Reader) -> Result<String, Error> {
+fn read_text(r: &mut Reader) -> Result<String, Error> {
     match r.peek()? {
         b'"' => Ok(r.string()?.into_owned()),
         b'-' | b'0'..=b'9' => Ok(r.number()?.to_string()),
@@ -366,7 +366,7 @@ fn text(r: &mut Reader) -> Result<String, Error> {
 }
 
 fn id(r: &mut Reader) -> Result<Id, Error> {
-    let text = text(r)?;
+    let text = read_text(r)?;
     Ok(text.parse().map_or_else(|_| Id::Text(text), Id::Number))
 }
 

@@ -67,7 +67,7 @@ pub trait Importer: Sync {
     fn detects(&self, head: &[u8], path: &Path) -> bool;
 
     /// Streams the file into `sink`. `input` counts the bytes it gives out, so progress needs no help from here.
-    fn read(
+    fn import(
         &self,
         path: &Path,
         input: &mut dyn Read,

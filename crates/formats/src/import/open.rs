@@ -84,7 +84,7 @@ impl Source {
     }
 
     pub fn read(mut self, options: &ImportOptions, sink: &mut Sink) -> Result<Imported, ImportError> {
-        self.importer.read(&self.path, &mut *self.input, options, sink)
+        self.importer.import(&self.path, &mut *self.input, options, sink)
     }
 }
 

@@ -85,7 +85,7 @@ impl Pickler {
     }
 
     /// Text that is met once.
-    pub fn text(&mut self, text: &str) -> u32 {
+    pub fn push_text(&mut self, text: &str) -> u32 {
         self.op(b'X');
         self.out.extend_from_slice(&(text.len() as u32).to_le_bytes());
         self.out.extend_from_slice(text.as_bytes());
@@ -97,7 +97,7 @@ impl Pickler {
         match self.texts.get(text) {
             Some(n) => self.get(*n),
             None => {
-                let n = self.text(text);
+                let n = self.push_text(text);
                 self.texts.insert(text.to_string(), n);
             }
         }
@@ -153,7 +153,7 @@ impl Pickler {
         self.op(b'(');
         self.shared("storage");
         self.global("torch", storage_type);
-        self.text(key);
+        self.push_text(key);
         self.shared("cpu");
         self.int(numel as i64);
         self.op(b't');
@@ -354,7 +354,7 @@ impl Trace<'_> {
             if has_id {
                 p.shared("span_id");
                 if starts {
-                    id = p.text(&self.dice.hex32());
+                    id = p.push_text(&self.dice.hex32());
                 } else {
                     p.get(id);
                 }
@@ -422,17 +422,17 @@ fn sample(p: &mut Pickler, dice: &mut Dice, shape: &Shape, n: usize) {
                 p.shared("role");
                 p.shared("user");
                 p.shared("content");
-                p.text(&words(dice, shape.prompt_tokens * 4));
+                p.push_text(&words(dice, shape.prompt_tokens * 4));
             });
         });
         p.shared("tokens");
         p.list(tokens, |p, _| p.int((dice.next() % 151_000) as i64));
         p.shared("response");
-        p.text(&words(dice, shape.response_bytes));
+        p.push_text(&words(dice, shape.response_bytes));
         p.shared("response_length");
         p.int(shape.response_tokens as i64);
         p.shared("label");
-        p.text("42");
+        p.push_text("42");
         p.shared("reward");
         p.float(f64::from(u8::from(dice.next().is_multiple_of(2))));
         p.shared("loss_mask");
@@ -450,7 +450,7 @@ fn sample(p: &mut Pickler, dice: &mut Dice, shape: &Shape, n: usize) {
             p.shared("source_name");
             p.shared("swe");
             p.shared("task_id");
-            p.text(&format!("t-{n}"));
+            p.push_text(&format!("t-{n}"));
         });
         p.shared("non_generation_time");
         p.float(dice.unit());
@@ -476,7 +476,7 @@ fn trace(p: &mut Pickler, dice: &mut Dice, shape: &Shape, n: usize) {
         p.shared("version");
         p.int(1);
         p.shared("trace_id");
-        let id = p.text(&dice.hex32());
+        let id = p.push_text(&dice.hex32());
         p.shared("events");
         // Two events a span; every sixteenth span is followed by an instant.
         let inner = shape.spans.saturating_sub(2);

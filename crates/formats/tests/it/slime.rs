@@ -234,7 +234,7 @@ fn a_dump_is_recognised_and_its_name_tells_step_and_split() {
     assert_eq!(default_run(bare.path()), "dumps");
     let mut rows = BTreeMap::new();
     let read =
-        SlimeDump.read(&fixture("small.pt"), &mut std::io::empty(), &ImportOptions::default(), &mut |t, batch| {
+        SlimeDump.import(&fixture("small.pt"), &mut std::io::empty(), &ImportOptions::default(), &mut |t, batch| {
             *rows.entry(t).or_insert(0) += batch.num_rows();
             Ok(())
         });

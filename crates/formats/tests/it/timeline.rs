@@ -61,7 +61,7 @@ fn dump(name: &str) -> Vec<Row> {
         Ok(())
     };
     let mut file = std::fs::File::open(&path).unwrap();
-    SlimeDump.read(&path, &mut file, &ImportOptions::default(), &mut take).unwrap();
+    SlimeDump.import(&path, &mut file, &ImportOptions::default(), &mut take).unwrap();
     rows(&pack(&spans, Options { source: true, ..Options::default() }).unwrap())
 }
 

@@ -84,7 +84,7 @@ fn nothing_is_called_whatever_is_named() {
 fn getattr_makes_a_name_and_nothing_else() {
     let torch = pickle(b"\x80\x02c__builtin__\ngetattr\ncos\npath\nX\x06\0\0\0system\x86R.").unwrap();
     assert_eq!(torch.heap.global(torch.root), Some(("os", "path.system")));
-    assert_eq!(torch.text(torch.root), "<class 'os.path.system'>");
+    assert_eq!(torch.python_str(torch.root), "<class 'os.path.system'>");
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn a_state_of_the_wrong_type_does_no_harm() {
                 let made = format!("\x02ccopyreg\n_reconstructor\n(cm\nC\nc__builtin__\n{base}\n");
                 let bytes = [b"\x80".as_slice(), made.as_bytes(), state, b"tR", more, b"."].concat();
                 if let Ok(torch) = pickle(&bytes) {
-                    torch.text(torch.root);
+                    torch.python_str(torch.root);
                     let shown = torch.json(torch.root, Style::Typed, 10_000);
                     serde_json::from_str::<serde_json::Value>(&shown).unwrap();
                 }
@@ -220,7 +220,7 @@ fn shared_values_are_not_written_out_without_end() {
             assert!(torch.json(torch.root, style, allowed).len() < allowed.min(200_000) + 10_000);
         }
     }
-    assert!(torch.text(torch.root).len() < 100_000);
+    assert!(torch.python_str(torch.root).len() < 100_000);
     // The same as attributes, reward, metadata, label, ids, names and time of a sample.
     for field in ["attrs", "name", "span_id", "parent_span_id", "ts", "attempt", "type"] {
         let mut p = Pickler::new();
@@ -253,7 +253,7 @@ fn nesting_without_end_and_cycles_are_cut() {
     assert!(torch.json(torch.root, Style::Slime, 1 << 20).len() < 1000);
     let torch = pickle(b"\x80\x02]q\0h\0a}q\x01h\x01h\x01sa.").unwrap();
     assert!(torch.json(torch.root, Style::Slime, 1 << 16).len() < 1 << 18);
-    assert!(torch.text(torch.root).len() < 1 << 20);
+    assert!(torch.python_str(torch.root).len() < 1 << 20);
     exercise(torch_file(b"\x80\x02]q\0h\0a."));
     exercise(torch_file(b"\x80\x02}q\0(X\x07\0\0\0samples](h\0h\0h\0eX\x05\0\0\0traceh\0X\x06\0\0\0events](h\0h\0eu."));
 }
@@ -280,7 +280,7 @@ fn one_sample_many_times_is_refused_where_it_grows_too_much() {
 #[test]
 fn one_long_text_many_times_is_refused_where_it_grows_too_much() {
     let mut p = Pickler::new();
-    let text = p.text(&"x".repeat(1 << 20));
+    let text = p.push_text(&"x".repeat(1 << 20));
     p.op(b'0');
     p.list(1, |p, _| {
         p.dict(1, |p| {
@@ -387,8 +387,8 @@ fn tensors_that_do_not_fit_their_storage_are_not_read() {
         p.op(b'(');
         p.shared("storage");
         p.global("torch", "LongStorage");
-        p.text("0");
-        p.text("cpu");
+        p.push_text("0");
+        p.push_text("cpu");
         p.int(numel);
         p.op(b't');
         p.op(b'Q');
@@ -408,7 +408,7 @@ fn tensors_that_do_not_fit_their_storage_are_not_read() {
         let torch = Torch::from_bytes(archive.finish().unwrap()).unwrap();
         assert!(torch.view(torch.root).is_none(), "{numel} {offset} {size} {stride}");
         assert!(torch.integers(torch.root, 10).is_none());
-        assert!(torch.text(torch.root).starts_with("tensor(shape="));
+        assert!(torch.python_str(torch.root).starts_with("tensor(shape="));
     }
     // Without end, but of one element: only what is asked for is read.
     let mut p = Pickler::new();

@@ -22,7 +22,7 @@ fn tensors_and_arrays_of_every_type() {
         let torch = Torch::open(&fixture(file)).unwrap();
         assert!(torch.heap.len(torch.root) >= 20);
         for (key, value) in torch.heap.entries(torch.root) {
-            let name = torch.text(key);
+            let name = torch.python_str(key);
             let wanted = &wanted[&name];
             let view = torch.view(value).unwrap_or_else(|| panic!("{file} {name}"));
             let shape: Vec<u64> = wanted["shape"].as_array().unwrap().iter().map(|n| n.as_u64().unwrap()).collect();
@@ -49,7 +49,7 @@ fn plain_values_read_as_slime_would_show_them() {
         let torch = Torch::open(&fixture(file)).unwrap();
         let mut compared = 0;
         for (key, value) in torch.heap.entries(torch.root) {
-            let name = torch.text(key);
+            let name = torch.python_str(key);
             let ours: Value = serde_json::from_str(&torch.json(value, Style::Slime, 1 << 20)).expect("valid JSON");
             match &*name {
                 // What Python shows needs the class to be loaded.

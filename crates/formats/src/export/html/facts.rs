@@ -27,9 +27,9 @@ pub struct RunFacts {
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct StepFacts {
     pub step: Option<i64>,
-    #[serde(serialize_with = "text")]
+    #[serde(serialize_with = "ns_as_text")]
     pub start_ns: Option<i64>,
-    #[serde(serialize_with = "text")]
+    #[serde(serialize_with = "ns_as_text")]
     pub end_ns: Option<i64>,
     pub spans: u64,
     pub samples: u64,
@@ -39,7 +39,7 @@ pub struct StepFacts {
 }
 
 /// Nanoseconds do not fit a JavaScript number.
-fn text<S: serde::Serializer>(ns: &Option<i64>, out: S) -> Result<S::Ok, S::Error> {
+fn ns_as_text<S: serde::Serializer>(ns: &Option<i64>, out: S) -> Result<S::Ok, S::Error> {
     match ns {
         Some(ns) => out.collect_str(ns),
         None => out.serialize_none(),

@@ -38,7 +38,7 @@ impl<'a> Object<'a> {
         self.out.extend_from_slice(b"\":");
     }
 
-    fn text(&mut self, key: &str, text: &str) {
+    fn text_member(&mut self, key: &str, text: &str) {
         if !text.is_empty() {
             self.key(key);
             attrs::write_str(self.out, text);
@@ -100,14 +100,14 @@ fn resource_spans(out: &mut Vec<u8>, r: &ResourceSpans) {
     }
     inner.end();
     o.list("scopeSpans", &r.scope_spans, scope_spans);
-    o.text("schemaUrl", &r.schema_url);
+    o.text_member("schemaUrl", &r.schema_url);
     o.end();
 }
 
 fn entity(out: &mut Vec<u8>, e: &EntityRef) {
     let mut o = Object::begin(out);
-    o.text("schemaUrl", &e.schema_url);
-    o.text("type", &e.r#type);
+    o.text_member("schemaUrl", &e.schema_url);
+    o.text_member("type", &e.r#type);
     o.list("idKeys", &e.id_keys, |out, key| attrs::write_str(out, key));
     o.list("descriptionKeys", &e.description_keys, |out, key| attrs::write_str(out, key));
     o.end();
@@ -118,14 +118,14 @@ fn scope_spans(out: &mut Vec<u8>, s: &ScopeSpans) {
     o.key("scope");
     let mut inner = Object::begin(o.out);
     if let Some(scope) = &s.scope {
-        inner.text("name", &scope.name);
-        inner.text("version", &scope.version);
+        inner.text_member("name", &scope.name);
+        inner.text_member("version", &scope.version);
         inner.list("attributes", &scope.attributes, key_value);
         inner.number("droppedAttributesCount", scope.dropped_attributes_count.into());
     }
     inner.end();
     o.list("spans", &s.spans, span);
-    o.text("schemaUrl", &s.schema_url);
+    o.text_member("schemaUrl", &s.schema_url);
     o.end();
 }
 
@@ -133,10 +133,10 @@ fn span(out: &mut Vec<u8>, s: &Span) {
     let mut o = Object::begin(out);
     o.id("traceId", &s.trace_id);
     o.id("spanId", &s.span_id);
-    o.text("traceState", &s.trace_state);
+    o.text_member("traceState", &s.trace_state);
     o.id("parentSpanId", &s.parent_span_id);
     o.number("flags", s.flags.into());
-    o.text("name", &s.name);
+    o.text_member("name", &s.name);
     o.number("kind", s.kind.into());
     o.time("startTimeUnixNano", s.start_time_unix_nano);
     o.time("endTimeUnixNano", s.end_time_unix_nano);
@@ -149,7 +149,7 @@ fn span(out: &mut Vec<u8>, s: &Span) {
     o.key("status");
     let mut inner = Object::begin(o.out);
     if let Some(status) = &s.status {
-        inner.text("message", &status.message);
+        inner.text_member("message", &status.message);
         inner.number("code", status.code.into());
     }
     inner.end();
@@ -159,7 +159,7 @@ fn span(out: &mut Vec<u8>, s: &Span) {
 fn event(out: &mut Vec<u8>, e: &Event) {
     let mut o = Object::begin(out);
     o.time("timeUnixNano", e.time_unix_nano);
-    o.text("name", &e.name);
+    o.text_member("name", &e.name);
     o.list("attributes", &e.attributes, key_value);
     o.number("droppedAttributesCount", e.dropped_attributes_count.into());
     o.end();
@@ -169,7 +169,7 @@ fn link(out: &mut Vec<u8>, l: &Link) {
     let mut o = Object::begin(out);
     o.id("traceId", &l.trace_id);
     o.id("spanId", &l.span_id);
-    o.text("traceState", &l.trace_state);
+    o.text_member("traceState", &l.trace_state);
     o.list("attributes", &l.attributes, key_value);
     o.number("droppedAttributesCount", l.dropped_attributes_count.into());
     o.number("flags", l.flags.into());

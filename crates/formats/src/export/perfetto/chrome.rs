@@ -125,7 +125,7 @@ fn place(out: &mut Vec<u8>, tracks: &Tracks, place: u32, slot: u32) {
     let _ = write!(out, ",\"pid\":{pid},\"tid\":{tid}");
 }
 
-fn text(out: &mut Vec<u8>, first: &mut bool, key: &str, value: &str) {
+fn text_member(out: &mut Vec<u8>, first: &mut bool, key: &str, value: &str) {
     member(out, first, key);
     attrs::write_str(out, value);
 }
@@ -158,10 +158,10 @@ impl Encoder for Chrome {
         member(out, &mut first, "span");
         out.push(b'{');
         let mut first = true;
-        text(out, &mut first, "trace_id", &hex(spans.trace_id.value(row)));
-        text(out, &mut first, "span_id", &hex(spans.span_id.value(row)));
+        text_member(out, &mut first, "trace_id", &hex(spans.trace_id.value(row)));
+        text_member(out, &mut first, "span_id", &hex(spans.span_id.value(row)));
         if let Some(parent) = spans.parent_of(row) {
-            text(out, &mut first, "parent_span_id", &hex(parent));
+            text_member(out, &mut first, "parent_span_id", &hex(parent));
         }
         let usual = [
             ("kind", &spans.kind, "internal"),
@@ -175,7 +175,7 @@ impl Encoder for Chrome {
         ];
         for (key, column, usual) in usual {
             if let Some(value) = column.get(row).filter(|t| *t != usual) {
-                text(out, &mut first, key, value);
+                text_member(out, &mut first, key, value);
             }
         }
         let attempt = small(spans.attempt, row).map(i64::from);
@@ -192,8 +192,8 @@ impl Encoder for Chrome {
                 out.push(if i == links.start { b'[' } else { b',' });
                 out.push(b'{');
                 let mut first = true;
-                text(out, &mut first, "trace_id", &hex(spans.links.trace_id.value(i)));
-                text(out, &mut first, "span_id", &hex(spans.links.span_id.value(i)));
+                text_member(out, &mut first, "trace_id", &hex(spans.links.trace_id.value(i)));
+                text_member(out, &mut first, "span_id", &hex(spans.links.span_id.value(i)));
                 for (key, json) in spans.links.attrs.row(i) {
                     member(out, &mut first, key);
                     out.extend_from_slice(json.as_bytes());

@@ -42,7 +42,7 @@ impl Importer for OtlpJson {
             })
     }
 
-    fn read(
+    fn import(
         &self,
         _path: &Path,
         input: &mut dyn Read,
@@ -96,7 +96,7 @@ impl Importer for OtlpProtobuf {
         is_bare_request(head) || framed_length(head).is_some()
     }
 
-    fn read(
+    fn import(
         &self,
         _path: &Path,
         input: &mut dyn Read,

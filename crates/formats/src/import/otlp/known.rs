@@ -52,7 +52,7 @@ struct Entry {
 
 const SLOTS: usize = 128;
 
-pub(super) struct Known {
+pub(super) struct KnownAttributes {
     slots: [Vec<Entry>; SLOTS],
 }
 
@@ -63,16 +63,16 @@ fn slot(name: &[u8]) -> usize {
     }
 }
 
-impl Known {
-    pub fn get() -> &'static Known {
-        static KNOWN: LazyLock<Known> = LazyLock::new(|| {
+impl KnownAttributes {
+    pub fn get() -> &'static KnownAttributes {
+        static KNOWN: LazyLock<KnownAttributes> = LazyLock::new(|| {
             let mut slots = std::array::from_fn(|_| Vec::new());
             for (meaning, list) in lists() {
                 for (rank, name) in list.iter().enumerate() {
                     slots[slot(name.as_bytes())].push(Entry { name, meaning, rank: rank as u8 });
                 }
             }
-            Known { slots }
+            KnownAttributes { slots }
         });
         &KNOWN
     }
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn every_name_is_found_and_slots_are_short() {
-        let known = Known::get();
+        let known = KnownAttributes::get();
         for (i, (meaning, list)) in lists().into_iter().enumerate() {
             assert_eq!(meaning as usize, i);
             for (rank, name) in list.iter().enumerate() {

@@ -152,10 +152,10 @@ impl Writer<'_> {
         if !tells && !name.starts_with(names::reserved::PREFIX) {
             return Err(Reason::Logs);
         }
-        let service = resource.text(&[names::SERVICE_NAME]);
+        let service = resource.first_text(&[names::SERVICE_NAME]);
         let run = (self.options.run.clone())
-            .or_else(|| attributes.text(names::RUN_ID))
-            .or_else(|| resource.text(names::RUN_ID))
+            .or_else(|| attributes.first_text(names::RUN_ID))
+            .or_else(|| resource.first_text(names::RUN_ID))
             .or_else(|| service.clone())
             .unwrap_or_else(|| "default".into());
         if run.len() > RUN_ID_BYTES {
@@ -200,7 +200,7 @@ impl Writer<'_> {
         let Scene { run, resource, attributes, time } = *scene;
         let either = |key: &[&str]| Ok(attributes.name(key)?.or(resource.name(key)?));
         let json = |key| {
-            let text = attributes.text(&[key]);
+            let text = attributes.first_text(&[key]);
             match text {
                 Some(text) if text.len() > self.options.limits.attribute_bytes => {
                     Err(Reason::AttributeBytes(self.options.limits.attribute_bytes))
@@ -253,7 +253,7 @@ impl Writer<'_> {
     fn conversation(&mut self, scene: &Scene, body: Option<AnyValue>, trace: &[u8], span: &[u8]) -> Result<(), Reason> {
         let Some(Value::StringValue(messages)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
         let attributes = scene.attributes;
-        let metadata = attributes.text(&[event::METADATA]);
+        let metadata = attributes.first_text(&[event::METADATA]);
         if messages.len() + metadata.as_ref().map_or(0, String::len) > CONVERSATION_BYTES {
             return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
@@ -409,7 +409,7 @@ impl Attributes {
     }
 
     /// The first of the names that is there, as text.
-    fn text(&self, keys: &[&str]) -> Option<String> {
+    fn first_text(&self, keys: &[&str]) -> Option<String> {
         keys.iter().find_map(|key| match self.value(key)? {
             Value::StringValue(s) if !s.is_empty() => Some(s.clone()),
             Value::IntValue(i) => Some(i.to_string()),
@@ -419,7 +419,7 @@ impl Attributes {
 
     /// The same for what must be short.
     fn name(&self, keys: &[&str]) -> Result<Option<String>, Reason> {
-        match self.text(keys) {
+        match self.first_text(keys) {
             Some(text) if text.len() > MAX_NAME_BYTES => Err(Reason::AttributeBytes(MAX_NAME_BYTES)),
             text => Ok(text),
         }

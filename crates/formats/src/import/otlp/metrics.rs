@@ -104,13 +104,13 @@ impl<'o> SeriesWriter<'o> {
 
     pub fn resource(&mut self, resource: &ResourceMetrics) {
         let attributes = resource.resource.as_ref().map_or(&[][..], |r| &r.attributes);
-        let service = text(attributes, &[names::SERVICE_NAME]);
+        let service = first_text(attributes, &[names::SERVICE_NAME]);
         let run = (self.options.run.clone())
-            .or_else(|| text(attributes, names::RUN_ID))
+            .or_else(|| first_text(attributes, names::RUN_ID))
             .or_else(|| service.clone())
             .unwrap_or_else(|| "default".into());
         let service = service.unwrap_or_else(|| "unknown_service".into());
-        self.target = match text(attributes, &["service.instance.id"]) {
+        self.target = match first_text(attributes, &["service.instance.id"]) {
             Some(instance) => format!("{service}/{instance}"),
             None => service.clone(),
         };
@@ -132,14 +132,14 @@ impl<'o> SeriesWriter<'o> {
 
     fn see_run(&mut self, run: String, service: &str, attributes: &[KeyValue]) {
         self.run = self.runs.iter().position(|r| r.run_id == run).unwrap_or_else(|| {
-            let framework = text(attributes, &[names::SYSTEM]).unwrap_or_else(|| match service {
+            let framework = first_text(attributes, &[names::SYSTEM]).unwrap_or_else(|| match service {
                 "sglang" | "smg" => "sglang".into(),
                 _ => "opentelemetry".into(),
             });
             self.runs.push(RunSeen {
                 run_id: run,
-                project: text(attributes, &[names::PROJECT]),
-                name: text(attributes, &[names::RUN_NAME]),
+                project: first_text(attributes, &[names::PROJECT]),
+                name: first_text(attributes, &[names::RUN_NAME]),
                 framework: Some(framework),
                 first_ns: i64::MAX,
             });
@@ -503,7 +503,7 @@ fn labels(attributes: &[KeyValue], limits: &super::Limits) -> Result<Vec<(String
 }
 
 /// The first of the names that is there, as text.
-fn text(attributes: &[KeyValue], names: &[&str]) -> Option<String> {
+fn first_text(attributes: &[KeyValue], names: &[&str]) -> Option<String> {
     use opentelemetry_proto::tonic::common::v1::any_value::Value;
     names.iter().find_map(|name| {
         let attribute = attributes.iter().find(|a| a.key == *name)?;

@@ -126,7 +126,7 @@ impl<'a> Wire<'a> {
     }
 
     #[inline]
-    fn text(&mut self, wire: u8) -> Result<&'a str> {
+    fn text_field(&mut self, wire: u8) -> Result<&'a str> {
         str::from_utf8(self.message(wire)?.bytes).map_err(|_| Reason::Utf8.into())
     }
 
@@ -162,7 +162,7 @@ fn resource_spans<'a>(message: Wire<'a>, span: &mut Span<&'a str>, writer: &mut 
     while let Some((field, wire)) = w.tag()? {
         match field {
             1 => resource = only_bad(read_resource(w.message(wire)?, &writer.options.limits))?,
-            3 => schema_url = only_bad(w.text(wire))?,
+            3 => schema_url = only_bad(w.text_field(wire))?,
             _ => w.skip(wire)?,
         }
     }
@@ -185,7 +185,7 @@ fn scope_spans<'a>(message: Wire<'a>, span: &mut Span<&'a str>, writer: &mut Wri
     while let Some((field, wire)) = w.tag()? {
         match field {
             1 => scope = only_bad(read_scope(w.message(wire)?, &writer.options.limits))?,
-            3 => schema_url = only_bad(w.text(wire))?,
+            3 => schema_url = only_bad(w.text_field(wire))?,
             _ => w.skip(wire)?,
         }
     }
@@ -240,10 +240,10 @@ fn read_entity(mut w: Wire<'_>) -> Result<Entity<&str>> {
     let mut entity = Entity::default();
     while let Some((field, wire)) = w.tag()? {
         match field {
-            1 => entity.schema_url = w.text(wire)?,
-            2 => entity.kind = w.text(wire)?,
-            3 => entity.id_keys.push(w.text(wire)?),
-            4 => entity.description_keys.push(w.text(wire)?),
+            1 => entity.schema_url = w.text_field(wire)?,
+            2 => entity.kind = w.text_field(wire)?,
+            3 => entity.id_keys.push(w.text_field(wire)?),
+            4 => entity.description_keys.push(w.text_field(wire)?),
             _ => w.skip(wire)?,
         }
     }
@@ -254,8 +254,8 @@ fn read_scope<'a>(mut w: Wire<'a>, limits: &Limits) -> Result<Scope<&'a str>> {
     let mut scope = Scope::default();
     while let Some((field, wire)) = w.tag()? {
         match field {
-            1 => scope.name = w.text(wire)?,
-            2 => scope.version = w.text(wire)?,
+            1 => scope.name = w.text_field(wire)?,
+            2 => scope.version = w.text_field(wire)?,
             3 => key_value(w.message(wire)?, &mut scope.attrs, 0, limits)?,
             4 => scope.dropped = w.uint(wire)? as u32,
             _ => w.skip(wire)?,
@@ -271,9 +271,9 @@ fn read_span<'a>(mut w: Wire<'a>, span: &mut Span<&'a str>, options: &DecodeOpti
         match field {
             1 => span.trace_id = id(w.message(wire)?, Reason::TraceId)?,
             2 => span.span_id = id(w.message(wire)?, Reason::SpanId)?,
-            3 => span.trace_state = w.text(wire)?,
+            3 => span.trace_state = w.text_field(wire)?,
             4 => span.parent_id = id(w.message(wire)?, Reason::ParentId)?,
-            5 => span.name = w.text(wire)?,
+            5 => span.name = w.text_field(wire)?,
             6 => span.kind = w.uint(wire)? as i32,
             7 => span.start = w.fixed64(wire)?,
             8 => span.end = w.fixed64(wire)?,
@@ -297,7 +297,7 @@ fn read_span<'a>(mut w: Wire<'a>, span: &mut Span<&'a str>, options: &DecodeOpti
                 let mut status = w.message(wire)?;
                 while let Some((field, wire)) = status.tag()? {
                     match field {
-                        2 => span.status_message = status.text(wire)?,
+                        2 => span.status_message = status.text_field(wire)?,
                         3 => span.status = status.uint(wire)? as i32,
                         _ => status.skip(wire)?,
                     }
@@ -325,7 +325,7 @@ fn read_event<'a>(mut w: Wire<'a>, span: &mut Span<&'a str>, limits: &Limits) ->
     while let Some((field, wire)) = w.tag()? {
         match field {
             1 => event.time = w.fixed64(wire)?,
-            2 => event.name = w.text(wire)?,
+            2 => event.name = w.text_field(wire)?,
             3 => key_value(w.message(wire)?, &mut span.event_attrs, from, limits)?,
             4 => event.dropped = w.uint(wire)? as u32,
             _ => w.skip(wire)?,
@@ -343,7 +343,7 @@ fn read_link<'a>(mut w: Wire<'a>, span: &mut Span<&'a str>, limits: &Limits) -> 
         match field {
             1 => link.trace_id = id(w.message(wire)?, Reason::LinkId)?,
             2 => link.span_id = id(w.message(wire)?, Reason::LinkId)?,
-            3 => link.trace_state = w.text(wire)?,
+            3 => link.trace_state = w.text_field(wire)?,
             4 => key_value(w.message(wire)?, &mut span.link_attrs, from, limits)?,
             5 => link.dropped = w.uint(wire)? as u32,
             6 => link.flags = w.fixed32(wire)?,
@@ -361,7 +361,7 @@ fn key_value<'a>(mut w: Wire<'a>, attrs: &mut Attrs<&'a str>, from: usize, limit
     let mut value = Val::Null;
     while let Some((field, wire)) = w.tag()? {
         match field {
-            1 => key = w.text(wire)?,
+            1 => key = w.text_field(wire)?,
             2 => value = any_value(w.message(wire)?, &mut attrs.json, limits)?,
             _ => w.skip(wire)?,
         }
@@ -376,7 +376,7 @@ fn any_value<'a>(message: Wire<'a>, json: &mut Vec<u8>, limits: &Limits) -> Resu
     let mut w = message;
     while let Some((field, wire)) = w.tag()? {
         value = match field {
-            1 => Val::Str(w.text(wire)?),
+            1 => Val::Str(w.text_field(wire)?),
             2 => Val::Bool(w.uint(wire)? != 0),
             3 => Val::Int(w.uint(wire)? as i64),
             4 => Val::Double(f64::from_bits(w.fixed64(wire)?)),
@@ -406,7 +406,7 @@ fn nested(mut w: Wire, out: &mut Vec<u8>, depth: usize, limits: &Limits) -> Resu
             return Err(Reason::Nesting(limit).into());
         }
         match field {
-            1 => attrs::write_str(out, w.text(wire)?),
+            1 => attrs::write_str(out, w.text_field(wire)?),
             2 => attrs::write_bool(out, w.uint(wire)? != 0),
             3 => attrs::write_int(out, w.uint(wire)? as i64),
             4 => attrs::write_double(out, f64::from_bits(w.fixed64(wire)?)),
@@ -448,7 +448,7 @@ fn map(mut w: Wire, out: &mut Vec<u8>, depth: usize, limits: &Limits) -> Result<
                 let mut entry = w.message(wire)?;
                 while let Some((field, wire)) = entry.tag()? {
                     match field {
-                        1 => key = entry.text(wire)?,
+                        1 => key = entry.text_field(wire)?,
                         2 => value = Some(entry.message(wire)?),
                         _ => entry.skip(wire)?,
                     }

@@ -11,7 +11,7 @@ use rollscope_model::limits::RUN_ID_BYTES;
 use rollscope_model::names::{KINDS, SERVICE_INSTANCE_ID, STATUSES, state};
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
-use super::known::{Known, Meaning};
+use super::known::{KnownAttributes, Meaning};
 use super::span::{Attrs, Entity, Fault, Reason, Rejects, Resource, Scope, Span, Val};
 use super::{DecodeOptions, RunSeen};
 
@@ -31,7 +31,7 @@ const ROLL: &str = "roll";
 pub(super) struct Writer<'o> {
     pub options: &'o DecodeOptions,
     pub rejects: Rejects,
-    known: &'static Known,
+    known: &'static KnownAttributes,
     columns: SpansBuilder,
     runs: Vec<RunSeen>,
     run_index: HashMap<String, usize>,
@@ -103,7 +103,7 @@ impl<'o> Writer<'o> {
         Writer {
             options,
             rejects: Rejects::default(),
-            known: Known::get(),
+            known: KnownAttributes::get(),
             columns: SpansBuilder::default(),
             runs: Vec::new(),
             run_index: HashMap::new(),
@@ -149,8 +149,8 @@ impl<'o> Writer<'o> {
         let list = &resource.attrs;
         let mut json = Vec::with_capacity(256);
         write_object(&mut json, list);
-        let found = Found::new(self.known, list);
-        let text = |meaning| found.text(list, meaning);
+        let found = KnownPositions::new(self.known, list);
+        let text = |meaning| found.text_for(list, meaning);
         let c = &mut self.columns;
         let service = text(Meaning::Service).unwrap_or_else(|| UNKNOWN_SERVICE.into());
         let named = self.options.run.clone().or_else(|| text(Meaning::Run));
@@ -272,7 +272,7 @@ impl<'o> Writer<'o> {
     pub fn span<S: AsRef<str>>(&mut self, span: &Span<S>) -> Result<(), Reason> {
         let (start, end) = check(span, self.options)?;
         let list = &span.attrs;
-        let found = Found::new(self.known, list);
+        let found = KnownPositions::new(self.known, list);
 
         let mut buffer = itoa::Buffer::new();
         let own_run = match &self.options.run {
@@ -441,7 +441,7 @@ fn check<S: AsRef<str>>(span: &Span<S>, options: &DecodeOptions) -> Result<(i64,
 }
 
 /// The positions of the known attributes in a list.
-struct Found {
+struct KnownPositions {
     /// By meaning: rank of the name (`NONE`: not found) and index of the attribute.
     at: [(u8, u32); Meaning::COUNT],
     any_reserved: bool,
@@ -449,10 +449,10 @@ struct Found {
 
 const NONE: u8 = u8::MAX;
 
-impl Found {
+impl KnownPositions {
     #[inline]
-    fn new<S: AsRef<str>>(known: &Known, list: &Attrs<S>) -> Self {
-        let mut found = Found { at: [(NONE, 0); Meaning::COUNT], any_reserved: false };
+    fn new<S: AsRef<str>>(known: &KnownAttributes, list: &Attrs<S>) -> Self {
+        let mut found = KnownPositions { at: [(NONE, 0); Meaning::COUNT], any_reserved: false };
         for (i, (key, value)) in list.list.iter().enumerate() {
             if let Some((meaning, rank)) = known.find(key.as_ref()) {
                 let best = &mut found.at[meaning as usize];
@@ -488,7 +488,7 @@ impl Found {
         self.int(list, meaning).and_then(|i| i.try_into().ok())
     }
 
-    fn text<S: AsRef<str>>(&self, list: &Attrs<S>, meaning: Meaning) -> Option<String> {
+    fn text_for<S: AsRef<str>>(&self, list: &Attrs<S>, meaning: Meaning) -> Option<String> {
         text_of(self.get(list, meaning)?, &mut itoa::Buffer::new()).map(str::to_string)
     }
 

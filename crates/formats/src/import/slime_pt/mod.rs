@@ -115,7 +115,7 @@ impl Dump {
             let trace = heap.field(*sample, "trace").and_then(|t| heap.get(t, "events"));
             events += trace.map_or(0, |e| heap.len(e) as u64);
             let index = heap.field(*sample, "index").filter(|i| !i.is_none());
-            let mut id = index.map_or_else(|| at.to_string(), |i| short(torch.text(i)));
+            let mut id = index.map_or_else(|| at.to_string(), |i| short(torch.python_str(i)));
             if !seen.insert(id.clone()) {
                 id = format!("{id}#{at}");
                 seen.insert(id.clone());
@@ -255,7 +255,7 @@ fn no_dump(torch: &Torch) -> String {
     let root = torch.root;
     let what = match root.tag() {
         Tag::Dict => {
-            let keys: Vec<String> = torch.heap.entries(root).take(5).map(|(k, _)| short(torch.text(k))).collect();
+            let keys: Vec<String> = torch.heap.entries(root).take(5).map(|(k, _)| short(torch.python_str(k))).collect();
             format!(
                 "a dict with {} entries ({}{})",
                 torch.heap.len(root),
@@ -268,7 +268,7 @@ fn no_dump(torch: &Torch) -> String {
             Some((module, name)) => short(format!("an object of {module}.{name}")),
             None => "an object".into(),
         },
-        _ => short(torch.text(root)),
+        _ => short(torch.python_str(root)),
     };
     format!(
         "this torch file is not a rollout dump; it contains {what} instead of {{\"samples\": [...]}} or a list of samples"
@@ -301,7 +301,7 @@ impl Importer for SlimeDump {
         torch::detects(head)
     }
 
-    fn read(
+    fn import(
         &self,
         path: &Path,
         input: &mut dyn std::io::Read,

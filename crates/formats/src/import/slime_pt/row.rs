@@ -208,7 +208,7 @@ fn name_text(torch: &Torch, value: Value) -> Cow<'_, str> {
     match torch.heap.str(value) {
         Some(text) => text,
         None if value.is_none() => Cow::Borrowed(""),
-        None => Cow::Owned(torch.text(value)),
+        None => Cow::Owned(torch.python_str(value)),
     }
 }
 
@@ -217,7 +217,7 @@ fn id_bytes(torch: &Torch, value: Value) -> Cow<'_, [u8]> {
     match torch.heap.str_bytes(value) {
         Some(bytes) => Cow::Borrowed(bytes),
         None if value.is_none() => Cow::Borrowed(&[]),
-        None => Cow::Owned(format!("\0{}", torch.text(value)).into_bytes()),
+        None => Cow::Owned(format!("\0{}", torch.python_str(value)).into_bytes()),
     }
 }
 
@@ -243,7 +243,7 @@ pub fn source(torch: &Torch, sample: Value) -> Option<Value> {
         .or_else(|| {
             heap.entries(metadata?)
                 .take(MAX_METADATA_KEYS)
-                .filter(|(k, v)| given(v) && torch.text(*k).to_lowercase().contains("source"))
+                .filter(|(k, v)| given(v) && torch.python_str(*k).to_lowercase().contains("source"))
                 .map(|(_, v)| v)
                 .next()
         })

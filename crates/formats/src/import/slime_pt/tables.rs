@@ -47,7 +47,7 @@ pub fn fields(torch: &Torch, sample: Value) -> impl Iterator<Item = (String, Val
         Tag::Tuple => torch.heap.items(state).take(2).collect(),
         _ => vec![state],
     };
-    dicts.into_iter().flat_map(|d| torch.heap.entries(d)).map(|(k, v)| (torch.text(k), v))
+    dicts.into_iter().flat_map(|d| torch.heap.entries(d)).map(|(k, v)| (torch.python_str(k), v))
 }
 
 /// What a worker made of its samples.
@@ -207,7 +207,7 @@ impl<'a> Maker<'a> {
         let (torch, heap, sample) = (&dump.torch, &dump.torch.heap, dump.samples[at]);
         let row = self.reader.row(sample, at);
         let sample_id = &dump.sample_ids[at];
-        let group = heap.field(sample, "group_index").filter(|g| !g.is_none()).map(|g| torch.text(g));
+        let group = heap.field(sample, "group_index").filter(|g| !g.is_none()).map(|g| torch.python_str(g));
         let step = dump.step.map_or_else(|| "-".into(), |s| s.to_string());
         let id = format!("{}/{}/{step}/{sample_id}", self.run, dump.split);
         let trace = heap.field(sample, "trace").filter(|t| t.tag() == Tag::Dict);
@@ -240,8 +240,8 @@ impl<'a> Maker<'a> {
         let reward_json = reward.filter(|r| !matches!(r.tag(), Tag::Float | Tag::Int)).map(|r| self.json(r));
         let label = field("label").map(|l| self.json(l));
         let metadata = field("metadata").map(|m| self.json(m));
-        let status = row::status(torch, sample).filter(|s| !s.is_none()).map(|s| torch.text(s));
-        let source = row::source(torch, sample).map(|s| super::short(torch.text(s)));
+        let status = row::status(torch, sample).filter(|s| !s.is_none()).map(|s| torch.python_str(s));
+        let source = row::source(torch, sample).map(|s| super::short(torch.python_str(s)));
         let total_tokens = field("tokens").and_then(|t| torch.count(t)).and_then(|n| i64::try_from(n).ok());
         let response_length = number("response_length");
         let weight_versions = field("weight_versions").filter(|w| is_true(torch, *w)).map(|w| self.json(w));
@@ -363,7 +363,7 @@ impl<'a> Maker<'a> {
             }
         }
         for (key, value) in own.into_iter().flat_map(|m| heap.entries(m)) {
-            let name = self.dump.torch.text(key);
+            let name = self.dump.torch.python_str(key);
             if !["reward", "label", "status", "source"].contains(&&*name) {
                 put(&name, &self.json(value));
             }
@@ -440,8 +440,8 @@ impl<'a> Maker<'a> {
         let (start_attrs, end_attrs) = self.attrs_of(row, item);
         let error = self.get(end_attrs, self.error_type);
         let message = error.map(|kind| match self.get(end_attrs, self.error_message) {
-            Some(message) => super::short(format!("{}: {}", torch.text(kind), torch.text(message))),
-            None => super::short(torch.text(kind)),
+            Some(message) => super::short(format!("{}: {}", torch.python_str(kind), torch.python_str(message))),
+            None => super::short(torch.python_str(kind)),
         });
         let request = [end_attrs, start_attrs]
             .into_iter()
@@ -465,7 +465,7 @@ impl<'a> Maker<'a> {
                     for (key, value) in heap.entries(attrs) {
                         match heap.str(key) {
                             Some(key) if key.len() <= MAX_ATTRIBUTE_BYTES => put(&key, value),
-                            _ => put(&super::short(torch.text(key)), value),
+                            _ => put(&super::short(torch.python_str(key)), value),
                         }
                     }
                 }

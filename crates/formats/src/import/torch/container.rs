@@ -23,7 +23,7 @@ fn is_legacy(head: &[u8]) -> bool {
     head.first() == Some(&0x80) && memchr::memmem::find(&head[..head.len().min(64)], LEGACY).is_some()
 }
 
-pub(super) fn read(source: Source) -> Result<Torch, ImportError> {
+pub(super) fn read_container(source: Source) -> Result<Torch, ImportError> {
     if source.starts_with(ZIP) {
         read_zip(source)
     } else if is_legacy(&source) {

@@ -65,7 +65,7 @@ pub struct Object {
 pub(super) struct Global {
     pub module: Box<str>,
     pub name: Box<str>,
-    pub known: super::reduce::Known,
+    pub known: super::reduce::KnownGlobal,
 }
 
 pub struct Heap {
@@ -467,7 +467,7 @@ impl Heap {
         Some((&global.module, &global.name))
     }
 
-    pub(super) fn known(&self, value: Value) -> Option<super::reduce::Known> {
+    pub(super) fn known(&self, value: Value) -> Option<super::reduce::KnownGlobal> {
         (value.tag() == Tag::Global).then(|| self.globals[value.payload() as usize].known)
     }
 

@@ -40,15 +40,15 @@ pub struct Torch {
 
 impl Torch {
     pub fn open(path: &Path) -> Result<Torch, ImportError> {
-        Torch::read(Source::open(path)?)
+        Torch::from_source(Source::open(path)?)
     }
 
     pub fn from_bytes(bytes: Vec<u8>) -> Result<Torch, ImportError> {
-        Torch::read(bytes.into())
+        Torch::from_source(bytes.into())
     }
 
-    fn read(source: Source) -> Result<Torch, ImportError> {
-        container::read(source)
+    fn from_source(source: Source) -> Result<Torch, ImportError> {
+        container::read_container(source)
     }
 
     /// Length of the file.

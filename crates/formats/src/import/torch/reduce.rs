@@ -9,7 +9,7 @@ use crate::import::ImportError;
 
 /// Names that mean something to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Known {
+pub(super) enum KnownGlobal {
     /// Remembered by name, nothing more.
     Opaque,
     /// `object`: base of a reconstructed instance.
@@ -48,8 +48,8 @@ pub(super) enum Known {
     Decimal,
 }
 
-fn known(module: &str, name: &str) -> Known {
-    use Known::*;
+fn known(module: &str, name: &str) -> KnownGlobal {
+    use KnownGlobal::*;
     match (module, name) {
         ("builtins" | "__builtin__", "object") => PlainObject,
         ("builtins" | "__builtin__", "dict") | ("collections", "OrderedDict") => Dict,
@@ -134,8 +134,11 @@ impl Heap {
         let Some(known) = self.known(callable) else { return Ok(None) };
         let first = self.arg(args, 0);
         Ok(match known {
-            Known::Opaque | Known::PlainObject | Known::StorageType(_) | Known::TorchDtype(_) => None,
-            Known::Dict | Known::DictOf => match first {
+            KnownGlobal::Opaque
+            | KnownGlobal::PlainObject
+            | KnownGlobal::StorageType(_)
+            | KnownGlobal::TorchDtype(_) => None,
+            KnownGlobal::Dict | KnownGlobal::DictOf => match first {
                 None => Some(self.empty(Tag::Dict)?),
                 Some(given) if given.tag() == Tag::Dict => Some(given),
                 Some(pairs) => {
@@ -154,17 +157,17 @@ impl Heap {
                     }
                 }
             },
-            Known::DefaultDict => Some(self.empty(Tag::Dict)?),
-            Known::Deque => {
+            KnownGlobal::DefaultDict => Some(self.empty(Tag::Dict)?),
+            KnownGlobal::Deque => {
                 let list = self.empty(Tag::List)?;
                 self.copy_into(list, first)?;
                 Some(list)
             }
-            Known::List | Known::Tuple | Known::Set | Known::FrozenSet | Known::Size => {
+            KnownGlobal::List | KnownGlobal::Tuple | KnownGlobal::Set | KnownGlobal::FrozenSet | KnownGlobal::Size => {
                 let tag = match known {
-                    Known::List => Tag::List,
-                    Known::Set => Tag::Set,
-                    Known::FrozenSet => Tag::FrozenSet,
+                    KnownGlobal::List => Tag::List,
+                    KnownGlobal::Set => Tag::Set,
+                    KnownGlobal::FrozenSet => Tag::FrozenSet,
                     _ => Tag::Tuple,
                 };
                 if first.is_some_and(|f| !matches!(f.tag(), Tag::List | Tag::Tuple | Tag::Set | Tag::FrozenSet)) {
@@ -174,7 +177,7 @@ impl Heap {
                 self.copy_into(value, first)?;
                 Some(value)
             }
-            Known::Bytes => match first {
+            KnownGlobal::Bytes => match first {
                 None => Some(self.owned_text(Tag::Bytes, [])),
                 // Below protocol 3 bytes come as text that is to be encoded.
                 Some(given) if given.tag() == Tag::Bytes || matches!(self.extra_of(given), Some(Extra::Latin1(_))) => {
@@ -184,12 +187,12 @@ impl Heap {
                 Some(text) if text.tag() == Tag::Str => Some(self.extra(Extra::Latin1(text))?),
                 _ => None,
             },
-            Known::Text => match first {
+            KnownGlobal::Text => match first {
                 None => Some(self.owned_text(Tag::Str, [])),
                 Some(given) if given.tag() == Tag::Str => Some(given),
                 _ => None,
             },
-            Known::Encode => match first {
+            KnownGlobal::Encode => match first {
                 Some(text) if text.tag() == Tag::Str => {
                     let latin1 = self
                         .arg(args, 1)
@@ -199,12 +202,12 @@ impl Heap {
                 }
                 _ => None,
             },
-            Known::Complex => match (self.number(first), self.number(self.arg(args, 1))) {
+            KnownGlobal::Complex => match (self.number(first), self.number(self.arg(args, 1))) {
                 (Some(re), Some(im)) => Some(self.extra(Extra::Complex(re, im))?),
                 _ => None,
             },
             // How protocols below 4 name a class inside a class. Only a name comes out.
-            Known::GetAttr => {
+            KnownGlobal::GetAttr => {
                 let inner = self.arg(args, 1).and_then(|n| self.str(n)).map(|n| n.into_owned());
                 let outer = first.and_then(|g| self.global(g)).map(|(m, n)| (m.to_string(), n.to_string()));
                 match (outer, inner) {
@@ -214,45 +217,47 @@ impl Heap {
                     _ => None,
                 }
             }
-            Known::Reconstructor => match first {
+            KnownGlobal::Reconstructor => match first {
                 Some(class) => {
                     let base = self.arg(args, 1).and_then(|b| self.known(b));
                     let state = self.arg(args, 2).unwrap_or(Value::NONE);
                     let mut object = Object::new(class, args);
                     // Later items and entries are added to these, so they must be what they are called.
                     match (base, state.tag()) {
-                        (Some(Known::Dict), Tag::Dict) => object.entries = state,
-                        (Some(Known::List), Tag::List) => object.items = state,
+                        (Some(KnownGlobal::Dict), Tag::Dict) => object.entries = state,
+                        (Some(KnownGlobal::List), Tag::List) => object.items = state,
                         _ => {}
                     }
                     Some(self.thing(object)?)
                 }
                 None => None,
             },
-            Known::NewObj | Known::NewObjEx => match first {
+            KnownGlobal::NewObj | KnownGlobal::NewObjEx => match first {
                 Some(class) => Some(self.new_object(class, args)?),
                 None => None,
             },
-            Known::Device | Known::Path | Known::Decimal => {
-                let separator = if known == Known::Device { ":" } else { "/" };
+            KnownGlobal::Device | KnownGlobal::Path | KnownGlobal::Decimal => {
+                let separator = if known == KnownGlobal::Device { ":" } else { "/" };
                 let is_part = |part: Value| part.tag() == Tag::Str || self.int(part).is_some();
                 match self.len(args) <= limits::MAX_PATH_PARTS && self.items(args).all(is_part) {
                     true => Some(self.extra(Extra::Joined { parts: args, separator })?),
                     false => None,
                 }
             }
-            Known::DateTime | Known::Date => match first.and_then(|b| self.bytes(b)).and_then(|b| date_text(&b)) {
-                Some(text) => Some(self.extra(Extra::Text(text.into()))?),
-                None => None,
-            },
-            Known::RebuildTensor | Known::RebuildTensorV3 => {
+            KnownGlobal::DateTime | KnownGlobal::Date => {
+                match first.and_then(|b| self.bytes(b)).and_then(|b| date_text(&b)) {
+                    Some(text) => Some(self.extra(Extra::Text(text.into()))?),
+                    None => None,
+                }
+            }
+            KnownGlobal::RebuildTensor | KnownGlobal::RebuildTensorV3 => {
                 let get = |n| self.arg(args, n);
                 let (Some(storage), Some(offset), Some(size), Some(stride)) = (get(0), get(1), get(2), get(3)) else {
                     return Ok(None);
                 };
                 let dtype = match known {
-                    Known::RebuildTensorV3 => match get(6).and_then(|d| self.known(d)) {
-                        Some(Known::TorchDtype(dtype)) => Some(dtype),
+                    KnownGlobal::RebuildTensorV3 => match get(6).and_then(|d| self.known(d)) {
+                        Some(KnownGlobal::TorchDtype(dtype)) => Some(dtype),
                         _ => return Ok(None),
                     },
                     _ => None,
@@ -262,25 +267,25 @@ impl Heap {
                 Some(self.extra(Extra::Tensor(Tensor { storage, offset, size, stride, dtype }))?)
             }
             // A parameter is its tensor.
-            Known::RebuildParameter => first.filter(|t| matches!(self.extra_of(*t), Some(Extra::Tensor(_)))),
-            Known::RebuildFromType => match (first, self.arg(args, 2)) {
-                (Some(function), Some(inner)) if self.known(function) != Some(Known::RebuildFromType) => {
+            KnownGlobal::RebuildParameter => first.filter(|t| matches!(self.extra_of(*t), Some(Extra::Tensor(_)))),
+            KnownGlobal::RebuildFromType => match (first, self.arg(args, 2)) {
+                (Some(function), Some(inner)) if self.known(function) != Some(KnownGlobal::RebuildFromType) => {
                     self.understand(function, inner)?
                 }
                 _ => None,
             },
-            Known::NumpyReconstruct => Some(self.extra(Extra::Array(Array::EMPTY))?),
-            Known::NumpyDtype => match first {
+            KnownGlobal::NumpyReconstruct => Some(self.extra(Extra::Array(Array::EMPTY))?),
+            KnownGlobal::NumpyDtype => match first {
                 Some(code) if code.tag() == Tag::Str => Some(self.extra(Extra::NumpyDtype { code, order: b'=' })?),
                 _ => None,
             },
-            Known::NumpyScalar => match (first, self.arg(args, 1)) {
+            KnownGlobal::NumpyScalar => match (first, self.arg(args, 1)) {
                 (Some(dtype), Some(data)) if matches!(self.extra_of(dtype), Some(Extra::NumpyDtype { .. })) => {
                     Some(self.extra(Extra::NumpyScalar { dtype, data })?)
                 }
                 _ => None,
             },
-            Known::NumpyFromBuffer => {
+            KnownGlobal::NumpyFromBuffer => {
                 let get = |n| self.arg(args, n);
                 let (Some(data), Some(dtype), Some(shape)) = (get(0), get(1), get(2)) else { return Ok(None) };
                 let fortran = get(3).and_then(|o| self.str(o)).is_some_and(|o| o == "F");
@@ -303,16 +308,16 @@ impl Heap {
     pub(super) fn new_object(&mut self, class: Value, args: Value) -> Result<Value, ImportError> {
         match self.known(class) {
             Some(
-                Known::Dict
-                | Known::DictOf
-                | Known::DefaultDict
-                | Known::List
-                | Known::Tuple
-                | Known::Set
-                | Known::FrozenSet
-                | Known::Size
-                | Known::Deque
-                | Known::Path,
+                KnownGlobal::Dict
+                | KnownGlobal::DictOf
+                | KnownGlobal::DefaultDict
+                | KnownGlobal::List
+                | KnownGlobal::Tuple
+                | KnownGlobal::Set
+                | KnownGlobal::FrozenSet
+                | KnownGlobal::Size
+                | KnownGlobal::Deque
+                | KnownGlobal::Path,
             ) => self.reduce(class, args),
             _ => self.thing(Object::new(class, args)),
         }
@@ -349,7 +354,7 @@ impl Heap {
         match kind.as_deref() {
             Some("storage") => {
                 let dtype = match self.arg(id, 1).and_then(|t| self.known(t)) {
-                    Some(Known::StorageType(dtype)) => dtype,
+                    Some(KnownGlobal::StorageType(dtype)) => dtype,
                     _ => Dtype::U8,
                 };
                 let numel = self.arg(id, 4).and_then(|n| self.int(n)).and_then(|n| u64::try_from(n).ok());

@@ -46,7 +46,7 @@ impl Torch {
     }
 
     /// What Python's `str()` shows, for what can be known without running it.
-    pub fn text(&self, value: Value) -> String {
+    pub fn python_str(&self, value: Value) -> String {
         match self.heap.str(value) {
             Some(text) => text.into_owned(),
             None => {
@@ -233,7 +233,7 @@ impl Writer<'_> {
         fits
     }
 
-    fn text(&mut self, out: &mut Vec<u8>, text: &str) {
+    fn write_text(&mut self, out: &mut Vec<u8>, text: &str) {
         if self.room(out, text.len()) { attrs::write_str(out, text) } else { attrs::write_str(out, TOO_MUCH) }
     }
 
@@ -261,8 +261,8 @@ impl Writer<'_> {
             },
             Tag::Float => self.float(out, value.as_float().unwrap_or_default()),
             Tag::Str => match heap.str_bytes(value).map(std::str::from_utf8) {
-                Some(Ok(text)) => self.text(out, text),
-                _ => self.text(out, &heap.str(value).unwrap_or_default()),
+                Some(Ok(text)) => self.write_text(out, text),
+                _ => self.write_text(out, &heap.str(value).unwrap_or_default()),
             },
             Tag::List | Tag::Tuple => self.items(out, value, depth),
             Tag::Dict => {
@@ -290,8 +290,8 @@ impl Writer<'_> {
                     self.float(out, f);
                 }
                 _ => {
-                    let text = self.torch.text(value);
-                    self.text(out, &text);
+                    let text = self.torch.python_str(value);
+                    self.write_text(out, &text);
                 }
             },
         }
@@ -319,7 +319,7 @@ impl Writer<'_> {
             comma = true;
             let text = match self.torch.heap.str(key) {
                 Some(text) => text,
-                None => self.torch.text(key).into(),
+                None => self.torch.python_str(key).into(),
             };
             let fits = self.room(out, text.len());
             let text = if fits { &*text } else { TOO_MUCH };
@@ -364,14 +364,14 @@ impl Writer<'_> {
                     }
                     out.push(b']');
                 }
-                _ => attrs::write_str(out, &torch.text(value)),
+                _ => attrs::write_str(out, &torch.python_str(value)),
             },
             (Tag::Object, _) => match torch.enum_value(value) {
                 Some(inner) => self.value(out, inner, depth + 1),
                 None => {
                     out.extend_from_slice(b"{\"$class\":");
                     let name = torch.class_name(value).map(|(m, n)| format!("{m}.{n}"));
-                    self.text(out, &name.unwrap_or_default());
+                    self.write_text(out, &name.unwrap_or_default());
                     if let Some(object) = heap.object_of(value).copied() {
                         self.fields(out, &object, depth);
                     }
@@ -379,8 +379,8 @@ impl Writer<'_> {
                 }
             },
             _ => {
-                let text = torch.text(value);
-                self.text(out, &text);
+                let text = torch.python_str(value);
+                self.write_text(out, &text);
             }
         }
     }
