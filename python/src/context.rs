@@ -120,7 +120,7 @@ impl Var {
     }
 }
 
-/// A span of somewhere else: another process, another library.
+/// A span of another process or another library.
 #[pyclass(frozen, module = "rollscope")]
 #[derive(Clone)]
 pub struct SpanContext {
@@ -139,7 +139,9 @@ impl SpanContext {
             && wire::unhex(span_id.as_bytes(), &mut context.span_id);
         match valid {
             true => Ok(context),
-            false => Err(pyo3::exceptions::PyValueError::new_err("trace_id must be 32 hex digits and span_id 16")),
+            false => {
+                Err(pyo3::exceptions::PyValueError::new_err("expected 32 hex digits for trace_id and 16 for span_id"))
+            }
         }
     }
 
@@ -273,7 +275,7 @@ pub fn exit(token: &Bound<'_, PyAny>) {
     CURRENT.reset(token);
 }
 
-/// Ids of a span, a context, or whatever has them.
+/// Ids of a span, a context, or any object of OpenTelemetry's that has them.
 pub fn ids_of(value: &Bound<'_, PyAny>) -> Option<([u8; 16], [u8; 8])> {
     if let Ok(span) = value.cast::<Span>() {
         let open = &span.get().open;
@@ -298,7 +300,7 @@ pub fn ids_of(value: &Bound<'_, PyAny>) -> Option<([u8; 16], [u8; 8])> {
     (trace != 0 && span != 0).then(|| (trace.to_be_bytes(), span.to_be_bytes()))
 }
 
-/// Makes a context of somewhere else the current one, for a `with` block. `None`: no current span inside.
+/// Makes another context the current one inside a `with` block. With `None`, there is no current span inside.
 #[pyclass(module = "rollscope")]
 pub struct Attached {
     context: Option<Py<PyAny>>,

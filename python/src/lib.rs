@@ -149,7 +149,7 @@ fn record(
     core::record_event(core, name, time, &encoded, body.as_deref(), ids.as_ref().map(|(t, s)| (t, s)));
 }
 
-/// The plain number inside a scalar of numpy or torch; a number as it is; `None` for what is none.
+/// The number in a scalar of numpy or torch, or a plain number. `None` for anything else.
 #[pyfunction]
 fn as_number(value: &Bound<'_, PyAny>) -> Option<f64> {
     value.extract::<f64>().ok().or_else(|| value::scalar(value)?.extract().ok())
@@ -219,7 +219,7 @@ fn count_error() {
     }
 }
 
-/// Waits until what was recorded has reached the server; true if it has.
+/// Waits until everything recorded so far has reached the server. Returns whether it has.
 #[pyfunction]
 fn flush(py: Python<'_>, timeout: f64) -> bool {
     let Some(core) = core::core() else { return true };

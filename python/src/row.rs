@@ -102,7 +102,7 @@ impl<'a> Row<'a> {
         field_len(self.body_len())
     }
 
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub fn write(&self, out: &mut impl Out) {
         let body = self.body_len();
         let len = field_len(body);
         // SAFETY: `body_len` counts every byte that is written here.

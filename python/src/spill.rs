@@ -1,4 +1,4 @@
-//! Requests on disk, while the server is away or slow. One folder a process, locked while the process lives; whoever finds
+//! Requests on disk, while the server is away or slow. One folder per process, locked while the process lives; whoever finds
 //! an unlocked one sends what is in it, so nothing waits for the process that wrote it to come back.
 //!
 //! A file is one request: a header (magic, version, signal, records, checksum) and the message. It is written under

@@ -270,8 +270,9 @@ pub fn hex<const N: usize, const M: usize>(bytes: &[u8; N]) -> [u8; M] {
     text
 }
 
-pub fn unhex<const N: usize>(text: &[u8], out: &mut [u8; N]) -> bool {
-    if text.len() != N * 2 {
+/// Whether the text is hex of as many bytes as `out` has; then they are in it.
+pub fn unhex(text: &[u8], out: &mut [u8]) -> bool {
+    if text.len() != out.len() * 2 {
         return false;
     }
     let mut bad = 0;

@@ -310,6 +310,19 @@ def test_spans_that_never_end_are_forgotten_without_harm(seen):
     assert seen.spans == []
 
 
+def test_a_name_outlives_the_string_it_came_as(seen):
+    names = lambda: ("".join(["name ", str(n), "ü" * (n % 3)]) for n in range(2000))
+    spans = [rollscope.start_span(name) for name in names()]
+    gc.collect()
+    # Where the strings were, if nobody has kept them.
+    others = ["".join(["other", str(n), "ä" * (n % 3)]) for n in range(4000)]
+    for span in spans:
+        span.end()
+    assert [s.name for s in seen.spans] == list(names()) and len(others) == 4000
+    rollscope.start_span("ü" * 1000).end()
+    assert seen.spans[-1].name.strip("ü") == "" and 1000 < len(seen.spans[-1].name.encode()) <= 1024
+
+
 def test_ids_and_clock_repeat_in_tests():
     from rollscope.testing import EPOCH_NS, capture
 

@@ -83,6 +83,23 @@ def test_get_traces(program, server):
         client.get_traces(sort="nonsense")
 
 
+def test_ids_of_any_length_are_what_the_server_makes_of_them_in_a_dump(program, server):
+    ids = ["91543acd788654df", "0f", "abc", "00112233445566778899aabbccddeeff", "AB" * 12, "ab" * 20, "ab" * 32, "ab" * 33, "not hex at all", "not hex, 16 long"]
+    program.run("""
+        import json, os, rollscope
+        from rollscope.slime import bind_trace_carrier, trace_span
+        rollscope.init(project="p", name="n")
+        for id in json.loads(os.environ["IDS"]):
+            with trace_span(bind_trace_carrier(None, trace_id=id, parent_span_id=id), id):
+                pass
+        rollscope.finish()
+    """, server.grpc, IDS=json.dumps(ids))
+    assert server.one("select count(*) from spans") == len(ids)
+    same = "select count(*) from spans where name = '{0}' and trace_id = trace_id('{0}') and parent_span_id = span_id('{0}')"
+    assert {id: server.one(same.format(id)) for id in ids} == dict.fromkeys(ids, 1)
+    assert server.sql("select hex(trace_id) from spans where name = '91543acd788654df'") == [["000000000000000091543acd788654df"]]
+
+
 def test_a_message_of_twenty_megabytes(program, server):
     size = program.run("""
         import rollscope

@@ -47,7 +47,7 @@ fn initialized() -> bool {
     INITIALIZED.load(Relaxed)
 }
 
-/// Names the thread that calls, the first time it does.
+/// Names the calling thread. Only the first call has an effect.
 #[pyfunction]
 #[pyo3(signature = (thread_label, tp_rank = None, dp_rank = None, pp_rank = None))]
 fn trace_set_thread_info(

@@ -164,7 +164,7 @@ impl TraceReqContext {
         state.begin_thread(ts);
     }
 
-    /// The request is done.
+    /// The request ends.
     #[pyo3(signature = (ts = None, attrs = None))]
     fn trace_req_finish(&self, ts: Option<u64>, attrs: Option<&Bound<'_, PyAny>>) {
         let attrs = Attrs::read(attrs, attrs_of::SPAN);
@@ -207,7 +207,7 @@ impl TraceReqContext {
         let Some(slice) = state.slices.pop() else {
             drop(state);
             let text = String::from_utf8_lossy(&name).into_owned();
-            return Python::attach(|py| errors::warn(py, format!("no slice has started that {text} could end")));
+            return Python::attach(|py| errors::warn(py, format!("slice {text} ends, but no slice is open")));
         };
         if slice.piece.name != name || slice.level != level {
             drop(state);
@@ -222,7 +222,7 @@ impl TraceReqContext {
         state.slice_ended(ids, ts, thread_finish_flag);
     }
 
-    /// A slice that is over already.
+    /// Records a slice that has already ended.
     #[pyo3(signature = (slice, thread_finish_flag = false))]
     fn trace_slice(&self, py: Python<'_>, slice: &Bound<'_, PyAny>, thread_finish_flag: bool) -> PyResult<()> {
         let level = slice.getattr(intern!(py, "level")).and_then(|l| l.extract()).unwrap_or(1);
@@ -263,7 +263,7 @@ impl TraceReqContext {
         Ok(())
     }
 
-    /// Something happened in the slice that runs.
+    /// Records that something happened in the current slice.
     #[pyo3(signature = (name, level, ts = None, attrs = None))]
     fn trace_event(&self, name: &Bound<'_, PyAny>, level: i64, ts: Option<u64>, attrs: Option<&Bound<'_, PyAny>>) {
         let attrs = Attrs::read(attrs, attrs_of::EVENT);
@@ -289,7 +289,7 @@ impl TraceReqContext {
         }
     }
 
-    /// A copy has arrived in the thread that works on it.
+    /// Starts a copy in the thread that works on it.
     #[pyo3(signature = (ts = None, pid = None))]
     fn rebuild_thread_context(&self, ts: Option<u64>, pid: Option<i64>) {
         let mut state = lock(&self.state);
@@ -299,7 +299,7 @@ impl TraceReqContext {
         }
     }
 
-    /// A copy for another thread; it continues with `rebuild_thread_context()`.
+    /// Returns a copy for another thread, where `rebuild_thread_context()` starts it.
     fn copy_for_thread<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let copy = {
             let state = lock(&self.state);
@@ -324,7 +324,7 @@ impl TraceReqContext {
         Ok(Bound::new(py, TraceReqContext::from(copy))?.into_any())
     }
 
-    /// Ends whatever runs in this thread; `abort_info` marks it as failed.
+    /// Ends all spans of this thread. `abort_info` marks them as failed.
     #[pyo3(signature = (ts = None, abort_info = None))]
     fn abort(&self, ts: Option<u64>, abort_info: Option<&Bound<'_, PyAny>>) {
         let info = abort_info.filter(|i| i.is_truthy().unwrap_or(false)).map(|info| {

@@ -147,7 +147,7 @@ pub(super) fn ensure<'py>(
     })?;
     let events =
         setdefault(&carrier, intern!(py, "events"), || Ok(PyList::empty(py).into_any()))?.cast_into::<PyList>();
-    let events = events.map_err(|_| PyTypeError::new_err("carrier['events'] is not a list"))?;
+    let events = events.map_err(|_| PyTypeError::new_err("carrier['events'] must be a list"))?;
     let keep = |key: &Bound<'py, PyString>, value: Bound<'py, PyAny>| -> PyResult<Bound<'py, PyAny>> {
         let there = carrier.get_item(key)?;
         match there {
@@ -180,7 +180,9 @@ pub(super) fn bind_sample<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Option<Ta
     let Some(index) = sample.getattr_opt(intern!(py, "index"))? else { return Ok(None) };
     let trace = sample.getattr_opt(intern!(py, "trace"))?.filter(|t| !t.is_none());
     let carrier = match trace {
-        Some(trace) => Some(trace.cast_into::<PyDict>().map_err(|_| PyTypeError::new_err("sample.trace is not a dict"))?),
+        Some(trace) => {
+            Some(trace.cast_into::<PyDict>().map_err(|_| PyTypeError::new_err("sample.trace must be a dict"))?)
+        }
         None => None,
     };
     let given = carrier.clone();
@@ -212,9 +214,9 @@ pub(super) fn from_handle<'py>(handle: &Bound<'py, PyAny>) -> PyResult<Target<'p
             get("parent_span_id")?,
         )
     };
-    let carrier = carrier.cast_into::<PyDict>().map_err(|_| PyTypeError::new_err("handle.carrier is not a dict"))?;
+    let carrier = carrier.cast_into::<PyDict>().map_err(|_| PyTypeError::new_err("handle.carrier must be a dict"))?;
     let events = carrier.get_item(intern!(py, "events"))?.and_then(|e| e.cast_into::<PyList>().ok());
-    let events = events.ok_or_else(|| PyTypeError::new_err("handle.carrier has no events"))?;
+    let events = events.ok_or_else(|| PyTypeError::new_err("handle.carrier['events'] must be a list"))?;
     let attempt = as_int(carrier.get_item(intern!(py, "attempt"))?.unwrap_or(attempt))?;
     let handle = Some(handle.clone());
     Ok(Target { carrier, events, trace, sample_id, group_id, attempt, parent: text(parent), handle })
@@ -236,7 +238,9 @@ pub(super) fn unbox<'py>(value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>>
 
 pub(super) fn collect<'py>(target: &Bound<'py, PyAny>, out: &mut Vec<Target<'py>>, depth: usize) -> PyResult<()> {
     if depth > MAX_NESTING || out.len() > MAX_TARGETS {
-        return Err(PyTypeError::new_err("too many targets, or nested too deeply"));
+        return Err(PyTypeError::new_err(format!(
+            "more than {MAX_TARGETS} targets, or nested more than {MAX_NESTING} levels deep"
+        )));
     }
     if let Ok(list) = target.cast::<PyList>() {
         out.reserve(list.len());

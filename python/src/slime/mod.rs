@@ -29,14 +29,14 @@ use crate::errors::swallow;
 use crate::row::Row;
 use crate::wire::attrs_of;
 
-/// A span on every target; see slime's function of this name.
+/// Starts a span on every target, as slime's function of this name does.
 #[pyfunction]
 #[pyo3(signature = (target, name, *, attrs = None, record_error = true))]
 fn trace_span(target: Py<PyAny>, name: Py<PyAny>, attrs: Option<Py<PyAny>>, record_error: bool) -> SlimeSpan {
     SlimeSpan::new(target, name, attrs, record_error)
 }
 
-/// An instant on every target; see slime's function of this name.
+/// Records an instant on every target, as slime's function of this name does.
 #[pyfunction]
 #[pyo3(signature = (target, name, *, attrs = None))]
 fn trace_event(py: Python<'_>, target: &Bound<'_, PyAny>, name: &Bound<'_, PyAny>, attrs: Option<&Bound<'_, PyAny>>) {
@@ -99,7 +99,7 @@ fn put_instants<'py>(
 fn bind<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Py<PyAny>> {
     match bind_sample(sample)? {
         Some(target) => handle_of(sample.py(), &target),
-        None => Err(PyTypeError::new_err("a sample has index and group_index")),
+        None => Err(PyTypeError::new_err("not a sample: expected the attributes index and group_index")),
     }
 }
 

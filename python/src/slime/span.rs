@@ -94,7 +94,7 @@ impl OpenSpan for Open {
     }
 }
 
-/// A span over one sample or a group: what `trace_span` gives to its block.
+/// A span over one sample or a group, as returned by `trace_span`.
 #[pyclass(frozen, module = "rollscope.slime")]
 pub struct SlimeSpan {
     inner: Held<Inner>,
@@ -321,7 +321,9 @@ impl SlimeSpan {
             let event = event.bind(py);
             let key = intern!(py, "attrs");
             let into = setdefault(event, key, || Ok(PyDict::new(py).into_any()))?;
-            into.cast::<PyDict>().map_err(|_| PyTypeError::new_err("attrs is not a dict"))?.update(attrs.as_mapping())?;
+            into.cast::<PyDict>()
+                .map_err(|_| PyTypeError::new_err("attrs must be a dict"))?
+                .update(attrs.as_mapping())?;
         }
         Ok(())
     }
@@ -370,7 +372,7 @@ impl SlimeSpan {
         false
     }
 
-    /// Sets one attribute of the end, also after the block has closed.
+    /// Sets one attribute of the end. Also works after the block.
     fn set<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>, value: &Bound<'py, PyAny>) -> Bound<'py, Self> {
         let py = slf.py();
         let one = PyDict::new(py);
@@ -382,7 +384,7 @@ impl SlimeSpan {
         Self::set(slf, key, value)
     }
 
-    /// Sets several. `_trace_children`, which `build_sglang_meta_trace_attrs` makes, become spans inside this one.
+    /// Sets several attributes of the end. `_trace_children`, made by `build_sglang_meta_trace_attrs`, become spans inside.
     #[pyo3(signature = (attrs = None))]
     fn update<'py>(slf: &Bound<'py, Self>, attrs: Option<&Bound<'py, PyAny>>) -> Bound<'py, Self> {
         let py = slf.py();

@@ -11,7 +11,7 @@ use crate::no_span::no_span;
 use crate::row::Row;
 use crate::wire::attrs_of;
 
-/// Starts a span. In a `with` block it is the current one and ends with the block; otherwise `end()` ends it.
+/// Starts a span. In a `with` block, it is the current span and ends with the block. Otherwise, call `end()`.
 #[pyfunction]
 #[pyo3(signature = (name, attrs = None, *, phase = None, level = 1, step = None, sample = None, group = None,
                     attempt = None, kind = None, links = None, parent = None, start_ns = None, root = false))]
@@ -48,7 +48,7 @@ pub fn span<'py>(
     Ok(span.into_any())
 }
 
-/// Notes that something happened: an event of the current span, or an instant of its own where there is none.
+/// Records that something happened: as an event of the current span, or as an instant if there is no current span.
 #[pyfunction]
 #[pyo3(signature = (name, attrs = None, *, level = 1, time_ns = None))]
 pub fn event(

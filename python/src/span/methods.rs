@@ -69,7 +69,7 @@ impl Span {
         self.set_values(attributes);
     }
 
-    /// Notes that something happened.
+    /// Records that something happened.
     #[pyo3(signature = (name, attrs = None, *, time_ns = None))]
     fn event(&self, name: &Bound<'_, PyAny>, attrs: Option<&Bound<'_, PyAny>>, time_ns: Option<u64>) {
         self.push_event(name, args::time(time_ns), attrs);
@@ -81,7 +81,7 @@ impl Span {
         self.push_event(name, args::time(timestamp), attributes);
     }
 
-    /// Links to another span: a span, a context, or a `traceparent`.
+    /// Adds a link to another span: a span, a context or a `traceparent`.
     #[pyo3(signature = (context, attributes = None))]
     pub(super) fn add_link(&self, context: &Bound<'_, PyAny>, attributes: Option<&Bound<'_, PyAny>>) {
         let Some((trace_id, span_id)) = context::ids_of(context) else { return };
@@ -100,7 +100,7 @@ impl Span {
         self.set_state(code, text.as_deref().unwrap_or(""));
     }
 
-    /// Notes an exception without ending the span.
+    /// Records an exception without ending the span.
     #[pyo3(signature = (exception, *_args, **_kwargs))]
     fn record_exception(
         &self,
@@ -111,7 +111,7 @@ impl Span {
         self.fail(exception);
     }
 
-    /// Ends the span. A second time does nothing.
+    /// Ends the span. A second call does nothing.
     #[pyo3(signature = (end_ns = None, *, end_time = None))]
     fn end(&self, end_ns: Option<&Bound<'_, PyAny>>, end_time: Option<&Bound<'_, PyAny>>) {
         self.finish(end_ns.or(end_time).and_then(|t| t.extract().ok()));
