@@ -17,6 +17,7 @@ pub mod health;
 pub mod history;
 pub mod idle;
 pub mod perf;
+pub mod phase_time;
 pub mod phases;
 pub mod report;
 pub mod robust;

@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use super::kinds::Kind;
+use super::phase_time::{Claim, divide};
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -35,31 +36,30 @@ pub fn phases(data: &StepData) -> Vec<Phase> {
         return vec![Phase { name, kind: Kind::Rollout, ns, seconds: ns as f64 / 1e9, start: from, end: to }];
     }
     rows.sort_by_key(|r| (data.start[*r], data.end[*r], data.ids[*r]));
-    let mut cuts: Vec<i64> = rows.iter().flat_map(|r| [data.start[*r], data.end[*r]]).chain([from, to]).collect();
-    cuts.iter_mut().for_each(|c| *c = (*c).clamp(from, to));
-    cuts.sort_unstable();
-    cuts.dedup();
+    let claim = |(rank, row): (usize, &usize)| Claim { start: data.start[*row], end: data.end[*row], rank };
+    let claims: Vec<Claim<usize>> = rows.iter().enumerate().map(claim).collect();
     let mut out: Vec<Phase> = Vec::new();
-    let (mut next, mut open): (usize, Vec<usize>) = (0, Vec::new());
-    for cut in cuts.windows(2) {
-        while next < rows.len() && data.start[rows[next]].clamp(from, to) <= cut[0] {
-            open.push(rows[next]);
-            next += 1;
-        }
-        open.retain(|r| data.end[*r] > cut[0]);
-        let (name, kind) = match open.last() {
-            Some(row) => (data.name_of(*row), data.kind[*row]),
+    for piece in divide(&claims, from, to) {
+        let (name, kind) = match piece.winner {
+            Some(claim) => (data.name_of(rows[claim]), data.kind[rows[claim]]),
             None => (BETWEEN, Kind::Other),
         };
         let at = match out.iter().position(|p| p.name == name) {
             Some(at) => at,
             None => {
-                out.push(Phase { name: name.to_string(), kind, ns: 0, seconds: 0.0, start: cut[0], end: cut[1] });
+                out.push(Phase {
+                    name: name.to_string(),
+                    kind,
+                    ns: 0,
+                    seconds: 0.0,
+                    start: piece.start,
+                    end: piece.end,
+                });
                 out.len() - 1
             }
         };
-        out[at].ns += cut[1] - cut[0];
-        out[at].end = out[at].end.max(cut[1]);
+        out[at].ns += piece.length();
+        out[at].end = out[at].end.max(piece.end);
     }
     out.iter_mut().for_each(|p| p.seconds = p.ns as f64 / 1e9);
     out

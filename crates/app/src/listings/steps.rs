@@ -1,6 +1,7 @@
 //! Steps of a run. Summing a whole run takes a while, and pages request it often while it grows, so the result is cached, and
 //! only the steps from the lowest one on that got rows since are read again.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,12 +10,14 @@ use arrow::datatypes::{Int32Type, Int64Type};
 use futures::StreamExt;
 use parking_lot::Mutex;
 use rollscope_answers::Answers;
+use rollscope_answers::phase_time::{Claim, divide, length, union};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::Snapshot;
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::ns;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 
@@ -101,10 +104,6 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
         }
     }
     Some(lowest)
-}
-
-fn ns(value: Option<i64>) -> Option<String> {
-    value.map(|v| v.to_string())
 }
 
 /// One training step. Nanoseconds are text.
@@ -238,25 +237,8 @@ async fn intervals(engine: &Engine, sql: &str) -> Result<BTreeMap<i64, BTreeMap<
     Ok(out)
 }
 
-/// Sorted, overlaps joined.
-fn union(list: &mut Intervals) {
-    list.sort_unstable();
-    let mut out: Intervals = Vec::new();
-    for (start, end) in list.drain(..) {
-        match out.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => out.push((start, end)),
-        }
-    }
-    *list = out;
-}
-
-fn length(list: &Intervals) -> i64 {
-    list.iter().map(|(start, end)| end - start).sum()
-}
-
-/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
-/// keeps its own name.
+/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
+/// keeps its own name either way.
 const WIDEST_FIRST: [&str; 9] =
     ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
 
@@ -272,15 +254,18 @@ fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
     };
     let mut phases: Vec<&String> = by_phase.keys().collect();
     phases.sort_by_key(|p| (rank(p), p.as_str()));
-    let mut taken: Intervals = Vec::new();
+    let claims: Vec<Claim<Reverse<usize>>> = phases
+        .iter()
+        .enumerate()
+        .flat_map(|(place, phase)| by_phase[*phase].iter().map(move |(start, end)| (place, *start, *end)))
+        .map(|(place, start, end)| Claim { start, end, rank: Reverse(place) })
+        .collect();
+    let from = claims.iter().map(|c| c.start).min().unwrap_or(0);
+    let to = claims.iter().map(|c| c.end).max().unwrap_or(from);
     let mut out = BTreeMap::new();
-    for phase in phases {
-        let before = length(&taken);
-        taken.extend_from_slice(&by_phase[phase]);
-        union(&mut taken);
-        let own = length(&taken) - before;
-        if own > 0 {
-            out.insert(phase.clone(), own);
+    for piece in divide(&claims, from, to) {
+        if let Some(winner) = piece.winner {
+            *out.entry(phases[claims[winner].rank.0].clone()).or_default() += piece.length();
         }
     }
     out
@@ -306,12 +291,5 @@ mod tests {
         assert_eq!(split["train"], 7);
         assert_eq!(split["step"], 1);
         assert_eq!(split.values().sum::<i64>(), 21);
-    }
-
-    #[test]
-    fn unions_join_what_overlaps_or_touches() {
-        let mut list = vec![(5, 6), (0, 2), (1, 3), (3, 4)];
-        union(&mut list);
-        assert_eq!(list, [(0, 4), (5, 6)]);
     }
 }

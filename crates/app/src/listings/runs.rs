@@ -1,0 +1,178 @@
+//! Runs.
+
+use std::collections::HashMap;
+
+use arrow::array::{Array, AsArray, RecordBatch};
+use arrow::compute::{max, min};
+use arrow::datatypes::{Int32Type, Int64Type};
+use rollscope_model::Table;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::time::now_ns;
+use rollscope_query::Engine;
+use rollscope_store::{Snapshot, Store};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::ns;
+use crate::problem::Problem;
+use crate::query::{int_column, text_column};
+
+/// One run. Nanoseconds are text.
+#[derive(Serialize, ToSchema)]
+pub struct RunInfo {
+    pub run_id: String,
+    project: Option<String>,
+    name: Option<String>,
+    framework: Option<String>,
+    tags: Vec<String>,
+    /// `running`, `finished`, `failed`; null if nobody said.
+    status: Option<String>,
+    started_ns: Option<String>,
+    ended_ns: Option<String>,
+    /// The latest time in any of its rows.
+    last_ns: Option<String>,
+    spans: i64,
+    samples: i64,
+    /// From its first step to its last, both counted.
+    steps: i64,
+    /// On disk: its segments, and about what its rows take in the log.
+    bytes: u64,
+    /// The part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
+    log_bytes: u64,
+}
+
+/// The newest first.
+pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
+    // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
+    let batch = match engine.runs().await {
+        Err(_) => engine.runs().await?,
+        Ok(batch) => batch,
+    };
+    let extents = extents(&engine.snapshot());
+    let text = |name| text_column(&batch, name);
+    let int = |name| int_column(&batch, name);
+    let (ids, projects, names) = (text("run_id")?, text("project")?, text("name")?);
+    let (frameworks, statuses, tags) = (text("framework")?, text("status")?, text("tags")?);
+    let (started, ended, last) = (int("started_ns")?, int("ended_ns")?, int("last_ns")?);
+    let (spans, samples) = (int("spans")?, int("samples")?);
+    let runs = (0..batch.num_rows())
+        .map(|i| {
+            let run_id = ids[i].clone().unwrap_or_default();
+            let extent = extents.get(&run_id).cloned().unwrap_or_default();
+            RunInfo {
+                project: projects[i].clone(),
+                name: names[i].clone(),
+                framework: frameworks[i].clone(),
+                status: statuses[i].clone(),
+                tags: tags[i].as_deref().and_then(|t| serde_json::from_str(t).ok()).unwrap_or_default(),
+                started_ns: ns(started[i]),
+                ended_ns: ns(ended[i]),
+                last_ns: ns(last[i]),
+                spans: spans[i].unwrap_or(0),
+                samples: samples[i].unwrap_or(0),
+                steps: extent.steps.map_or(0, |(first, last)| last.saturating_sub(first).saturating_add(1)),
+                bytes: extent.segment_bytes + extent.log_bytes,
+                log_bytes: extent.log_bytes,
+                run_id,
+            }
+        })
+        .collect();
+    Ok(runs)
+}
+
+#[derive(Clone, Default)]
+struct Extent {
+    segment_bytes: u64,
+    log_bytes: u64,
+    steps: Option<(i64, i64)>,
+}
+
+impl Extent {
+    fn widen(&mut self, (first, last): (i64, i64)) {
+        self.steps = Some(self.steps.map_or((first, last), |(a, b)| (a.min(first), b.max(last))));
+    }
+}
+
+/// What the rows of a batch take without the room that was set aside around them.
+fn batch_bytes(batch: &RecordBatch) -> u64 {
+    let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
+    sizes.sum::<usize>() as u64
+}
+
+/// Bytes and steps of every run, from the manifest and the tail, without reading a segment.
+fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
+    let mut runs: HashMap<String, Extent> = HashMap::new();
+    for rows in snapshot.tables.values() {
+        for segment in &rows.segments {
+            let extent = runs.entry(segment.run_id.clone()).or_default();
+            extent.segment_bytes += segment.bytes;
+            if let Some(steps) = segment.steps {
+                extent.widen(steps);
+            }
+        }
+        for batch in &rows.tail {
+            let Some(run) = batch.column_by_name("run_id") else { continue };
+            let run = run.as_dictionary::<Int32Type>();
+            let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
+            // The log has a batch as it came, not compressed: what it takes here, by rows.
+            let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
+            let names = run.values().as_string::<i32>();
+            if let (1, 0) = (names.len(), run.null_count()) {
+                // One sender, one run: the usual batch.
+                let extent = runs.entry(names.value(0).to_string()).or_default();
+                extent.log_bytes += bytes(batch.num_rows());
+                if let Some(steps) = step.and_then(|s| min(s).zip(max(s))) {
+                    extent.widen(steps);
+                }
+                continue;
+            }
+            let mut by_key: HashMap<i32, (usize, Extent)> = HashMap::new();
+            for row in (0..batch.num_rows()).filter(|row| run.is_valid(*row)) {
+                let (rows, found) = by_key.entry(run.keys().value(row)).or_default();
+                *rows += 1;
+                if let Some(step) = step.filter(|s| s.is_valid(row)).map(|s| s.value(row)) {
+                    found.widen((step, step));
+                }
+            }
+            for (key, (rows, found)) in by_key {
+                let extent = runs.entry(names.value(key as usize).to_string()).or_default();
+                extent.log_bytes += bytes(rows);
+                if let Some(steps) = found.steps {
+                    extent.widen(steps);
+                }
+            }
+        }
+    }
+    runs
+}
+
+/// Replaces the tags of a run.
+pub async fn set_tags(engine: &Engine, store: &Store, run: &str, tags: &[String]) -> Result<(), Problem> {
+    let _held = store.hold_runs().await;
+    let batch = engine.runs().await?;
+    let ids = text_column(&batch, "run_id")?;
+    let Some(at) = ids.iter().position(|id| id.as_deref() == Some(run)) else {
+        return Err(Problem::not_found(format!("there is no run `{run}`")));
+    };
+    let text = |name| -> Result<Option<String>, Problem> { Ok(text_column(&batch, name)?.swap_remove(at)) };
+    let int = |name| -> Result<Option<i64>, Problem> { Ok(int_column(&batch, name)?[at]) };
+    let (project, name, framework) = (text("project")?, text("name")?, text("framework")?);
+    let (config, status) = (text("config")?, text("status")?);
+    let tags = serde_json::to_string(tags).map_err(|e| Problem::internal(e.to_string()))?;
+    let mut rows = RunsBuilder::default();
+    rows.push(&NewRun {
+        run_id: run,
+        project: project.as_deref(),
+        name: name.as_deref(),
+        framework: framework.as_deref(),
+        config: config.as_deref(),
+        tags: Some(&tags),
+        started_ns: int("started_ns")?.or(int("first_ns")?).unwrap_or_else(now_ns),
+        ended_ns: int("ended_ns")?,
+        status: status.as_deref(),
+        updated_ns: now_ns(),
+    });
+    let row = rows.finish().map_err(|e| Problem::internal(e.to_string()))?;
+    store.append(Table::Runs, row).await?;
+    Ok(())
+}
