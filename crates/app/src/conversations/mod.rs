@@ -51,7 +51,7 @@ pub struct Listed {
 }
 
 /// One of them: what the index keeps of it, and what was read for it.
-pub struct Found {
+pub struct Collected {
     pub id: String,
     pub row: Box<RawValue>,
     pub full: Option<Full>,

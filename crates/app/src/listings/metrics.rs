@@ -1,5 +1,5 @@
 //! Metrics of a run, for charts: names with their last and extreme values, and points thinned to what a screen can show. A point
-//! stands for a stretch of the axis and carries the smallest, the largest and the last value in it, so that no spike is hidden.
+//! represents an interval of the axis and has the smallest, the largest and the last value in it, so that no spike is hidden.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +13,7 @@ use crate::params::Params;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 
-/// Metrics asked for at one time.
+/// The most metrics in one request.
 const MAX_NAMES: usize = 500;
 const MAX_POINTS: i64 = 20_000;
 /// NaN sorts above, so that a comparison leaves it out too.
@@ -34,7 +34,7 @@ pub struct MetricInfo {
     min_step: Option<i64>,
     max: Option<f64>,
     max_step: Option<i64>,
-    /// Worked out by rollscope, rather than logged by the run.
+    /// True if rollscope computed it, false if the run logged it.
     computed: bool,
 }
 
@@ -42,7 +42,7 @@ fn finite(value: Option<f64>) -> Option<f64> {
     value.filter(|v| v.is_finite())
 }
 
-/// The metrics of a run, each with its last, smallest and largest value.
+/// Lists the metrics of a run, each with its last, smallest and largest value.
 pub async fn list(engine: &Engine, run: &str) -> Result<Vec<MetricInfo>, Problem> {
     let sql = format!(
         "select name, count(*) as points, sum(case when {FINITE} then 0 else 1 end) as not_finite, \
@@ -82,27 +82,27 @@ pub async fn list(engine: &Engine, run: &str) -> Result<Vec<MetricInfo>, Problem
 
 #[derive(Serialize, ToSchema)]
 pub struct PointsAnswer {
-    /// `step`, `time` (milliseconds since the epoch) or `tokens` (trained on so far).
+    /// `step`, `time` (milliseconds since the epoch) or `tokens` (number of tokens trained on so far).
     x: &'static str,
-    /// One of each metric that has points there, by name.
+    /// One entry per metric that has points, sorted by name.
     series: Vec<PointSeries>,
 }
 
-/// A metric over the axis; every list is as long as `x`. Null where no value is finite.
+/// A metric over the axis. All lists have the same length. A value is null if none in its interval is finite.
 #[derive(Default, Serialize, ToSchema)]
 pub struct PointSeries {
     name: String,
-    /// Where on the axis: the last place of the stretch.
+    /// End of each interval on the axis.
     x: Vec<f64>,
-    /// The training step there.
+    /// Training step at the end of the interval.
     step: Vec<Option<i64>>,
     lo: Vec<Option<f64>>,
     hi: Vec<Option<f64>>,
     mean: Vec<Option<f64>>,
     last: Vec<Option<f64>>,
-    /// Values in the stretch.
+    /// Number of values in the interval.
     n: Vec<i64>,
-    /// Of these, NaN or infinite.
+    /// Number of values that are NaN or infinite.
     not_finite: Vec<i64>,
 }
 
@@ -147,20 +147,20 @@ impl Axis {
 fn names(text: &str) -> Result<Vec<String>, Problem> {
     let names: Vec<String> = match text.starts_with('[') {
         true => serde_json::from_str(text)
-            .map_err(|_| Problem::parameter("names", "names with commas between, or a JSON array of text"))?,
+            .map_err(|_| Problem::parameter("names", "comma-separated names, or a JSON array of strings"))?,
         false => text.split(',').map(str::to_string).collect(),
     };
     match names.is_empty() || names.len() > MAX_NAMES {
-        true => Err(Problem::parameter("names", format!("1 to {MAX_NAMES} names"))),
+        true => Err(Problem::parameter("names", format!("a list of 1 to {MAX_NAMES} names"))),
         false => Ok(names),
     }
 }
 
-/// Metrics over steps, time or tokens, thinned without hiding a spike.
+/// Returns metrics over steps, time or tokens, thinned without hiding spikes.
 ///
 /// Parameters: `names` with commas between or as a JSON array, `x` (step, time or tokens), `from`, `to`, `points`.
 pub async fn points(engine: &Engine, run: &str, mut params: Params) -> Result<PointsAnswer, Problem> {
-    let names = names(params.text("names").ok_or_else(|| Problem::parameter("names", "given"))?)?;
+    let names = names(params.text("names").ok_or_else(|| Problem::missing_parameter("names", "metric names"))?)?;
     let axis = match params.text("x") {
         None | Some("step") => Axis::Step,
         Some("time") => Axis::Time,

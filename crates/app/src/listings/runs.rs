@@ -25,19 +25,19 @@ pub struct RunInfo {
     name: Option<String>,
     framework: Option<String>,
     tags: Vec<String>,
-    /// `running`, `finished`, `failed`; null if nobody said.
+    /// `running`, `finished` or `failed`. Null if unknown.
     status: Option<String>,
     started_ns: Option<String>,
     ended_ns: Option<String>,
-    /// The latest time in any of its rows.
+    /// Latest time in any of its rows.
     last_ns: Option<String>,
     spans: i64,
     samples: i64,
-    /// From its first step to its last, both counted.
+    /// Number of steps from the first to the last, both included.
     steps: i64,
-    /// On disk: its segments, and about what its rows take in the log.
+    /// Bytes on disk: its segments, plus an estimate for its rows in the log.
     bytes: u64,
-    /// The part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
+    /// Part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
     log_bytes: u64,
 }
 
@@ -93,7 +93,7 @@ impl Extent {
     }
 }
 
-/// What the rows of a batch take without the room that was set aside around them.
+/// The size of the rows of a batch without unused capacity.
 fn batch_bytes(batch: &RecordBatch) -> u64 {
     let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
     sizes.sum::<usize>() as u64
@@ -114,7 +114,7 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
             let Some(run) = batch.column_by_name("run_id") else { continue };
             let run = run.as_dictionary::<Int32Type>();
             let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
-            // The log has a batch as it came, not compressed: what it takes here, by rows.
+            // The log has a batch as it arrived, not compressed: what it takes here, by rows.
             let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
             let names = run.values().as_string::<i32>();
             if let (1, 0) = (names.len(), run.null_count()) {

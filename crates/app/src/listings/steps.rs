@@ -237,8 +237,8 @@ async fn intervals(engine: &Engine, sql: &str) -> Result<BTreeMap<i64, BTreeMap<
     Ok(out)
 }
 
-/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
-/// keeps its own name either way.
+/// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
+/// keeps its own name.
 const WIDEST_FIRST: [&str; 9] =
     ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
 

@@ -24,7 +24,7 @@ pub struct MetricsAnswer {
     metrics: Vec<MetricInfo>,
 }
 
-/// The metrics of a run, each with its last, smallest and largest value.
+/// Lists the metrics of a run, each with its last, smallest and largest value.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/metrics", tag = "metrics", params(("run" = String, Path)),
     responses((status = 200, body = MetricsAnswer)))]
 pub async fn metrics(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {

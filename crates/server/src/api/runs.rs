@@ -44,8 +44,8 @@ pub async fn run(State(app): State<App>, Run(run): Run, params: Params) -> Resul
     }
 }
 
-/// Deletes a run with everything in it, from every table, and the media that no other run names. There is no way back.
-/// A run that still sends comes back with what it sends next.
+/// Deletes a run: its rows in every table, and the media that no other run uses. This cannot be undone.
+/// A run that is still sending comes back with what it sends next.
 #[utoipa::path(delete, path = "/api/v1/runs/{run}", tag = "runs", params(("run" = String, Path)), responses(
     (status = 204, description = "Deleted"),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
