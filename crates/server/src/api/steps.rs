@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::error::ArrowError;
 use axum::extract::State;
 use axum::response::Response;
 use futures::StreamExt;
 use parking_lot::Mutex;
 use rollscope_model::Table;
+use rollscope_model::kinds::{Kind, classify};
+use rollscope_model::read::{Ints, Text, column};
 use rollscope_store::{Snapshot, SnapshotSource};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -72,15 +73,12 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
         for batch in snapshot.tail_since(table, version)? {
-            let (runs, steps) = (batch.column_by_name("run_id")?, batch.column_by_name("step")?);
-            let (runs, steps) = (runs.as_dictionary_opt::<Int32Type>()?, steps.as_primitive_opt::<Int64Type>()?);
-            let Some(key) = runs.values().as_string::<i32>().iter().position(|name| name == Some(run)) else {
-                continue;
-            };
-            for row in 0..batch.num_rows() {
-                if runs.is_valid(row) && runs.keys().value(row) == key as i32 {
+            let runs: Text = column(batch, "run_id").ok()?;
+            let steps: Ints = column(batch, "step").ok()?;
+            if runs.distinct().any(|name| name == run) {
+                for row in (0..batch.num_rows()).filter(|row| runs.get(*row) == Some(run)) {
                     // A row that names no step may belong to any.
-                    lowest = lowest.min(steps.is_valid(row).then(|| steps.value(row))?);
+                    lowest = lowest.min(steps.get(row)?);
                 }
             }
         }
@@ -228,20 +226,17 @@ async fn intervals(app: &App, sql: &str) -> Result<BTreeMap<i64, BTreeMap<String
     let mut out: BTreeMap<i64, BTreeMap<String, Intervals>> = BTreeMap::new();
     while let Some(batch) = running.stream.next().await {
         let batch = batch?;
-        let int = |name| batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
-        let phase = batch.column_by_name("phase").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-        let (Some(step), Some(phase), Some(start), Some(end)) = (int("step"), phase, int("start_ns"), int("end_ns"))
-        else {
-            return Err(Problem::internal("spans lack a column of the steps"));
-        };
-        let names = phase.values().as_string::<i32>();
+        let lacking = |e: ArrowError| Problem::internal(format!("steps: {e}"));
+        let int = |name| column::<Ints>(&batch, name).map_err(lacking);
+        let (step, start, end) = (int("step")?, int("start_ns")?, int("end_ns")?);
+        let phase: Text = column(&batch, "phase").map_err(lacking)?;
         // Spans come in runs of one step and phase, and the look-up is the cost.
         let mut row = 0;
         while row < batch.num_rows() {
-            let (s, key) = (step.value(row), phase.keys().value(row));
-            let list = out.entry(s).or_default().entry(names.value(key as usize).to_string()).or_default();
-            while row < batch.num_rows() && step.value(row) == s && phase.keys().value(row) == key {
-                list.push((start.value(row), end.value(row).max(start.value(row))));
+            let (s, name) = (step.at(row), phase.at(row));
+            let list = out.entry(s).or_default().entry(name.to_string()).or_default();
+            while row < batch.num_rows() && step.at(row) == s && phase.at(row) == name {
+                list.push((start.at(row), end.at(row).max(start.at(row))));
                 row += 1;
             }
         }
@@ -267,20 +262,26 @@ fn length(list: &Intervals) -> i64 {
 }
 
 /// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work that stands alone
-/// keeps its own name either way.
-const WIDEST_FIRST: [&str; 9] =
-    ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
-
-/// The step as a whole, which our own package marks: what no phase explains.
-const WHOLE_STEP: &str = "step";
+/// keeps its own name either way. The step as a whole, which our own package marks, is what no phase explains.
+fn rank(phase: &str) -> usize {
+    const WIDEST_FIRST: [Kind; 8] = [
+        Kind::Rollout,
+        Kind::Validation,
+        Kind::Generate,
+        Kind::Prefill,
+        Kind::Decode,
+        Kind::Tool,
+        Kind::Reward,
+        Kind::Queue,
+    ];
+    match classify("", Some(phase)) {
+        Kind::Step => usize::MAX,
+        kind => WIDEST_FIRST.iter().position(|wide| *wide == kind).unwrap_or(WIDEST_FIRST.len()),
+    }
+}
 
 /// Every moment goes to one phase.
 fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
-    let rank = |phase: &str| match WIDEST_FIRST.iter().position(|p| *p == phase) {
-        Some(rank) => rank,
-        None if phase == WHOLE_STEP => usize::MAX,
-        None => WIDEST_FIRST.len(),
-    };
     let mut phases: Vec<&String> = by_phase.keys().collect();
     phases.sort_by_key(|p| (rank(p), p.as_str()));
     let mut taken: Intervals = Vec::new();
