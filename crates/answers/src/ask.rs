@@ -7,9 +7,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::datatypes::Int64Type;
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
+use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::scope::StepScope;
 use rollscope_query::{Engine, ErrorKind, QueryError};
@@ -179,16 +180,15 @@ fn starts_without_step(batch: &RecordBatch) -> Vec<i64> {
 }
 
 fn count_tail(batch: &RecordBatch, run: &str, counts: &mut BTreeMap<Option<i64>, u64>) {
-    let (Some(runs), Some(steps)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else { return };
-    let (Some(runs), Some(steps)) = (runs.as_dictionary_opt::<Int32Type>(), steps.as_primitive_opt::<Int64Type>())
-    else {
+    let (Ok(runs), Ok(steps)) = (read::column::<Text>(batch, "run_id"), read::column::<Ints>(batch, "step")) else {
         return;
     };
-    let names = runs.values().as_string::<i32>();
-    let Some(key) = (0..names.len()).find(|i| names.value(*i) == run).map(|i| i as i32) else { return };
+    if runs.distinct().all(|name| name != run) {
+        return;
+    }
     let mut last: Option<(Option<i64>, u64)> = None;
-    for row in (0..batch.num_rows()).filter(|r| runs.is_valid(*r) && runs.keys().value(*r) == key) {
-        let step = steps.is_valid(row).then(|| steps.value(row));
+    for row in (0..batch.num_rows()).filter(|row| runs.get(*row) == Some(run)) {
+        let step = steps.get(row);
         match &mut last {
             Some((s, n)) if *s == step => *n += 1,
             _ => {

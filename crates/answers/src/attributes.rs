@@ -1,13 +1,11 @@
 //! The few attributes that answers need, of generations and tool calls: from slime, SGLang and `gen_ai.*`. All values are
 //! JSON text; only finite numbers count, and booleans are not numbers.
 
-use arrow::array::cast::AsArray;
-use arrow::array::{Array, MapArray, RecordBatch, StringArray};
+use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
+use rollscope_model::read::{Attrs, Ids, column};
 use rollscope_model::{names, pd};
-
-use super::step::column;
 
 /// What is known of one generation or tool call.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -97,29 +95,16 @@ pub fn read(
     facts: &mut HashMap<u32, SpanFacts>,
     row_of: impl Fn([u8; 16], [u8; 8]) -> Option<u32>,
 ) -> Result<(), ArrowError> {
-    let (traces, spans) =
-        (column(batch, "trace_id")?.as_fixed_size_binary(), column(batch, "span_id")?.as_fixed_size_binary());
-    let (start, end) = (column(batch, "start_attrs")?.as_map(), column(batch, "end_attrs")?.as_map());
+    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+    let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
     for row in 0..batch.num_rows() {
-        let id = (traces.value(row).try_into().unwrap_or_default(), spans.value(row).try_into().unwrap_or_default());
-        let Some(at) = row_of(id.0, id.1) else { continue };
-        let found = SpanFacts::read(entries(start, row)?.chain(entries(end, row)?));
+        let Some(at) = row_of(traces.at(row), spans.at(row)) else { continue };
+        let found = SpanFacts::read(start.row(row).chain(end.row(row)));
         if found != SpanFacts::default() {
             facts.insert(at, found);
         }
     }
     Ok(())
-}
-
-fn entries(map: &MapArray, row: usize) -> Result<impl Iterator<Item = (&str, &str)>, ArrowError> {
-    let texts: (Option<&StringArray>, Option<&StringArray>) =
-        (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>());
-    let (Some(keys), Some(values)) = texts else {
-        return Err(ArrowError::SchemaError("attributes must be a map of text to text".to_string()));
-    };
-    let ends = map.value_offsets();
-    let range = if map.is_null(row) { 0..0 } else { ends[row] as usize..ends[row + 1] as usize };
-    Ok(range.map(|at| (keys.value(at), values.value(at))))
 }
 
 /// The integers of a JSON array, numbers or texts (slime writes both); at most a few thousand.

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::take_record_batch;
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::datatypes::Int32Type;
 use arrow::error::ArrowError;
 use rollscope_model::Table;
 use rollscope_model::build::{AttrsColumn, DictColumn, EventsColumn};
 use rollscope_model::names::state;
+use rollscope_model::read::{self, Ints, Text};
 
 use crate::run::StepData;
 use crate::sim::MS;
@@ -44,25 +45,20 @@ impl Live {
         let mut queue = Vec::new();
         let tick_of = |time: i64| (time - data.start_ns).max(0).div_euclid(TICK) + 1;
         for (table, batch) in &data.batches {
-            let column = |name: &str| {
-                let column = batch.column_by_name(name);
-                column.ok_or_else(|| ArrowError::SchemaError(format!("no column {name}")))
-            };
+            let column = |name| read::column::<Ints>(batch, name);
             let (starts, ends) = match table {
                 Table::Spans | Table::Samples => (Some(column("start_ns")?), column("end_ns")?),
                 other => (None, column(other.time_column())?),
             };
-            let ends = ends.as_primitive::<Int64Type>();
-            let starts = starts.map(|s| s.as_primitive::<Int64Type>());
             let announced = announced(*table, batch);
             for row in 0..batch.num_rows() {
-                let end = tick_of(ends.value(row));
+                let end = tick_of(ends.at(row));
                 let at = |tick, unfinished| Pending { tick, unfinished, table: *table, row: row as u32 };
                 if let Some(starts) = starts
                     && announced(row)
-                    && tick_of(starts.value(row)) < end
+                    && tick_of(starts.at(row)) < end
                 {
-                    queue.push(at(tick_of(starts.value(row)), true));
+                    queue.push(at(tick_of(starts.at(row)), true));
                 }
                 queue.push(at(end, false));
             }
@@ -93,20 +89,17 @@ impl Live {
 
 /// Which rows of a table are reported before they are finished.
 fn announced(table: Table, batch: &RecordBatch) -> impl Fn(usize) -> bool + '_ {
-    let services = (table == Table::Spans).then(|| texts(batch, "service"));
-    let states = (table == Table::Spans).then(|| texts(batch, "state"));
-    move |row| match (&services, &states) {
-        (Some(Some(service)), Some(Some(s))) => {
-            matches!(service(row), "trainer" | "rollout") && s(row) == state::CLOSED
+    let spans = (table == Table::Spans).then(|| Some((texts(batch, "service")?, texts(batch, "state")?))).flatten();
+    move |row| match &spans {
+        Some((services, states)) => {
+            matches!(services.at(row), "trainer" | "rollout") && states.at(row) == state::CLOSED
         }
-        _ => table == Table::Samples,
+        None => table == Table::Samples,
     }
 }
 
-fn texts<'a>(batch: &'a RecordBatch, name: &str) -> Option<impl Fn(usize) -> &'a str + use<'a>> {
-    let dict = batch.column_by_name(name)?.as_dictionary_opt::<Int32Type>()?;
-    let values = dict.values().as_string_opt::<i32>()?;
-    Some(move |row: usize| dict.key(row).map_or("", |key| values.value(key)))
+fn texts<'a>(batch: &'a RecordBatch, name: &str) -> Option<Text<'a>> {
+    read::column(batch, name).ok()
 }
 
 impl Iterator for Live {

@@ -16,10 +16,10 @@ pub mod events;
 
 use std::collections::BTreeMap;
 
-use arrow::array::{Array, AsArray, MapArray, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
-use rollscope_model::names;
+use rollscope_model::names::{self, state};
+use rollscope_model::read::{self, Spans};
 use serde_json::{Map, Value, json};
 
 use crate::conversation::count;
@@ -29,42 +29,28 @@ const MAX_INDEX: usize = 100_000;
 const MAX_NAME_DEPTH: usize = 12;
 
 /// The conversations in a batch of spans. `None` if there are none, which is a quick check.
-pub fn from_spans(spans: &RecordBatch) -> Option<RecordBatch> {
-    let columns = Columns::new(spans)?;
-    // Earlier conventions show in the names of events.
-    if !columns.maps().any(mentions_messages) && !tells(columns.event_names.value_data()) {
+pub fn from_spans(batch: &RecordBatch) -> Option<RecordBatch> {
+    let spans = Spans::of(batch).ok()?;
+    // The bytes of all keys of all rows lie in one buffer. Earlier conventions have the telling word in the names of events.
+    let keys = [&spans.start_attrs, &spans.end_attrs, &spans.events.attrs].map(read::Attrs::key_bytes);
+    if !keys.into_iter().any(tells) && !tells(spans.events.name.bytes()) {
         return None;
     }
     let mut rows = ConversationsBuilder::default();
     let mut any = false;
-    for row in 0..spans.num_rows() {
-        if let Some(talk) = columns.talk(row) {
-            columns.push(&mut rows, row, &talk);
+    for row in 0..spans.len() {
+        if let Some(talk) = talk(&spans, row) {
+            push(&mut rows, &spans, row, &talk);
             any = true;
         }
     }
     any.then(|| rows.finish().ok()).flatten()
 }
 
-/// The bytes of all keys of all rows lie in one buffer: one quick look over it.
-fn mentions_messages(map: &MapArray) -> bool {
-    let Some(keys) = map.keys().as_string_opt::<i32>() else { return false };
-    tells(keys.value_data())
-}
-
 fn tells(bytes: &[u8]) -> bool {
     [&b"gen_ai."[..], b"llm.", b"all_messages", b"request_data"]
         .iter()
         .any(|needle| memchr::memmem::find(bytes, needle).is_some())
-}
-
-struct Columns<'a> {
-    batch: &'a RecordBatch,
-    start: &'a MapArray,
-    end: &'a MapArray,
-    event_offsets: &'a [i32],
-    event_names: &'a arrow::array::StringArray,
-    event_attrs: &'a MapArray,
 }
 
 struct Talk {
@@ -76,15 +62,9 @@ struct Talk {
 
 pub type Attrs = BTreeMap<String, Value>;
 
-fn attrs_of(map: &MapArray, row: usize, into: &mut Attrs) {
-    let (Some(keys), Some(values)) = (map.keys().as_string_opt::<i32>(), map.values().as_string_opt::<i32>()) else {
-        return;
-    };
-    for i in map.offsets()[row] as usize..map.offsets()[row + 1] as usize {
-        let key = keys.value(i);
-        if interesting(key)
-            && let Ok(value) = serde_json::from_str(values.value(i))
-        {
+fn attrs_of(attrs: &read::Attrs, row: usize, into: &mut Attrs) {
+    for (key, json) in attrs.row(row).filter(|(key, _)| interesting(key)) {
+        if let Ok(value) = serde_json::from_str(json) {
             into.insert(key.to_string(), value);
         }
     }
@@ -116,99 +96,62 @@ fn interesting(key: &str) -> bool {
         )
 }
 
-impl<'a> Columns<'a> {
-    fn new(batch: &'a RecordBatch) -> Option<Columns<'a>> {
-        let events = batch.column_by_name("events")?.as_list_opt::<i32>()?;
-        let items = events.values().as_struct_opt()?;
-        Some(Columns {
-            batch,
-            start: batch.column_by_name("start_attrs")?.as_map_opt()?,
-            end: batch.column_by_name("end_attrs")?.as_map_opt()?,
-            event_offsets: events.value_offsets(),
-            event_names: items.column_by_name("name")?.as_string_opt::<i32>()?,
-            event_attrs: items.column_by_name("attrs")?.as_map_opt()?,
-        })
+fn talk(spans: &Spans, row: usize) -> Option<Talk> {
+    if spans.state.get(row) != Some(state::CLOSED) {
+        return None;
     }
-
-    fn maps(&self) -> impl Iterator<Item = &'a MapArray> {
-        [self.start, self.end, self.event_attrs].into_iter()
-    }
-
-    fn dict_text(&self, column: &str, row: usize) -> Option<&'a str> {
-        let dict = self.batch.column_by_name(column)?.as_dictionary_opt::<Int32Type>()?;
-        Some(dict.values().as_string_opt::<i32>()?.value(dict.key(row)?))
-    }
-
-    fn int(&self, column: &str, row: usize) -> Option<i64> {
-        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Int64Type>()?;
-        (!column.is_null(row)).then(|| column.value(row))
-    }
-
-    fn talk(&self, row: usize) -> Option<Talk> {
-        if self.dict_text("state", row) != Some("closed") {
-            return None;
+    let mut attrs = Attrs::new();
+    attrs_of(&spans.start_attrs, row, &mut attrs);
+    attrs_of(&spans.end_attrs, row, &mut attrs);
+    let mut events = Vec::new();
+    for i in spans.events.of(row) {
+        let name = spans.events.name.at(i);
+        if name.starts_with("gen_ai.") {
+            let mut of_event = Attrs::new();
+            attrs_of(&spans.events.attrs, i, &mut of_event);
+            events.push((name, of_event));
         }
-        let mut attrs = Attrs::new();
-        attrs_of(self.start, row, &mut attrs);
-        attrs_of(self.end, row, &mut attrs);
-        let mut events = Vec::new();
-        for i in self.event_offsets[row] as usize..self.event_offsets[row + 1] as usize {
-            let name = self.event_names.value(i);
-            if name.starts_with("gen_ai.") {
-                let mut of_event = Attrs::new();
-                attrs_of(self.event_attrs, i, &mut of_event);
-                events.push((name, of_event));
-            }
-        }
-        let messages = call_messages(&attrs, &events);
-        if messages.is_empty() {
-            return None;
-        }
-        let (metadata, finish) = self.about(&attrs, row);
-        let reward = ["rl.reward", "reward"].iter().find_map(|name| attrs.get(*name)?.as_f64());
-        Some(Talk { messages, metadata, finish, reward })
     }
+    let messages = call_messages(&attrs, &events);
+    if messages.is_empty() {
+        return None;
+    }
+    let (mut metadata, finish) = about(&attrs);
+    if let Some(end) = spans.end_ns.get(row) {
+        metadata.insert("duration_s".into(), json!((end - spans.start_ns.at(row)) as f64 / 1e9));
+    }
+    let reward = ["rl.reward", "reward"].iter().find_map(|name| attrs.get(*name)?.as_f64());
+    Some(Talk { messages, metadata, finish, reward })
+}
 
-    fn about(&self, attrs: &Attrs, row: usize) -> (Map<String, Value>, Option<String>) {
-        let (mut about, finish) = about(attrs);
-        if let (Some(start), Some(end)) = (self.int("start_ns", row), self.int("end_ns", row)) {
-            about.insert("duration_s".into(), json!((end - start) as f64 / 1e9));
-        }
-        (about, finish)
-    }
-
-    fn push(&self, rows: &mut ConversationsBuilder, row: usize, talk: &Talk) {
-        let ids = |column: &str| self.batch.column_by_name(column).and_then(|c| c.as_fixed_size_binary_opt());
-        let (Some(traces), Some(spans)) = (ids("trace_id"), ids("span_id")) else { return };
-        let (trace, span) = (traces.value(row), spans.value(row));
-        let run = self.dict_text("run_id", row).unwrap_or_default();
-        let counts = count(&talk.messages);
-        let status = match self.dict_text("status", row) {
-            Some("error") => "failed",
-            _ => ended(talk.finish.as_deref()),
-        };
-        rows.push(&NewConversation {
-            id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
-            run_id: run,
-            step: self.int("step", row),
-            key: self.dict_text("name", row),
-            sample_id: self.dict_text("sample_id", row),
-            group_id: self.dict_text("group_id", row),
-            trace_id: trace.try_into().ok(),
-            span_id: span.try_into().ok(),
-            messages: &Value::from(talk.messages.clone()).to_string(),
-            metadata: Some(&Value::from(talk.metadata.clone()).to_string()),
-            reward: talk.reward,
-            status: Some(status),
-            message_count: counts.messages,
-            turn_count: counts.turns,
-            tool_call_count: counts.tool_calls,
-            media_count: counts.media,
-            char_count: counts.chars,
-            logged_ns: self.int("end_ns", row).or(self.int("start_ns", row)).unwrap_or_default(),
-            ..NewConversation::default()
-        });
-    }
+fn push(rows: &mut ConversationsBuilder, spans: &Spans, row: usize, talk: &Talk) {
+    let (run, trace, span) = (spans.run_id.at(row), spans.trace_id.at(row), spans.span_id.at(row));
+    let counts = count(&talk.messages);
+    let status = match spans.status.get(row) {
+        Some("error") => "failed",
+        _ => ended(talk.finish.as_deref()),
+    };
+    rows.push(&NewConversation {
+        id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
+        run_id: run,
+        step: spans.step.get(row),
+        key: spans.name.get(row),
+        sample_id: spans.sample_id.get(row),
+        group_id: spans.group_id.get(row),
+        trace_id: Some(trace),
+        span_id: Some(span),
+        messages: &Value::from(talk.messages.clone()).to_string(),
+        metadata: Some(&Value::from(talk.metadata.clone()).to_string()),
+        reward: talk.reward,
+        status: Some(status),
+        message_count: counts.messages,
+        turn_count: counts.turns,
+        tool_call_count: counts.tool_calls,
+        media_count: counts.media,
+        char_count: counts.chars,
+        logged_ns: spans.end_ns.get(row).unwrap_or(spans.start_ns.at(row)),
+        ..NewConversation::default()
+    });
 }
 
 /// The model, the tokens and why it ended: what is known of a call beside its messages.

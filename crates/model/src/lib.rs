@@ -7,11 +7,12 @@
 //! - [`tables`]: each table, its Arrow schema, what identifies a row and which of two equal rows wins.
 //! - [`build`]: column builders, and one row builder a table.
 //! - [`attrs`]: typed attribute values as JSON text in a `Map<Utf8, Utf8>` column (see `docs/adr/0001-attributes.md`).
-//! - [`read`]: which runs a batch holds.
+//! - [`read`]: the mirror of the builders: columns by type, all columns of a table.
 //! - [`names`], [`kinds`], [`ids`], [`time`], ...: the vocabulary, which is `crates/names`.
 
 pub mod attrs;
 pub mod build;
+mod plain;
 pub mod read;
 pub mod tables;
 

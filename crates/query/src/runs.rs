@@ -2,10 +2,10 @@
 //! name, `project/name`, or a beginning of any of these that fits one run only. An id always wins; names that several runs
 //! have are never guessed.
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use arrow::temporal_conversions::timestamp_s_to_datetime;
 use futures::future::BoxFuture;
+use rollscope_model::read::{Ints, Text, column};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
@@ -86,8 +86,7 @@ impl Engine {
     /// Is there a run with this very id? Asked of the manifest and the tail alone: it is what nearly every question names.
     fn has_rows_of(&self, id: &str) -> bool {
         let named = |batch: &RecordBatch| {
-            let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-            runs.is_some_and(|runs| runs.values().as_string::<i32>().iter().any(|run| run == Some(id)))
+            column::<Text>(batch, "run_id").is_ok_and(|runs| runs.distinct().any(|run| run == id))
         };
         self.snapshot()
             .tables
@@ -97,25 +96,18 @@ impl Engine {
 }
 
 fn listed(runs: &RecordBatch) -> Vec<Listed> {
-    let texts = |name: &str| -> Vec<Option<String>> {
-        let Some(column) = runs.column_by_name(name) else { return vec![None; runs.num_rows()] };
-        let Ok(column) = arrow::compute::cast(column, &arrow::datatypes::DataType::Utf8) else {
-            return vec![None; runs.num_rows()];
-        };
-        column.as_string::<i32>().iter().map(|text| text.filter(|t| !t.is_empty()).map(str::to_string)).collect()
+    let text = |name| column::<Text>(runs, name).ok();
+    let (ids, projects, names) = (text("run_id"), text("project"), text("name"));
+    let started: Option<Ints> = column(runs, "started_ns").ok();
+    let value = |column: &Option<Text>, row| {
+        column.and_then(|texts| texts.get(row)).filter(|text| !text.is_empty()).map(str::to_string)
     };
-    let started = runs.column_by_name("started_ns").and_then(|c| c.as_primitive_opt::<Int64Type>());
-    let started = |row: usize| started.filter(|c| c.is_valid(row)).map_or(0, |c| c.value(row));
-    texts("run_id")
-        .into_iter()
-        .zip(texts("project"))
-        .zip(texts("name"))
-        .enumerate()
-        .map(|(row, ((id, project), name))| Listed {
-            id: id.unwrap_or_default(),
-            project,
-            name,
-            started_ns: started(row),
+    (0..runs.num_rows())
+        .map(|row| Listed {
+            id: value(&ids, row).unwrap_or_default(),
+            project: value(&projects, row),
+            name: value(&names, row),
+            started_ns: started.and_then(|times| times.get(row)).unwrap_or(0),
         })
         .collect()
 }

@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::Int32Type;
+use arrow::array::{Array, RecordBatch};
 use parking_lot::Mutex;
 use rollscope_model::Table;
+use rollscope_model::read::{Text, column};
 use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, Vitals, identity_hashes};
 use serde::{Deserialize, Serialize};
 use tantivy::columnar::Column;
@@ -214,9 +214,7 @@ impl<'s> Indexer<'s> {
     fn forget_runs(&mut self, table: &TableSnapshot) {
         let mut live: BTreeSet<&str> = table.segments.iter().map(|s| s.run_id.as_str()).collect();
         for batch in &table.tail {
-            let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-            let names = runs.and_then(|d| d.values().as_string_opt::<i32>());
-            live.extend(names.into_iter().flat_map(|names| names.iter().flatten()));
+            live.extend(column::<Text>(batch, "run_id").iter().flat_map(Text::distinct));
         }
         let gone: Vec<String> = self.covered.runs.iter().filter(|r| !live.contains(r.as_str())).cloned().collect();
         for run in gone {

@@ -2,9 +2,9 @@
 //! ("fast fields"): sorting, facets and ranges read them on every page. What a list shows of a conversation is kept
 //! beside them as one small JSON text, so that a list needs nothing but the index.
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use rollscope_model::limits::CONVERSATION_BYTES;
+use rollscope_model::read::{self, Floats, Ids, Ints, Text};
 use serde_json::{Map, Value, json};
 use tantivy::TantivyDocument;
 use tantivy::schema::{
@@ -186,37 +186,19 @@ impl<'a> Rows<'a> {
     }
 
     pub fn text_at(&self, column: &str, row: usize) -> Option<&'a str> {
-        let column = self.batch.column_by_name(column)?;
-        if column.is_null(row) {
-            return None;
-        }
-        match column.as_string_opt::<i32>() {
-            Some(text) => Some(text.value(row)),
-            None => {
-                let dict = column.as_dictionary_opt::<Int32Type>()?;
-                if dict.keys().is_null(row) {
-                    return None;
-                }
-                let values = dict.values().as_string_opt::<i32>()?;
-                let key = dict.keys().value(row) as usize;
-                (!values.is_null(key)).then(|| values.value(key))
-            }
-        }
+        read::column::<Text>(self.batch, column).ok()?.get(row)
     }
 
     fn int(&self, column: &str, row: usize) -> Option<i64> {
-        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Int64Type>()?;
-        (!column.is_null(row)).then(|| column.value(row))
+        read::column::<Ints>(self.batch, column).ok()?.get(row)
     }
 
     fn float(&self, column: &str, row: usize) -> Option<f64> {
-        let column = self.batch.column_by_name(column)?.as_primitive_opt::<Float64Type>()?;
-        (!column.is_null(row)).then(|| column.value(row))
+        read::column::<Floats>(self.batch, column).ok()?.get(row)
     }
 
-    fn hex(&self, column: &str, row: usize) -> Option<String> {
-        let column = self.batch.column_by_name(column)?.as_fixed_size_binary_opt()?;
-        (!column.is_null(row)).then(|| hex::encode(column.value(row)))
+    fn hex<const N: usize>(&self, column: &str, row: usize) -> Option<String> {
+        read::column::<Ids<N>>(self.batch, column).ok()?.get(row).map(hex::encode)
     }
 
     pub fn id(&self, row: usize) -> &'a str {
@@ -257,7 +239,7 @@ impl<'a> Rows<'a> {
         doc.add_text(fields.id, id);
         doc.add_u64(fields.id_hash, id_hash(id));
         doc.add_u64(fields.version, self.version(row));
-        let trace = self.hex("trace_id", row);
+        let trace = self.hex::<16>("trace_id", row);
         for (field, value) in [
             (fields.run, self.text_at("run_id", row)),
             (fields.sample, self.text_at("sample_id", row)),
@@ -306,7 +288,7 @@ impl<'a> Rows<'a> {
             "sample_id": self.text_at("sample_id", row),
             "group_id": self.text_at("group_id", row),
             "trace_id": trace,
-            "span_id": self.hex("span_id", row),
+            "span_id": self.hex::<8>("span_id", row),
             "reward": reward,
             "status": status,
             "source": source,

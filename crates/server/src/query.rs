@@ -14,7 +14,7 @@ use crate::metrics::{Counters, add};
 use crate::problem::Problem;
 
 /// A result that is being sent to a client. Dropping it cancels the query.
-pub struct SearchResults {
+pub struct Answer {
     pub schema: SchemaRef,
     pub batches: BoxStream<'static, Result<RecordBatch, QueryError>>,
     /// Set once the engine has left out rows. Final when the stream has ended.

@@ -3,11 +3,10 @@
 
 use std::collections::HashSet;
 
-use arrow::array::cast::AsArray;
-use arrow::array::{Array, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use bytes::Bytes;
 use rollscope_model::Table;
+use rollscope_model::read::{Ints, Text, column};
 use sha2::{Digest, Sha256};
 
 use crate::error::StoreError;
@@ -53,17 +52,13 @@ fn hashes(text: &str) -> impl Iterator<Item = &str> {
 }
 
 fn texts_of(batch: &RecordBatch, row: usize) -> impl Iterator<Item = &str> {
-    let columns = TEXTS.into_iter().filter_map(|name| batch.column_by_name(name)?.as_string_opt::<i32>());
-    columns.filter(move |column| column.is_valid(row)).map(move |column| column.value(row))
+    TEXTS.into_iter().filter_map(move |name| column::<Text>(batch, name).ok()?.get(row))
 }
 
 /// The hashes that conversations of a batch name, of all runs or of one.
 pub(crate) fn named_in(batch: &RecordBatch, run_id: Option<&str>, found: &mut HashSet<String>) {
-    let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-    let of_run = |row: usize| {
-        let Some((wanted, runs)) = run_id.zip(runs) else { return true };
-        runs.key(row).is_some_and(|key| runs.values().as_string::<i32>().value(key) == wanted)
-    };
+    let runs: Option<Text> = column(batch, "run_id").ok();
+    let of_run = |row: usize| run_id.zip(runs).is_none_or(|(wanted, runs)| runs.get(row) == Some(wanted));
     for row in (0..batch.num_rows()).filter(|row| of_run(*row)) {
         found.extend(texts_of(batch, row).flat_map(hashes).map(str::to_string));
     }
@@ -75,8 +70,8 @@ async fn texts_of_segment(snapshot: &Snapshot, segment: &Segment) -> Result<Segm
     let mut any = false;
     for batch in snapshot.read_segment(Table::Conversations, segment, &["media_count"]).await? {
         let counts = batch?;
-        let counts = counts.column_by_name("media_count").and_then(|c| c.as_primitive_opt::<Int64Type>());
-        any |= counts.is_none_or(|counts| counts.values().iter().any(|n| *n > 0));
+        let counts: Option<Ints> = column(&counts, "media_count").ok();
+        any |= counts.is_none_or(|counts| counts.iter().flatten().any(|n| n > 0));
     }
     let wanted = if any { &TEXTS[..] } else { &TEXTS[1..] };
     snapshot.read_segment(Table::Conversations, segment, wanted).await

@@ -21,6 +21,7 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::schema::types::ColumnPath;
 use rollscope_model::Table;
+use rollscope_model::read::{Text, column};
 use rollscope_model::tables::FORMAT_VERSION;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -241,9 +242,12 @@ fn distinct(column: &ArrayRef, rows: usize) -> usize {
     }
 }
 
+pub(crate) fn runs(batch: &RecordBatch) -> Text<'_> {
+    column(batch, "run_id").expect("every table has a run")
+}
+
 fn rows_by_run(batch: &RecordBatch) -> Vec<(String, Vec<u32>)> {
-    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
-    let values = runs.values().as_string::<i32>();
+    let (keys, values) = runs(batch).dictionary().expect("runs are declared as a dictionary");
     // Dictionaries of many batches laid end to end name the same run more than once.
     let mut slots: HashMap<&str, usize> = HashMap::new();
     let slot_of: Vec<usize> = values
@@ -257,7 +261,7 @@ fn rows_by_run(batch: &RecordBatch) -> Vec<(String, Vec<u32>)> {
     for (name, slot) in &slots {
         groups[*slot].0 = (*name).to_string();
     }
-    for (row, key) in runs.keys().values().iter().enumerate() {
+    for (row, key) in keys.values().iter().enumerate() {
         groups[slot_of[*key as usize]].1.push(row as u32);
     }
     groups.retain(|(_, rows)| !rows.is_empty());
@@ -487,9 +491,9 @@ pub(crate) fn without(
 
 /// A batch without the rows of a run.
 pub(crate) fn without_run(batch: &RecordBatch, run_id: &str) -> Result<RecordBatch, StoreError> {
-    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
-    let other: Vec<bool> = runs.values().as_string::<i32>().iter().map(|name| name != Some(run_id)).collect();
-    let keep: arrow::array::BooleanArray = runs.keys().values().iter().map(|k| Some(other[*k as usize])).collect();
+    let runs = runs(batch);
+    let keep: arrow::array::BooleanArray =
+        (0..batch.num_rows()).map(|row| Some(runs.get(row) != Some(run_id))).collect();
     Ok(arrow::compute::filter_record_batch(batch, &keep)?)
 }
 

@@ -12,13 +12,14 @@ use std::sync::{Arc, OnceLock};
 use arrow::array::cast::AsArray;
 use arrow::array::{Array, BooleanArray, MapArray, RecordBatch};
 use arrow::compute::{concat_batches, filter_record_batch};
-use arrow::datatypes::{DataType, Int32Type, Int64Type};
+use arrow::datatypes::{DataType, Int64Type};
 use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest};
+use crate::segment::runs;
 use crate::snapshot::{Snapshot, TableSnapshot};
 
 /// A batch in the tail.
@@ -236,8 +237,7 @@ pub(crate) fn times(table: Table, batch: &RecordBatch) -> &[i64] {
 }
 
 fn run_of(batch: &RecordBatch, row: usize) -> &str {
-    let runs = batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
-    runs.values().as_string::<i32>().value(runs.keys().value(row) as usize)
+    runs(batch).at(row)
 }
 
 /// Segments of the manifest that may hold rows of this batch.
@@ -245,8 +245,7 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
     if manifest.segments.is_empty() || incoming.keys.is_empty() {
         return Vec::new();
     }
-    let runs = incoming.batch.column_by_name("run_id").expect("every table has a run").as_dictionary::<Int32Type>();
-    let runs: HashSet<&str> = runs.values().as_string::<i32>().iter().flatten().collect();
+    let runs: HashSet<&str> = runs(&incoming.batch).distinct().collect();
     let range = time_is_identity(incoming.table).then(|| {
         let times = times(incoming.table, &incoming.batch);
         (times.iter().copied().min().unwrap_or(0), times.iter().copied().max().unwrap_or(0))

@@ -2,11 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use arrow::array::cast::AsArray;
-use arrow::array::{Array, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 use rollscope_model::Table;
+use rollscope_model::read::{Ints, Text, column};
 
 /// Steps remembered between two questions.
 const MAX: usize = 100_000;
@@ -48,24 +47,23 @@ pub(crate) fn steps(table: Table, batch: &RecordBatch) -> Vec<Step> {
     if !matches!(table, Table::Spans | Table::Samples | Table::Metrics) {
         return Vec::new();
     }
-    let (Some(run), Some(step)) = (batch.column_by_name("run_id"), batch.column_by_name("step")) else {
+    let (Ok(runs), Ok(steps)) = (column::<Text>(batch, "run_id"), column::<Ints>(batch, "step")) else {
         return Vec::new();
     };
-    let (run, step) = (run.as_dictionary::<Int32Type>(), step.as_primitive::<Int64Type>());
-    let computed = batch.column_by_name("source").filter(|_| table == Table::Metrics);
+    let Some((keys, names)) = runs.dictionary() else { return Vec::new() };
+    let computed: Option<Text> = column(batch, "source").ok().filter(|_| table == Table::Metrics);
     let mut seen: BTreeSet<(i32, i64)> = BTreeSet::new();
     let mut last = None;
-    for row in (0..batch.num_rows()).filter(|row| step.is_valid(*row)) {
-        if computed.is_some_and(|c| c.is_valid(row)) {
+    for row in 0..batch.num_rows() {
+        let Some(step) = steps.get(row).filter(|_| computed.is_none_or(|source| source.get(row).is_none())) else {
             continue;
-        }
+        };
         // Rows of a step come together as a rule.
-        let this = (run.keys().value(row), step.value(row));
+        let this = (keys.value(row), step);
         if last != Some(this) {
             seen.insert(this);
             last = Some(this);
         }
     }
-    let names = run.values().as_string::<i32>();
     seen.into_iter().map(|(run, step)| (names.value(run as usize).to_string(), step)).collect()
 }

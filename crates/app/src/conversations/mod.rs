@@ -16,9 +16,9 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::Int32Type;
+use arrow::array::RecordBatch;
 use parking_lot::Mutex;
+use rollscope_model::read::{Ids, Text, column};
 use rollscope_query::Engine;
 use rollscope_search::snippet::Needles;
 use rollscope_search::text::Said;
@@ -51,7 +51,7 @@ pub struct Listed {
 }
 
 /// One of them: what the index keeps of it, and what was read for it.
-pub struct Collected {
+pub struct Found {
     pub id: String,
     pub row: Box<RawValue>,
     pub full: Option<Full>,
@@ -224,18 +224,14 @@ impl Conversations {
     }
 
     async fn timing(&self, batch: &RecordBatch) -> Result<Vec<timing::Strip>, Problem> {
-        let bytes = |column: &str| {
-            let column = batch.column_by_name(column)?.as_fixed_size_binary_opt()?;
-            (!column.is_null(0)).then(|| column.value(0).to_vec())
-        };
-        let sample = batch.column_by_name("sample_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-        let sample = sample.and_then(|d| Some(d.values().as_string_opt::<i32>()?.value(d.key(0)?).to_string()));
-        let Some(trace) = bytes("trace_id").and_then(|t| <[u8; 16]>::try_from(t).ok()) else { return Ok(Vec::new()) };
+        let trace = column::<Ids<16>>(batch, "trace_id").ok().and_then(|ids| ids.get(0));
+        let span = column::<Ids<8>>(batch, "span_id").ok().and_then(|ids| ids.get(0));
+        let sample = column::<Text>(batch, "sample_id").ok().and_then(|ids| ids.get(0));
+        let Some(trace) = trace else { return Ok(Vec::new()) };
         let spans = self.engine.trace(trace).await?;
         let messages = text_column(batch, "messages")?[0].clone().unwrap_or_default();
         let keys = message_keys(&messages);
-        let span = bytes("span_id").and_then(|s| <[u8; 8]>::try_from(s).ok());
-        Ok(timing::strips(&spans, &keys, &hex::encode(trace), span, sample.as_deref()))
+        Ok(timing::strips(&spans, &keys, &hex::encode(trace), span, sample))
     }
 }
 

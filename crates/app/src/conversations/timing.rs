@@ -3,10 +3,10 @@
 
 use std::collections::{HashMap, HashSet};
 
-use arrow::array::{Array, AsArray, MapArray, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::RecordBatch;
 use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::names;
+use rollscope_model::read::{Attrs, Ids, Ints, SmallInts, Text, column};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -71,40 +71,28 @@ struct Trace<'a> {
     children: HashMap<[u8; 8], Vec<usize>>,
 }
 
-fn text(batch: &RecordBatch, column: &str, row: usize) -> Option<String> {
-    let column = batch.column_by_name(column)?;
-    let dict = column.as_dictionary_opt::<Int32Type>()?;
-    let key = dict.key(row)?;
-    Some(dict.values().as_string_opt::<i32>()?.value(key).to_string())
-}
-
-fn map_value(map: &MapArray, row: usize, key: &str) -> Option<Value> {
-    let (from, to) = (map.offsets()[row] as usize, map.offsets()[row + 1] as usize);
-    let (keys, values) = (map.keys().as_string_opt::<i32>()?, map.values().as_string_opt::<i32>()?);
-    let at = (from..to).find(|i| keys.value(*i) == key)?;
-    serde_json::from_str(values.value(at)).ok()
-}
-
 impl<'a> Trace<'a> {
     fn read(batches: &'a [RecordBatch]) -> Option<Trace<'a>> {
         let mut spans = Vec::new();
         for (b, batch) in batches.iter().enumerate() {
-            let ids = batch.column_by_name("span_id")?.as_fixed_size_binary_opt()?;
-            let parents = batch.column_by_name("parent_span_id")?.as_fixed_size_binary_opt()?;
-            let starts = batch.column_by_name("start_ns")?.as_primitive_opt::<Int64Type>()?;
-            let ends = batch.column_by_name("end_ns")?.as_primitive_opt::<Int64Type>()?;
-            let attempts = batch.column_by_name("attempt")?.as_primitive_opt::<Int32Type>()?;
+            let (ids, parents): (Ids<8>, Ids<8>) =
+                (column(batch, "span_id").ok()?, column(batch, "parent_span_id").ok()?);
+            let (starts, ends): (Ints, Ints) = (column(batch, "start_ns").ok()?, column(batch, "end_ns").ok()?);
+            let text = |name| column::<Text>(batch, name).ok();
+            let (names, phases) = (text("name")?, text("phase")?);
+            let (statuses, samples) = (text("status")?, text("sample_id")?);
+            let attempts: SmallInts = column(batch, "attempt").ok()?;
             for row in 0..batch.num_rows().min(MAX_SPANS.saturating_sub(spans.len())) {
                 spans.push(SpanRow {
-                    id: ids.value(row).try_into().ok()?,
-                    parent: (!parents.is_null(row)).then(|| parents.value(row).try_into().ok()).flatten(),
-                    name: text(batch, "name", row).unwrap_or_default(),
-                    phase: text(batch, "phase", row),
-                    status: text(batch, "status", row).unwrap_or_default(),
-                    sample: text(batch, "sample_id", row),
-                    attempt: (!attempts.is_null(row)).then(|| attempts.value(row)),
-                    start: starts.value(row),
-                    end: (!ends.is_null(row)).then(|| ends.value(row)),
+                    id: ids.at(row),
+                    parent: parents.get(row),
+                    name: names.at(row).to_string(),
+                    phase: phases.get(row).map(str::to_string),
+                    status: statuses.at(row).to_string(),
+                    sample: samples.get(row).map(str::to_string),
+                    attempt: attempts.get(row),
+                    start: starts.at(row),
+                    end: ends.get(row),
                     batch: b,
                     row,
                 });
@@ -123,9 +111,10 @@ impl<'a> Trace<'a> {
 
     fn attr(&self, span: &SpanRow, keys: &[&str]) -> Option<Value> {
         let batch = &self.batches[span.batch];
-        for column in ["end_attrs", "start_attrs"] {
-            let Some(map) = batch.column_by_name(column).and_then(|c| c.as_map_opt()) else { continue };
-            if let Some(value) = keys.iter().find_map(|key| map_value(map, span.row, key)) {
+        for name in ["end_attrs", "start_attrs"] {
+            let Ok(attrs) = column::<Attrs>(batch, name) else { continue };
+            let parsed = |key: &&str| serde_json::from_str(attrs.get(span.row, key)?).ok();
+            if let Some(value) = keys.iter().find_map(parsed) {
                 return Some(value);
             }
         }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use rollscope_answers::Answers;
 use rollscope_answers::phase_time::{Claim, divide, length, union};
 use rollscope_model::Table;
+use rollscope_model::kinds::{Kind, classify};
 use rollscope_query::Engine;
 use rollscope_store::Snapshot;
 use serde::Serialize;
@@ -238,20 +239,26 @@ async fn intervals(engine: &Engine, sql: &str) -> Result<BTreeMap<i64, BTreeMap<
 }
 
 /// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
-/// keeps its own name.
-const WIDEST_FIRST: [&str; 9] =
-    ["rollout", "validation", "eval", "generate", "prefill", "decode", "tool", "reward", "queue"];
-
-/// The step as a whole, which our own package marks: what no phase explains.
-const WHOLE_STEP: &str = "step";
+/// keeps its own name. The step as a whole, which our own package marks, gets what no phase explains.
+fn rank(phase: &str) -> usize {
+    const WIDEST_FIRST: [Kind; 8] = [
+        Kind::Rollout,
+        Kind::Validation,
+        Kind::Generate,
+        Kind::Prefill,
+        Kind::Decode,
+        Kind::Tool,
+        Kind::Reward,
+        Kind::Queue,
+    ];
+    match classify("", Some(phase)) {
+        Kind::Step => usize::MAX,
+        kind => WIDEST_FIRST.iter().position(|wide| *wide == kind).unwrap_or(WIDEST_FIRST.len()),
+    }
+}
 
 /// Every moment goes to one phase.
 fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
-    let rank = |phase: &str| match WIDEST_FIRST.iter().position(|p| *p == phase) {
-        Some(rank) => rank,
-        None if phase == WHOLE_STEP => usize::MAX,
-        None => WIDEST_FIRST.len(),
-    };
     let mut phases: Vec<&String> = by_phase.keys().collect();
     phases.sort_by_key(|p| (rank(p), p.as_str()));
     let claims: Vec<Claim<Reverse<usize>>> = phases

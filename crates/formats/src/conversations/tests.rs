@@ -21,7 +21,7 @@ fn talk(attrs: &[(&str, Attr)], events: &[NewEvent]) -> Vec<Value> {
     });
     let Some(batch) = from_spans(&spans.finish().unwrap()) else { return Vec::new() };
     assert_eq!(batch.num_rows(), 1);
-    let text = |name: &str| batch.column_by_name(name).unwrap().as_string::<i32>().value(0).to_string();
+    let text = |name: &str| read::column::<read::Text>(&batch, name).unwrap().at(0).to_string();
     assert_eq!(text("id"), format!("r/{}/{}", "01".repeat(16), "02".repeat(8)));
     let about: Value = serde_json::from_str(&text("metadata")).unwrap();
     assert_eq!(about["duration_s"], 2.5);

@@ -5,8 +5,9 @@ use std::collections::HashMap;
 
 use arrow::array::RecordBatch;
 use rollscope_model::attrs::{self, Type};
+use rollscope_model::read::Spans;
 
-use super::rows::Spans;
+use super::rows;
 use crate::json::Reader;
 
 /// JavaScript's numbers are exact up to here; Jaeger writes larger ones as text.
@@ -26,13 +27,13 @@ pub fn write_trace(out: &mut Vec<u8>, batches: &[RecordBatch]) {
     let mut processes = Processes::default();
     out.extend_from_slice(b"{\"traceID\":");
     let first = batches.iter().find(|b| b.num_rows() > 0);
-    let id = first.map_or_else(String::new, |b| trace_id(Spans::of(b).trace_id.value(0)));
+    let id = first.map_or_else(String::new, |b| trace_id(&rows::spans(b).trace_id.at(0)));
     attrs::write_str(out, &id);
     out.extend_from_slice(b",\"spans\":[");
     let mut any = false;
     for batch in batches {
-        let spans = Spans::of(batch);
-        for row in 0..spans.rows {
+        let spans = rows::spans(batch);
+        for row in 0..spans.len() {
             if std::mem::replace(&mut any, true) {
                 out.push(b',');
             }
@@ -156,14 +157,14 @@ impl<'a> Tags<'a> {
 }
 
 fn span(out: &mut Vec<u8>, spans: &Spans, row: usize, processes: &mut Processes) {
-    let (start, end) = (spans.start.value(row), spans.end_of(row));
-    let id = trace_id(spans.trace_id.value(row));
+    let (start, end) = (spans.start_ns.at(row), spans.end_ns.get(row));
+    let id = trace_id(&spans.trace_id.at(row));
     out.extend_from_slice(b"{\"traceID\":");
     attrs::write_str(out, &id);
     out.extend_from_slice(b",\"spanID\":");
-    attrs::write_str(out, &hex::encode(spans.span_id.value(row)));
+    attrs::write_str(out, &hex::encode(spans.span_id.at(row)));
     out.extend_from_slice(b",\"operationName\":");
-    attrs::write_str(out, spans.name.get(row).unwrap_or_default());
+    attrs::write_str(out, spans.name.at(row));
     out.extend_from_slice(b",\"references\":[");
     let mut any = false;
     let mut reference = |out: &mut Vec<u8>, kind: &str, trace: &str, span: &[u8]| {
@@ -174,13 +175,13 @@ fn span(out: &mut Vec<u8>, spans: &Spans, row: usize, processes: &mut Processes)
         out.extend_from_slice(hex::encode(span).as_bytes());
         out.extend_from_slice(b"\"}");
     };
-    if let Some(parent) = spans.parent_of(row) {
-        reference(out, "CHILD_OF", &id, parent);
+    if let Some(parent) = spans.parent_span_id.get(row) {
+        reference(out, "CHILD_OF", &id, &parent);
     }
     for i in spans.links.of(row) {
         let child = spans.links.attrs.row(i).any(|(k, v)| k == "opentracing.ref_type" && v == "\"child_of\"");
         let kind = if child { "CHILD_OF" } else { "FOLLOWS_FROM" };
-        reference(out, kind, &trace_id(spans.links.trace_id.value(i)), spans.links.span_id.value(i));
+        reference(out, kind, &trace_id(&spans.links.trace_id.at(i)), &spans.links.span_id.at(i));
     }
     let duration = end.map_or(0, |end| end.saturating_sub(start).max(0)) / 1000;
     out.extend_from_slice(format!("],\"startTime\":{},\"duration\":{duration},\"tags\":[", start / 1000).as_bytes());
@@ -190,16 +191,16 @@ fn span(out: &mut Vec<u8>, spans: &Spans, row: usize, processes: &mut Processes)
         if n > 0 {
             out.push(b',');
         }
-        let time = spans.events.time.value(i) / 1000;
+        let time = spans.events.time_ns.at(i) / 1000;
         out.extend_from_slice(format!("{{\"timestamp\":{time},\"fields\":[").as_bytes());
         let mut fields = Tags::new(out);
-        fields.text_tag("event", spans.events.name.value(i));
+        fields.text_tag("event", spans.events.name.at(i));
         for (key, json) in spans.events.attrs.row(i) {
             fields.json(key, json);
         }
         out.extend_from_slice(b"]}");
     }
-    let process = processes.number(spans.service.get(row).unwrap_or_default(), spans.resource.get(row).unwrap_or("{}"));
+    let process = processes.number(spans.service.at(row), spans.resource.get(row).unwrap_or("{}"));
     out.extend_from_slice(format!("],\"processID\":\"p{process}\",\"warnings\":").as_bytes());
     match spans.state.get(row) {
         Some("open") => out.extend_from_slice(b"[\"the span is still open\"]}"),

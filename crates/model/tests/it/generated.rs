@@ -4,6 +4,7 @@ use std::fmt::{Debug, Write};
 
 use rollscope_model::Table;
 use rollscope_model::figures::TAIL_BEGINS;
+use rollscope_model::ids::{span_id_from_text, trace_id_from_text};
 use rollscope_model::kinds::{Kind, LOOKED_AT, LOOKS, NAMES, Rule, SAID, SAID_ROLLOUT, classify};
 use rollscope_model::names::{self, event, reserved};
 use rollscope_model::{limits, pd};
@@ -194,4 +195,59 @@ fn the_names_of_the_python_package_are_up_to_date() {
     }
     tuple(&mut out, "PD_SUMMARY", pd::SUMMARY.iter().map(|(key, _)| quoted(key)));
     up_to_date("python/rollscope/_names.py", &out);
+}
+
+/// A row of a table in Markdown: what, and names as code.
+fn row(out: &mut String, what: &str, names: &[&str]) {
+    let names: Vec<String> = names.iter().map(|name| format!("`{name}`")).collect();
+    writeln!(out, "| {what} | {} |", names.join(", ")).unwrap();
+}
+
+#[test]
+fn the_page_of_names_is_up_to_date() {
+    let mut out = String::from("# Names\n\nMade from `crates/names`; a test fails when it is stale.\n");
+    out.push_str("\n## Kinds of work\n\nThe kind of a span is what its sender sets in `rl.phase`, else it follows from its name.\n");
+    out.push_str("\n| kind | on the page | `rl.phase` |\n|---|---|---|\n");
+    for look in LOOKS {
+        let mut said: Vec<&str> = SAID.iter().filter(|(_, kind)| *kind == look.kind).map(|(word, _)| *word).collect();
+        if look.name == SAID_ROLLOUT {
+            said.push(SAID_ROLLOUT);
+        }
+        row(&mut out, &format!("`{}` | {} {}", look.name, look.letter, look.label), &said);
+    }
+    out.push_str("\n## Attributes\n\nOf several names, the first that a span or its resource carries is believed.\n");
+    out.push_str("\n| meaning | names |\n|---|---|\n");
+    for (what, list) in [
+        ("run", names::RUN_ID),
+        ("step", names::STEP),
+        ("sample", names::SAMPLE_ID),
+        ("group", names::GROUP_ID),
+        ("attempt", names::ATTEMPT),
+        ("phase", &[names::PHASE]),
+        ("request of the serving engine", names::REQUEST_ID),
+        ("host", names::HOST),
+        ("process", names::PID),
+        ("thread or worker", names::THREAD_LABEL),
+        ("prompt tokens", names::PROMPT_TOKENS),
+        ("completion tokens", names::COMPLETION_TOKENS),
+        ("cached prompt tokens", names::CACHED_TOKENS),
+        ("seconds in the engine's queue", names::QUEUE_TIME),
+        ("tool", names::TOOL_NAME),
+    ] {
+        row(&mut out, what, list);
+    }
+    out.push_str("\n## Ids\n\nIds of other lengths than W3C's become such ids, the same everywhere: a short id is a number and gets leading zeros, ");
+    out.push_str("a UUID becomes a span id by the exclusive or of its halves, and anything else is hashed.\n");
+    out.push_str("\n| id as it came | trace id | span id |\n|---|---|---|\n");
+    for id in ["91543acd788654df", "00112233445566778899aabbccddeeff", "c06f", "sample-7"] {
+        let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
+        let (trace, span) = (hex(&trace_id_from_text(id).0), hex(&span_id_from_text(id).0));
+        writeln!(out, "| `{id}` | `{trace}` | `{span}` |").unwrap();
+    }
+    out.push_str("\n## Limits\n\n| limit | value |\n|---|---|\n");
+    for (_, doc, value) in limits() {
+        let value = if value >= 1 << 20 { format!("{} MiB", value >> 20) } else { value.to_string() };
+        writeln!(out, "| {} | {value} |", doc.trim_end_matches('.')).unwrap();
+    }
+    up_to_date("docs/names.md", &out);
 }

@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use arrow::array::AsArray;
-use arrow::datatypes::Int32Type;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::header;
@@ -15,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures::Stream;
 use rollscope_model::Table;
+use rollscope_model::read::{Text, column};
 use rollscope_store::{Snapshot, SnapshotSource};
 
 use crate::App;
@@ -98,10 +97,8 @@ fn changed_runs(snapshot: &Snapshot, since: u64) -> Vec<String> {
     for table in Table::ALL {
         let Some(batches) = snapshot.tail_since(table, since) else { return Vec::new() };
         for batch in batches {
-            let Some(column) = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>()) else {
-                return Vec::new();
-            };
-            runs.extend(column.values().as_string::<i32>().iter().flatten().map(str::to_string));
+            let Ok(column) = column::<Text>(batch, "run_id") else { return Vec::new() };
+            runs.extend(column.distinct().map(str::to_string));
         }
     }
     if runs.len() > MAX_RUNS { Vec::new() } else { runs.into_iter().collect() }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
 use arrow::compute::{concat_batches, filter_record_batch};
-use arrow::datatypes::{Int32Type, Schema, SchemaRef};
+use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
 use axum::extract::State;
@@ -19,6 +19,7 @@ use rollscope_formats::export::timeline;
 use rollscope_model::Table;
 use rollscope_model::ids::TraceId;
 use rollscope_model::pd::KEY_PREFIX;
+use rollscope_model::read::{Text, column};
 use rollscope_query::scope::{StepScope, overlaps};
 use rollscope_store::{Snapshot, SnapshotSource};
 
@@ -236,9 +237,7 @@ fn delta(
     let Some(batches) = snapshot.tail_since(Table::Spans, since) else { return Ok(None) };
     let batches: Vec<&RecordBatch> = batches.collect();
     let is_own = |batch: &RecordBatch, row: usize| {
-        let runs = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-        let name = runs
-            .and_then(|r| r.is_valid(row).then(|| r.values().as_string::<i32>().value(r.keys().value(row) as usize)));
+        let name = column::<Text>(batch, "run_id").ok().and_then(|runs| runs.get(row));
         name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
     };
     // Own rows first: their traces show which others belong.

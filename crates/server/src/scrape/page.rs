@@ -333,7 +333,9 @@ mod tests {
         let (batch, out) = pages.read("a 1\na 2\nbad\nc{ 1\nd 4 5000\n", false, 10_000, 0.0).unwrap();
         assert_eq!((out.duplicates, out.bad_lines, out.kept), (1, 2, 2));
         assert_eq!(rows(&batch)[0].3, 1.0);
-        assert!(out.reasons.iter().any(|r| r.contains("line 3")) && out.reasons.iter().any(|r| r.contains("duplicate")));
+        assert!(
+            out.reasons.iter().any(|r| r.contains("line 3")) && out.reasons.iter().any(|r| r.contains("duplicate"))
+        );
         let (_, out) = pages.read("a 1\nd 5 4000\n", false, 11_000, 0.0).unwrap();
         assert_eq!(out.out_of_order, 1);
         // The same time again is neither a mistake nor a new sample.

@@ -93,7 +93,7 @@ impl Rig {
     }
 }
 
-pub struct SearchResults {
+pub struct Answer {
     pub status: u16,
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,

@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Int64Array, RecordBatch, StringArray};
-use arrow::compute::{cast, max, min};
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow::error::ArrowError;
+use rollscope_model::names::state;
+use rollscope_model::read::{Floats, Ints, Text, column};
 use serde::Serialize;
 
 /// One run, as `GET /api/v1/runs` returns it.
@@ -64,36 +64,25 @@ pub struct Gather {
     intervals: BTreeMap<String, Vec<(i64, i64)>>,
 }
 
-fn column(batch: &RecordBatch, name: &str, kind: &DataType) -> Result<ArrayRef, ArrowError> {
-    cast(batch.column(batch.schema_ref().index_of(name)?), kind)
-}
-
 impl Gather {
     pub fn new(step: Option<i64>) -> Gather {
         Gather { facts: StepFacts { step, ..StepFacts::default() }, ..Gather::default() }
     }
 
     pub fn spans(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
-        let start = column(batch, "start_ns", &DataType::Int64)?;
-        let end = column(batch, "end_ns", &DataType::Int64)?;
-        let (start, end) = (start.as_primitive::<Int64Type>(), end.as_primitive::<Int64Type>());
+        let (start, end): (Ints, Ints) = (column(batch, "start_ns")?, column(batch, "end_ns")?);
+        let (state, phase): (Text, Text) = (column(batch, "state")?, column(batch, "phase")?);
         self.facts.spans += batch.num_rows() as u64;
-        self.facts.start_ns = earliest(self.facts.start_ns, min(start));
-        self.facts.end_ns = latest(self.facts.end_ns, max(end).or(max(start)));
-        let dictionary = rollscope_model::tables::dict();
-        let state = column(batch, "state", &DataType::Utf8)?;
-        self.facts.open += state.as_string::<i32>().iter().flatten().filter(|s| *s == "open").count() as u64;
-        let phase = column(batch, "phase", &dictionary)?;
-        let phase = phase.as_dictionary::<arrow::datatypes::Int32Type>();
-        if phase.null_count() < phase.len() {
-            let names = phase.values().as_string::<i32>();
-            for row in (0..batch.num_rows()).filter(|row| phase.is_valid(*row) && end.is_valid(*row)) {
-                let name = names.value(phase.keys().value(row) as usize);
-                match self.intervals.get_mut(name) {
-                    Some(list) => list.push((start.value(row), end.value(row))),
-                    None => {
-                        self.intervals.insert(name.to_string(), vec![(start.value(row), end.value(row))]);
-                    }
+        self.facts.start_ns = earliest(self.facts.start_ns, start.iter().flatten().min());
+        self.facts.end_ns =
+            latest(self.facts.end_ns, end.iter().flatten().max().or_else(|| start.iter().flatten().max()));
+        for row in 0..batch.num_rows() {
+            self.facts.open += u64::from(state.get(row) == Some(state::OPEN));
+            let (Some(name), Some(end)) = (phase.get(row), end.get(row)) else { continue };
+            match self.intervals.get_mut(name) {
+                Some(list) => list.push((start.at(row), end)),
+                None => {
+                    self.intervals.insert(name.to_string(), vec![(start.at(row), end)]);
                 }
             }
         }
@@ -101,13 +90,11 @@ impl Gather {
     }
 
     pub fn samples(&mut self, batch: &RecordBatch) -> Result<(), ArrowError> {
-        let ids = column(batch, "sample_id", &DataType::Utf8)?;
-        self.sample_ids.extend(ids.as_string::<i32>().iter().flatten().map(str::to_string));
-        let split = column(batch, "split", &DataType::Utf8)?;
-        let reward = column(batch, "reward", &DataType::Float64)?;
-        let pairs = split.as_string::<i32>().iter().zip(reward.as_primitive::<Float64Type>().iter());
-        for reward in pairs.filter(|(split, _)| *split == Some("train")).filter_map(|(_, r)| r) {
-            if reward.is_finite() {
+        let (ids, split): (Text, Text) = (column(batch, "sample_id")?, column(batch, "split")?);
+        let reward: Floats = column(batch, "reward")?;
+        for row in 0..batch.num_rows() {
+            self.sample_ids.extend(ids.get(row).map(str::to_string));
+            if let Some(reward) = reward.get(row).filter(|r| r.is_finite() && split.get(row) == Some("train")) {
                 self.rewards.0 += reward;
                 self.rewards.1 += 1;
             }
@@ -143,15 +130,12 @@ impl RunFacts {
 
     /// Takes over a row of the table `runs`.
     pub fn describe(runs: &mut BTreeMap<String, RunFacts>, batch: &RecordBatch) -> Result<(), ArrowError> {
-        let text = |name| column(batch, name, &DataType::Utf8);
+        let text = |name| column::<Text>(batch, name);
         let (ids, projects, names) = (text("run_id")?, text("project")?, text("name")?);
         let (frameworks, statuses) = (text("framework")?, text("status")?);
         for row in 0..batch.num_rows() {
-            let value = |c: &ArrayRef| {
-                let c = c.as_string::<i32>();
-                c.is_valid(row).then(|| c.value(row).to_string())
-            };
-            let facts = runs.entry(value(&ids).unwrap_or_default()).or_default();
+            let value = |column: &Text| column.get(row).map(str::to_string);
+            let facts = runs.entry(ids.at(row).to_string()).or_default();
             facts.project = value(&projects);
             facts.name = value(&names);
             facts.framework = value(&frameworks);

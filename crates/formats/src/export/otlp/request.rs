@@ -4,11 +4,7 @@
 
 use std::collections::HashMap;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, FixedSizeBinaryArray, Int32Array, Int64Array, ListArray, MapArray, RecordBatch,
-    StringArray, StructArray, UInt32Array,
-};
-use arrow::datatypes::{Int32Type, Int64Type, UInt32Type};
+use arrow::array::RecordBatch;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, EntityRef, InstrumentationScope, KeyValue};
@@ -16,17 +12,19 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 use rollscope_model::names::{self, KINDS, STATUSES, reserved, state};
+use rollscope_model::read::{Attrs, Events, Ints, Links, SmallInts, Spans, Text};
 
+use super::super::rows;
 use crate::any_value::{entries, from_text, pair};
 
 pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
-    let columns = Columns::new(batch);
+    let spans = rows::spans(batch);
     let mut out = ExportTraceServiceRequest::default();
     // Both are in the description of the scope, so the resource's part of it belongs to the key of the resource.
     let mut resources: HashMap<(&str, ResourceRest), usize> = HashMap::new();
     let mut scopes: HashMap<(&str, &str), (usize, usize)> = HashMap::new();
     for row in 0..batch.num_rows() {
-        let (resource, scope) = (columns.resource.get(row).unwrap_or("{}"), columns.scope.get(row).unwrap_or("{}"));
+        let (resource, scope) = (spans.resource.get(row).unwrap_or("{}"), spans.scope.get(row).unwrap_or("{}"));
         let (r, s) = *scopes.entry((resource, scope)).or_insert_with(|| {
             let scope = ScopeText::parse(scope);
             let r = *resources.entry((resource, scope.resource.clone())).or_insert_with(|| {
@@ -47,7 +45,7 @@ pub fn request(batch: &RecordBatch) -> ExportTraceServiceRequest {
         });
         let resource = &mut out.resource_spans[r];
         let attributes = resource.resource.as_ref().map_or(&[][..], |r| &r.attributes);
-        let span = columns.span(row, attributes);
+        let span = span(&spans, row, attributes);
         resource.scope_spans[s].spans.push(span);
     }
     out
@@ -120,187 +118,80 @@ fn text(value: Value) -> Option<String> {
     }
 }
 
-/// A dictionary column of text.
-struct Text<'a> {
-    keys: &'a Int32Array,
-    values: &'a StringArray,
-}
-
-impl<'a> Text<'a> {
-    fn get(&self, row: usize) -> Option<&'a str> {
-        self.keys.is_valid(row).then(|| self.values.value(self.keys.value(row) as usize))
+fn span(spans: &Spans, row: usize, resource: &[KeyValue]) -> Span {
+    let mut attributes = attributes_of(&spans.start_attrs, row);
+    let at_start = attributes.len();
+    attributes.extend(attributes_of(&spans.end_attrs, row));
+    add_identity(spans, row, &mut attributes, resource);
+    add_reserved(spans, row, at_start, &mut attributes);
+    let status =
+        Status { message: spans.status_message.at(row).to_string(), code: number(spans.status.get(row), &STATUSES) };
+    Span {
+        trace_id: spans.trace_id.at(row).to_vec(),
+        span_id: spans.span_id.at(row).to_vec(),
+        trace_state: spans.trace_state.at(row).to_string(),
+        parent_span_id: spans.parent_span_id.get(row).map(Vec::from).unwrap_or_default(),
+        flags: spans.flags.at(row),
+        name: spans.name.at(row).to_string(),
+        kind: number(spans.kind.get(row), &KINDS),
+        start_time_unix_nano: unsigned(spans.start_ns.at(row)),
+        end_time_unix_nano: spans.end_ns.get(row).map_or(0, unsigned),
+        attributes,
+        dropped_attributes_count: spans.dropped_attrs.at(row),
+        events: events(&spans.events, row),
+        dropped_events_count: spans.dropped_events.at(row),
+        links: links(&spans.links, row),
+        dropped_links_count: spans.dropped_links.at(row),
+        status: (status != Status::default()).then_some(status),
     }
 }
 
-/// The columns, by type. Batches of `spans` are made by our own builders: a batch of another shape is a mistake in the
-/// program, not in the data.
-struct Columns<'a> {
-    step: &'a Int64Array,
-    trace_id: &'a FixedSizeBinaryArray,
-    span_id: &'a FixedSizeBinaryArray,
-    parent: &'a FixedSizeBinaryArray,
-    name: Text<'a>,
-    kind: Text<'a>,
-    phase: Text<'a>,
-    thread: Text<'a>,
-    host: Text<'a>,
-    pid: &'a Int64Array,
-    ranks: [(&'static str, &'a Int32Array); 3],
-    start: &'a Int64Array,
-    end: &'a Int64Array,
-    state: Text<'a>,
-    status: Text<'a>,
-    status_message: Text<'a>,
-    sample: Text<'a>,
-    group: Text<'a>,
-    attempt: &'a Int32Array,
-    request: Text<'a>,
-    start_attrs: Attrs<'a>,
-    end_attrs: Attrs<'a>,
-    events: Events<'a>,
-    links: Links<'a>,
-    resource: Text<'a>,
-    scope: Text<'a>,
-    trace_state: Text<'a>,
-    flags: &'a UInt32Array,
-    dropped_attrs: &'a UInt32Array,
-    dropped_events: &'a UInt32Array,
-    dropped_links: &'a UInt32Array,
-    originals: [(&'static str, &'a StringArray); 3],
+/// Adds what the columns state if neither the span nor its resource does.
+fn add_identity(spans: &Spans, row: usize, attributes: &mut Vec<KeyValue>, resource: &[KeyValue]) {
+    let ints = |column: &Ints| column.get(row).map(Value::IntValue);
+    let small = |column: &SmallInts| column.get(row).map(|n| Value::IntValue(n.into()));
+    let text = |column: &Text| column.get(row).map(|t| Value::StringValue(t.to_string()));
+    let facts: [(&[&str], Option<Value>); 12] = [
+        (names::STEP, ints(&spans.step)),
+        (names::SAMPLE_ID, text(&spans.sample_id)),
+        (names::GROUP_ID, text(&spans.group_id)),
+        (names::ATTEMPT, small(&spans.attempt)),
+        (&[names::PHASE], text(&spans.phase)),
+        (names::REQUEST_ID, text(&spans.request_id)),
+        (names::THREAD_LABEL, text(&spans.thread)),
+        (names::HOST, text(&spans.host)),
+        (names::PID, ints(&spans.pid)),
+        (&[names::TP_RANK], small(&spans.tp_rank)),
+        (&[names::DP_RANK], small(&spans.dp_rank)),
+        (&[names::PP_RANK], small(&spans.pp_rank)),
+    ];
+    let came = attributes.len();
+    for (names, fact) in facts {
+        let Some(fact) = fact else { continue };
+        let said = |list: &[KeyValue]| list.iter().any(|a| names.contains(&a.key.as_str()) && says(a, &fact));
+        if !said(&attributes[..came]) && !said(resource) {
+            attributes.push(pair(names[0], AnyValue { value: Some(fact) }));
+        }
+    }
 }
 
-impl<'a> Columns<'a> {
-    fn new(batch: &'a RecordBatch) -> Self {
-        let column = |name: &str| -> &'a ArrayRef {
-            batch.column_by_name(name).unwrap_or_else(|| panic!("a batch of spans has a column {name}"))
-        };
-        let text = |name| {
-            let array = column(name).as_dictionary::<Int32Type>();
-            Text { keys: array.keys(), values: array.values().as_string() }
-        };
-        let ints = |name| column(name).as_primitive::<Int64Type>();
-        let small = |name| column(name).as_primitive::<Int32Type>();
-        let counts = |name| column(name).as_primitive::<UInt32Type>();
-        let ids = |name| column(name).as_fixed_size_binary();
-        let plain = |name| column(name).as_string::<i32>();
-        Columns {
-            step: ints("step"),
-            trace_id: ids("trace_id"),
-            span_id: ids("span_id"),
-            parent: ids("parent_span_id"),
-            name: text("name"),
-            kind: text("kind"),
-            phase: text("phase"),
-            thread: text("thread"),
-            host: text("host"),
-            pid: ints("pid"),
-            ranks: [
-                (names::TP_RANK, small("tp_rank")),
-                (names::DP_RANK, small("dp_rank")),
-                (names::PP_RANK, small("pp_rank")),
-            ],
-            start: ints("start_ns"),
-            end: ints("end_ns"),
-            state: text("state"),
-            status: text("status"),
-            status_message: text("status_message"),
-            sample: text("sample_id"),
-            group: text("group_id"),
-            attempt: small("attempt"),
-            request: text("request_id"),
-            start_attrs: Attrs::new(column("start_attrs")),
-            end_attrs: Attrs::new(column("end_attrs")),
-            events: Events::new(column("events").as_list()),
-            links: Links::new(column("links").as_list()),
-            resource: text("resource"),
-            scope: text("scope"),
-            trace_state: text("trace_state"),
-            flags: counts("flags"),
-            dropped_attrs: counts("dropped_attrs"),
-            dropped_events: counts("dropped_events"),
-            dropped_links: counts("dropped_links"),
-            originals: [
-                (reserved::ORIGINAL_TRACE_ID, plain("original_trace_id")),
-                (reserved::ORIGINAL_SPAN_ID, plain("original_span_id")),
-                (reserved::ORIGINAL_PARENT_SPAN_ID, plain("original_parent_span_id")),
-            ],
-        }
+fn add_reserved(spans: &Spans, row: usize, at_start: usize, attributes: &mut Vec<KeyValue>) {
+    let implied = if spans.end_ns.get(row).is_some() { state::CLOSED } else { state::OPEN };
+    let actual = spans.state.get(row).unwrap_or(implied);
+    if actual != implied {
+        attributes.push(pair(reserved::STATE, string(actual)));
     }
-
-    fn span(&self, row: usize, resource: &[KeyValue]) -> Span {
-        let mut attributes = self.start_attrs.row(row);
-        let at_start = attributes.len();
-        attributes.extend(self.end_attrs.row(row));
-        self.add_identity(row, &mut attributes, resource);
-        self.add_reserved(row, at_start, &mut attributes);
-        let status = Status {
-            message: self.status_message.get(row).unwrap_or_default().to_string(),
-            code: number(self.status.get(row), &STATUSES),
-        };
-        Span {
-            trace_id: self.trace_id.value(row).to_vec(),
-            span_id: self.span_id.value(row).to_vec(),
-            trace_state: self.trace_state.get(row).unwrap_or_default().to_string(),
-            parent_span_id: if self.parent.is_valid(row) { self.parent.value(row).to_vec() } else { Vec::new() },
-            flags: self.flags.value(row),
-            name: self.name.get(row).unwrap_or_default().to_string(),
-            kind: number(self.kind.get(row), &KINDS),
-            start_time_unix_nano: unsigned(self.start.value(row)),
-            end_time_unix_nano: if self.end.is_valid(row) { unsigned(self.end.value(row)) } else { 0 },
-            attributes,
-            dropped_attributes_count: self.dropped_attrs.value(row),
-            events: self.events.row(row),
-            dropped_events_count: self.dropped_events.value(row),
-            links: self.links.row(row),
-            dropped_links_count: self.dropped_links.value(row),
-            status: (status != Status::default()).then_some(status),
-        }
+    if at_start > 0 {
+        let count = AnyValue { value: Some(Value::IntValue(at_start as i64)) };
+        attributes.push(pair(reserved::START_ATTRS, count));
     }
-
-    /// Adds what the columns state if neither the span nor its resource does.
-    fn add_identity(&self, row: usize, attributes: &mut Vec<KeyValue>, resource: &[KeyValue]) {
-        let ints = |array: &Int64Array| array.is_valid(row).then(|| Value::IntValue(array.value(row)));
-        let small = |array: &Int32Array| array.is_valid(row).then(|| Value::IntValue(array.value(row).into()));
-        let text = |column: &Text| column.get(row).map(|t| Value::StringValue(t.to_string()));
-        let [tp, dp, pp] = &self.ranks;
-        let facts: [(&[&str], Option<Value>); 12] = [
-            (names::STEP, ints(self.step)),
-            (names::SAMPLE_ID, text(&self.sample)),
-            (names::GROUP_ID, text(&self.group)),
-            (names::ATTEMPT, small(self.attempt)),
-            (&[names::PHASE], text(&self.phase)),
-            (names::REQUEST_ID, text(&self.request)),
-            (names::THREAD_LABEL, text(&self.thread)),
-            (names::HOST, text(&self.host)),
-            (names::PID, ints(self.pid)),
-            (&[tp.0], small(tp.1)),
-            (&[dp.0], small(dp.1)),
-            (&[pp.0], small(pp.1)),
-        ];
-        let came = attributes.len();
-        for (names, fact) in facts {
-            let Some(fact) = fact else { continue };
-            let said = |list: &[KeyValue]| list.iter().any(|a| names.contains(&a.key.as_str()) && says(a, &fact));
-            if !said(&attributes[..came]) && !said(resource) {
-                attributes.push(pair(names[0], AnyValue { value: Some(fact) }));
-            }
-        }
-    }
-
-    fn add_reserved(&self, row: usize, at_start: usize, attributes: &mut Vec<KeyValue>) {
-        let implied = if self.end.is_valid(row) { state::CLOSED } else { state::OPEN };
-        let actual = self.state.get(row).unwrap_or(implied);
-        if actual != implied {
-            attributes.push(pair(reserved::STATE, string(actual)));
-        }
-        if at_start > 0 {
-            let count = AnyValue { value: Some(Value::IntValue(at_start as i64)) };
-            attributes.push(pair(reserved::START_ATTRS, count));
-        }
-        for (name, array) in &self.originals {
-            if array.is_valid(row) {
-                attributes.push(pair(*name, string(array.value(row))));
-            }
+    for (name, original) in [
+        (reserved::ORIGINAL_TRACE_ID, &spans.original_trace_id),
+        (reserved::ORIGINAL_SPAN_ID, &spans.original_span_id),
+        (reserved::ORIGINAL_PARENT_SPAN_ID, &spans.original_parent_span_id),
+    ] {
+        if let Some(text) = original.get(row) {
+            attributes.push(pair(name, string(text)));
         }
     }
 }
@@ -331,95 +222,28 @@ fn unsigned(ns: i64) -> u64 {
     ns.max(0) as u64
 }
 
-struct Attrs<'a> {
-    map: &'a MapArray,
-    keys: &'a StringArray,
-    values: &'a StringArray,
+fn attributes_of(attrs: &Attrs, row: usize) -> Vec<KeyValue> {
+    attrs.row(row).map(|(key, json)| pair(key, from_text(json))).collect()
 }
 
-impl<'a> Attrs<'a> {
-    fn new(array: &'a ArrayRef) -> Self {
-        let map = array.as_map();
-        Attrs { map, keys: map.keys().as_string(), values: map.values().as_string() }
-    }
-
-    fn row(&self, row: usize) -> Vec<KeyValue> {
-        let offsets = self.map.value_offsets();
-        let range = offsets[row] as usize..offsets[row + 1] as usize;
-        range.map(|i| pair(self.keys.value(i), from_text(self.values.value(i)))).collect()
-    }
+fn events(events: &Events, row: usize) -> Vec<Event> {
+    let event = |i| Event {
+        time_unix_nano: unsigned(events.time_ns.at(i)),
+        name: events.name.at(i).to_string(),
+        attributes: attributes_of(&events.attrs, i),
+        dropped_attributes_count: events.dropped_attrs.at(i),
+    };
+    events.of(row).map(event).collect()
 }
 
-fn field<'a>(items: &'a StructArray, name: &str) -> &'a ArrayRef {
-    items.column_by_name(name).unwrap_or_else(|| panic!("events and links have a field {name}"))
-}
-
-struct Events<'a> {
-    list: &'a ListArray,
-    time: &'a Int64Array,
-    name: &'a StringArray,
-    attrs: Attrs<'a>,
-    dropped: &'a UInt32Array,
-}
-
-impl<'a> Events<'a> {
-    fn new(list: &'a ListArray) -> Self {
-        let items = list.values().as_struct();
-        Events {
-            list,
-            time: field(items, "time_ns").as_primitive(),
-            name: field(items, "name").as_string(),
-            attrs: Attrs::new(field(items, "attrs")),
-            dropped: field(items, "dropped_attrs").as_primitive(),
-        }
-    }
-
-    fn row(&self, row: usize) -> Vec<Event> {
-        let offsets = self.list.value_offsets();
-        let event = |i| Event {
-            time_unix_nano: unsigned(self.time.value(i)),
-            name: self.name.value(i).to_string(),
-            attributes: self.attrs.row(i),
-            dropped_attributes_count: self.dropped.value(i),
-        };
-        (offsets[row] as usize..offsets[row + 1] as usize).map(event).collect()
-    }
-}
-
-struct Links<'a> {
-    list: &'a ListArray,
-    trace_id: &'a FixedSizeBinaryArray,
-    span_id: &'a FixedSizeBinaryArray,
-    trace_state: &'a StringArray,
-    attrs: Attrs<'a>,
-    flags: &'a UInt32Array,
-    dropped: &'a UInt32Array,
-}
-
-impl<'a> Links<'a> {
-    fn new(list: &'a ListArray) -> Self {
-        let items = list.values().as_struct();
-        Links {
-            list,
-            trace_id: field(items, "trace_id").as_fixed_size_binary(),
-            span_id: field(items, "span_id").as_fixed_size_binary(),
-            trace_state: field(items, "trace_state").as_string(),
-            attrs: Attrs::new(field(items, "attrs")),
-            flags: field(items, "flags").as_primitive(),
-            dropped: field(items, "dropped_attrs").as_primitive(),
-        }
-    }
-
-    fn row(&self, row: usize) -> Vec<Link> {
-        let offsets = self.list.value_offsets();
-        let link = |i| Link {
-            trace_id: self.trace_id.value(i).to_vec(),
-            span_id: self.span_id.value(i).to_vec(),
-            trace_state: if self.trace_state.is_valid(i) { self.trace_state.value(i).into() } else { String::new() },
-            attributes: self.attrs.row(i),
-            dropped_attributes_count: self.dropped.value(i),
-            flags: self.flags.value(i),
-        };
-        (offsets[row] as usize..offsets[row + 1] as usize).map(link).collect()
-    }
+fn links(links: &Links, row: usize) -> Vec<Link> {
+    let link = |i| Link {
+        trace_id: links.trace_id.at(i).to_vec(),
+        span_id: links.span_id.at(i).to_vec(),
+        trace_state: links.trace_state.at(i).to_string(),
+        attributes: attributes_of(&links.attrs, i),
+        dropped_attributes_count: links.dropped_attrs.at(i),
+        flags: links.flags.at(i),
+    };
+    links.of(row).map(link).collect()
 }

@@ -5,8 +5,8 @@
 use std::io::{self, Read, Write};
 
 use rollscope_model::attrs;
+use rollscope_model::read::Spans;
 
-use super::super::rows::{Spans, int, small};
 use super::{Encoder, Item, Tracks, hex};
 use crate::import::ImportError;
 use crate::import::chrome::events;
@@ -149,7 +149,7 @@ fn head(out: &mut Vec<u8>, name: &str, category: &str) {
 
 impl Encoder for Chrome {
     fn span(&mut self, out: &mut Vec<u8>, spans: &Spans, row: usize) {
-        head(out, spans.name.get(row).unwrap_or_default(), spans.service.get(row).unwrap_or_default());
+        head(out, spans.name.at(row), spans.service.at(row));
         let mut first = true;
         for (key, json) in spans.attrs(row) {
             member(out, &mut first, key);
@@ -158,10 +158,10 @@ impl Encoder for Chrome {
         member(out, &mut first, "span");
         out.push(b'{');
         let mut first = true;
-        text_member(out, &mut first, "trace_id", &hex(spans.trace_id.value(row)));
-        text_member(out, &mut first, "span_id", &hex(spans.span_id.value(row)));
-        if let Some(parent) = spans.parent_of(row) {
-            text_member(out, &mut first, "parent_span_id", &hex(parent));
+        text(out, &mut first, "trace_id", &hex(&spans.trace_id.at(row)));
+        text(out, &mut first, "span_id", &hex(&spans.span_id.at(row)));
+        if let Some(parent) = spans.parent_span_id.get(row) {
+            text(out, &mut first, "parent_span_id", &hex(&parent));
         }
         let usual = [
             ("kind", &spans.kind, "internal"),
@@ -169,17 +169,17 @@ impl Encoder for Chrome {
             ("status", &spans.status, "unset"),
             ("status_message", &spans.status_message, ""),
             ("phase", &spans.phase, ""),
-            ("sample_id", &spans.sample, ""),
-            ("group_id", &spans.group, ""),
-            ("run_id", &spans.run, ""),
+            ("sample_id", &spans.sample_id, ""),
+            ("group_id", &spans.group_id, ""),
+            ("run_id", &spans.run_id, ""),
         ];
         for (key, column, usual) in usual {
             if let Some(value) = column.get(row).filter(|t| *t != usual) {
                 text_member(out, &mut first, key, value);
             }
         }
-        let attempt = small(spans.attempt, row).map(i64::from);
-        for (key, value) in [("step", int(spans.step, row)), ("attempt", attempt), ("pid", int(spans.pid, row))] {
+        let attempt = spans.attempt.get(row).map(i64::from);
+        for (key, value) in [("step", spans.step.get(row)), ("attempt", attempt), ("pid", spans.pid.get(row))] {
             if let Some(value) = value {
                 member(out, &mut first, key);
                 attrs::write_int(out, value);
@@ -192,8 +192,8 @@ impl Encoder for Chrome {
                 out.push(if i == links.start { b'[' } else { b',' });
                 out.push(b'{');
                 let mut first = true;
-                text_member(out, &mut first, "trace_id", &hex(spans.links.trace_id.value(i)));
-                text_member(out, &mut first, "span_id", &hex(spans.links.span_id.value(i)));
+                text(out, &mut first, "trace_id", &hex(&spans.links.trace_id.at(i)));
+                text(out, &mut first, "span_id", &hex(&spans.links.span_id.at(i)));
                 for (key, json) in spans.links.attrs.row(i) {
                     member(out, &mut first, key);
                     out.extend_from_slice(json.as_bytes());
@@ -202,15 +202,15 @@ impl Encoder for Chrome {
             }
             out.push(b']');
         }
-        if let Some(end) = spans.end_of(row).filter(|end| *end < spans.start.value(row)) {
+        if let Some(end) = spans.end_ns.get(row).filter(|end| *end < spans.start_ns.at(row)) {
             member(out, &mut first, "ended_before_start_ns");
-            attrs::write_int(out, spans.start.value(row).wrapping_sub(end));
+            attrs::write_int(out, spans.start_ns.at(row).wrapping_sub(end));
         }
         out.push(b'}');
     }
 
     fn event(&mut self, out: &mut Vec<u8>, spans: &Spans, i: usize) {
-        head(out, spans.events.name.value(i), "event");
+        head(out, spans.events.name.at(i), "event");
         let mut first = true;
         for (key, json) in spans.events.attrs.row(i) {
             member(out, &mut first, key);

@@ -16,13 +16,13 @@ use std::collections::BinaryHeap;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::PathBuf;
 
-use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::{Float64Type, Int64Type};
+use arrow::array::RecordBatch;
 use hashbrown::HashMap;
 use rollscope_model::names::state;
+use rollscope_model::read::{Floats, Ints, Spans, Text};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::rows::{self, Spans};
+use super::rows;
 use crate::import::ImportError;
 use spill::Spill;
 use tracks::{Key, Tracks};
@@ -200,16 +200,16 @@ impl Exporter {
 
     /// Rows of `spans`.
     pub fn spans(&mut self, batch: &RecordBatch) -> io::Result<()> {
-        let spans = Spans::of(batch);
-        for row in 0..spans.rows {
+        let spans = rows::spans(batch);
+        for row in 0..spans.len() {
             self.span(&spans, row)?;
         }
         Ok(())
     }
 
     fn span(&mut self, spans: &Spans, row: usize) -> io::Result<()> {
-        let id = key(spans.trace_id.value(row), spans.span_id.value(row));
-        let (start, end) = (spans.start.value(row), spans.end_of(row));
+        let id = key(&spans.trace_id.at(row), &spans.span_id.at(row));
+        let (start, end) = (spans.start_ns.at(row), spans.end_ns.get(row));
         let kind = match spans.state.get(row) {
             Some(state::INSTANT | state::ORPHAN_END) => Kind::Instant,
             _ if end.is_none() => Kind::Open,
@@ -269,7 +269,7 @@ impl Exporter {
             service,
             kind,
         };
-        let parent = spans.parent_of(row).map_or(0, |parent| key(spans.trace_id.value(row), parent));
+        let parent = spans.parent_span_id.get(row).map_or(0, |parent| key(&spans.trace_id.at(row), &parent));
         if (index as usize) < self.records.len() {
             self.records[index as usize] = record;
             self.parents[index as usize] = parent;
@@ -279,12 +279,12 @@ impl Exporter {
             self.parents.push(parent);
         }
         for i in spans.links.of(row) {
-            self.links.push((index, key(spans.links.trace_id.value(i), spans.links.span_id.value(i))));
+            self.links.push((index, key(&spans.links.trace_id.at(i), &spans.links.span_id.at(i))));
         }
         for i in spans.events.of(row) {
             let (at, encoder) = (self.spill.at(), &mut self.encoder);
             let len = self.spill.push(|out| encoder.event(out, spans, i))?;
-            let time = spans.events.time.value(i);
+            let time = spans.events.time_ns.at(i);
             self.push(Record { start: time, end: time, at, len, parent: index, kind: Kind::Event, ..EMPTY });
         }
         Ok(())
@@ -297,27 +297,25 @@ impl Exporter {
 
     /// Rows of `metrics`.
     pub fn metrics(&mut self, batch: &RecordBatch) {
-        let (names, runs) = (rows::text(batch, "name"), rows::text(batch, "run_id"));
-        let times = rows::column(batch, "time_ns").as_primitive::<Int64Type>();
-        let values = rows::column(batch, "value").as_primitive::<Float64Type>();
+        let (names, runs): (Text, Text) = (rows::column(batch, "name"), rows::column(batch, "run_id"));
+        let (times, values): (Ints, Floats) = (rows::column(batch, "time_ns"), rows::column(batch, "value"));
         for row in 0..batch.num_rows() {
-            let of = format!("metrics of {}", runs.get(row).unwrap_or_default());
-            self.value(&of, names.get(row).unwrap_or_default(), times.value(row), values.value(row));
+            let of = format!("metrics of {}", runs.at(row));
+            self.value(&of, names.at(row), times.at(row), values.at(row));
         }
     }
 
     /// Rows of `series`.
     pub fn series(&mut self, batch: &RecordBatch) {
-        let [targets, names, labels] = ["target", "name", "labels"].map(|name| rows::text(batch, name));
-        let times = rows::column(batch, "time_ns").as_primitive::<Int64Type>();
-        let values = rows::column(batch, "value").as_primitive::<Float64Type>();
+        let [targets, names, labels]: [Text; 3] = ["target", "name", "labels"].map(|name| rows::column(batch, name));
+        let (times, values): (Ints, Floats) = (rows::column(batch, "time_ns"), rows::column(batch, "value"));
         for row in 0..batch.num_rows() {
-            let name = names.get(row).unwrap_or_default();
+            let name = names.at(row);
             let name = match labels.get(row) {
                 None | Some("{}" | "") => name.to_string(),
                 Some(labels) => format!("{name}{labels}"),
             };
-            self.value(targets.get(row).unwrap_or_default(), &name, times.value(row), values.value(row));
+            self.value(targets.at(row), &name, times.at(row), values.at(row));
         }
     }
 

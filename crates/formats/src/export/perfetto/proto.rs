@@ -5,8 +5,8 @@ use hashbrown::HashMap;
 use std::io::{self, Write};
 
 use rollscope_model::protobuf::{bytes, fixed64, message, number};
+use rollscope_model::read::Spans;
 
-use super::super::rows::{Spans, int, small};
 use super::{Encoder, Item, Tracks, hex};
 use crate::json::{Error, Reader};
 
@@ -257,17 +257,17 @@ impl Proto {
 
 impl Encoder for Proto {
     fn span(&mut self, out: &mut Vec<u8>, spans: &Spans, row: usize) {
-        self.name(out, spans.name.get(row).unwrap_or_default(), spans.service.get(row).unwrap_or_default());
+        self.name(out, spans.name.at(row), spans.service.at(row));
         for (key, json) in spans.attrs(row) {
             self.attribute(out, event::DEBUG_ANNOTATIONS, key, json);
         }
         message(out, event::DEBUG_ANNOTATIONS, |out| {
             self.key(out, "span");
             let field = annotation::DICT_ENTRIES;
-            self.text_annotation(out, field, "trace_id", &hex(spans.trace_id.value(row)));
-            self.text_annotation(out, field, "span_id", &hex(spans.span_id.value(row)));
-            if let Some(parent) = spans.parent_of(row) {
-                self.text_annotation(out, field, "parent_span_id", &hex(parent));
+            self.text(out, field, "trace_id", &hex(&spans.trace_id.at(row)));
+            self.text(out, field, "span_id", &hex(&spans.span_id.at(row)));
+            if let Some(parent) = spans.parent_span_id.get(row) {
+                self.text(out, field, "parent_span_id", &hex(&parent));
             }
             let shared = [
                 ("kind", &spans.kind, "internal"),
@@ -275,9 +275,9 @@ impl Encoder for Proto {
                 ("status", &spans.status, "unset"),
                 ("status_message", &spans.status_message, ""),
                 ("phase", &spans.phase, ""),
-                ("sample_id", &spans.sample, ""),
-                ("group_id", &spans.group, ""),
-                ("run_id", &spans.run, ""),
+                ("sample_id", &spans.sample_id, ""),
+                ("group_id", &spans.group_id, ""),
+                ("run_id", &spans.run_id, ""),
                 ("resource", &spans.resource, "{}"),
             ];
             for (key, column, usual) in shared {
@@ -285,9 +285,9 @@ impl Encoder for Proto {
                     self.shared(out, field, key, text);
                 }
             }
-            let step = int(spans.step, row);
-            let attempt = small(spans.attempt, row).map(i64::from);
-            for (key, value) in [("step", step), ("attempt", attempt), ("pid", int(spans.pid, row))] {
+            let step = spans.step.get(row);
+            let attempt = spans.attempt.get(row).map(i64::from);
+            for (key, value) in [("step", step), ("attempt", attempt), ("pid", spans.pid.get(row))] {
                 if let Some(value) = value {
                     self.int(out, field, key, value);
                 }
@@ -295,21 +295,21 @@ impl Encoder for Proto {
             for i in spans.links.of(row) {
                 message(out, field, |out| {
                     self.key(out, "link");
-                    self.text_annotation(out, field, "trace_id", &hex(spans.links.trace_id.value(i)));
-                    self.text_annotation(out, field, "span_id", &hex(spans.links.span_id.value(i)));
+                    self.text(out, field, "trace_id", &hex(&spans.links.trace_id.at(i)));
+                    self.text(out, field, "span_id", &hex(&spans.links.span_id.at(i)));
                     for (key, json) in spans.links.attrs.row(i) {
                         self.attribute(out, field, key, json);
                     }
                 });
             }
-            if let Some(end) = spans.end_of(row).filter(|end| *end < spans.start.value(row)) {
-                self.int(out, field, "ended_before_start_ns", spans.start.value(row).wrapping_sub(end));
+            if let Some(end) = spans.end_ns.get(row).filter(|end| *end < spans.start_ns.at(row)) {
+                self.int(out, field, "ended_before_start_ns", spans.start_ns.at(row).wrapping_sub(end));
             }
         });
     }
 
     fn event(&mut self, out: &mut Vec<u8>, spans: &Spans, i: usize) {
-        self.name(out, spans.events.name.value(i), "event");
+        self.name(out, spans.events.name.at(i), "event");
         for (key, json) in spans.events.attrs.row(i) {
             self.attribute(out, event::DEBUG_ANNOTATIONS, key, json);
         }

@@ -3,7 +3,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::super::rows::{Spans, int, small};
+use rollscope_model::read::Spans;
+
 use super::slots::Slots;
 
 /// What distinguishes one place from another.
@@ -22,33 +23,29 @@ impl Key {
             return Some(Key::Thread {
                 service: text(spans.service.get(row)),
                 host: text(spans.host.get(row)),
-                pid: int(spans.pid, row),
+                pid: spans.pid.get(row),
                 label: label.to_string(),
-                ranks: [small(spans.pp, row), small(spans.dp, row), small(spans.tp, row)],
+                ranks: [spans.pp_rank.get(row), spans.dp_rank.get(row), spans.tp_rank.get(row)],
             });
         }
-        spans.sample.get(row).map(|sample| Key::Sample {
-            run: text(spans.run.get(row)),
-            step: int(spans.step, row),
-            group: spans.group.get(row).map(str::to_string),
+        spans.sample_id.get(row).map(|sample| Key::Sample {
+            run: text(spans.run_id.get(row)),
+            step: spans.step.get(row),
+            group: spans.group_id.get(row).map(str::to_string),
             sample: sample.to_string(),
         })
     }
 
     pub fn service(spans: &Spans, row: usize) -> Key {
         let text = |t: Option<&str>| t.unwrap_or_default().to_string();
-        Key::Service {
-            service: text(spans.service.get(row)),
-            host: text(spans.host.get(row)),
-            pid: int(spans.pid, row),
-        }
+        Key::Service { service: text(spans.service.get(row)), host: text(spans.host.get(row)), pid: spans.pid.get(row) }
     }
 
     pub fn is_service_of(&self, spans: &Spans, row: usize) -> bool {
         matches!(self, Key::Service { service, host, pid }
-            if service == spans.service.get(row).unwrap_or_default()
+            if service == spans.service.at(row)
                 && host == spans.host.get(row).unwrap_or_default()
-                && *pid == int(spans.pid, row))
+                && *pid == spans.pid.get(row))
     }
 
     /// The name of the process, and of the place in it.

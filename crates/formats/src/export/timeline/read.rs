@@ -1,10 +1,10 @@
 //! Columns of the store as plain vectors, texts as numbers.
 
-use arrow::array::{Array, AsArray, DictionaryArray, MapArray, RecordBatch};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::{Array, RecordBatch};
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::pd::{KEY_PREFIX, segment_of};
+use rollscope_model::read::{Attrs, Ids, Ints, SmallInts, Text, column};
 
 use super::{COLUMNS, flag, pd};
 
@@ -79,17 +79,11 @@ fn missing(name: &str) -> ArrowError {
     ArrowError::SchemaError(format!("the timeline needs the column {name} as the store has it"))
 }
 
-fn dict<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a DictionaryArray<Int32Type>, ArrowError> {
-    let column = batch.column_by_name(name).and_then(|c| c.as_dictionary_opt::<Int32Type>());
-    column.filter(|c| c.values().as_string_opt::<i32>().is_some()).ok_or_else(|| missing(name))
-}
-
 /// Numbers of the texts of one column; one look-up for each distinct text of the batch.
 fn codes(batch: &RecordBatch, name: &str, texts: &mut Texts, out: &mut Vec<i32>) -> Result<(), ArrowError> {
-    let column = dict(batch, name)?;
-    let values = column.values().as_string::<i32>();
+    let column: Option<Text> = column(batch, name).ok();
+    let (keys, values) = column.and_then(|text| text.dictionary()).ok_or_else(|| missing(name))?;
     let mut map: Vec<i32> = vec![i32::MIN; values.len()];
-    let keys = column.keys();
     for row in 0..keys.len() {
         if keys.is_null(row) {
             out.push(NONE);
@@ -102,10 +96,6 @@ fn codes(batch: &RecordBatch, name: &str, texts: &mut Texts, out: &mut Vec<i32>)
         out.push(map[key]);
     }
     Ok(())
-}
-
-fn word(bytes: &[u8]) -> u64 {
-    u64::from_le_bytes(bytes.try_into().unwrap_or_default())
 }
 
 pub fn read(batches: &[RecordBatch]) -> Result<Items, ArrowError> {
@@ -134,12 +124,10 @@ pub fn read(batches: &[RecordBatch]) -> Result<Items, ArrowError> {
         for (name, out) in ["service", "thread", "host"].into_iter().zip(&mut places) {
             codes(batch, name, &mut words, out)?;
         }
-        let fixed = |name: &str| {
-            batch.column_by_name(name).and_then(|c| c.as_fixed_size_binary_opt()).ok_or_else(|| missing(name))
-        };
-        let (traces, spans, parents) = (fixed("trace_id")?, fixed("span_id")?, fixed("parent_span_id")?);
+        let (traces, spans, parents): (Ids<16>, Ids<8>, Ids<8>) =
+            (column(batch, "trace_id")?, column(batch, "span_id")?, column(batch, "parent_span_id")?);
         for row in 0..batch.num_rows() {
-            let id: [u8; 16] = traces.value(row).try_into().map_err(|_| missing("trace_id"))?;
+            let id = traces.at(row);
             let known = items.trace.last().filter(|t| items.traces[**t as usize] == id).copied();
             let code = known.unwrap_or_else(|| {
                 *trace_index.entry(id).or_insert_with(|| {
@@ -148,19 +136,16 @@ pub fn read(batches: &[RecordBatch]) -> Result<Items, ArrowError> {
                 })
             });
             items.trace.push(code);
-            items.span.push(word(spans.value(row)));
-            items.parent_id.push(if parents.is_null(row) { 0 } else { word(parents.value(row)) });
+            items.span.push(u64::from_le_bytes(spans.at(row)));
+            items.parent_id.push(parents.get(row).map_or(0, u64::from_le_bytes));
         }
-        let times = |name: &str| {
-            batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>()).ok_or_else(|| missing(name))
-        };
-        starts.extend_from_slice(times("start_ns")?.values());
-        ends.extend(times("end_ns")?.iter().map(|t| t.unwrap_or(UNKNOWN)));
-        let attempts = batch.column_by_name("attempt").and_then(|c| c.as_primitive_opt::<Int32Type>());
-        let attempts = attempts.ok_or_else(|| missing("attempt"))?;
+        let (start, end): (Ints, Ints) = (column(batch, "start_ns")?, column(batch, "end_ns")?);
+        starts.extend_from_slice(start.values());
+        ends.extend(end.iter().map(|t| t.unwrap_or(UNKNOWN)));
+        let attempts: SmallInts = column(batch, "attempt")?;
         items.attempt.extend(attempts.iter().map(|a| a.unwrap_or(0).clamp(0, 255) as u8));
-        if let Some(attrs) = batch.column_by_name("end_attrs").and_then(|c| c.as_map_opt()) {
-            read_pd(attrs, at, &mut items.pd);
+        if let Ok(attrs) = column(batch, "end_attrs") {
+            read_pd(&attrs, batch.num_rows(), at, &mut items.pd);
         }
     }
     items.worker = workers(&mut items.workers, &words, &places);
@@ -236,25 +221,16 @@ fn workers(texts: &mut Texts, words: &Texts, [service, thread, host]: &[Vec<i32>
 }
 
 pub fn has_pd(batch: &RecordBatch) -> bool {
-    let keys = batch.column_by_name("end_attrs").and_then(|c| c.as_map_opt()).map(|m| m.keys());
-    keys.and_then(|k| k.as_string_opt::<i32>()).is_some_and(|k| k.iter().flatten().any(|key| segment_of(key).is_some()))
+    let attrs: Option<Attrs> = column(batch, "end_attrs").ok();
+    attrs.is_some_and(|attrs| (0..batch.num_rows()).any(|row| attrs.row(row).any(|(key, _)| segment_of(key).is_some())))
 }
 
 /// Finds `pd_*` durations among end attributes.
-fn read_pd(attrs: &MapArray, at: u32, out: &mut Vec<(u32, pd::Times)>) {
-    let (Some(keys), Some(values)) = (attrs.keys().as_string_opt::<i32>(), attrs.values().as_string_opt::<i32>())
-    else {
-        return;
-    };
-    for (row, range) in attrs.offsets().windows(2).enumerate() {
+fn read_pd(attrs: &Attrs, rows: usize, at: u32, out: &mut Vec<(u32, pd::Times)>) {
+    for row in 0..rows {
         let mut times: Option<pd::Times> = None;
-        for n in range[0] as usize..range[1] as usize {
-            let key = keys.value(n);
-            if !key.starts_with(KEY_PREFIX) {
-                continue;
-            }
-            let Some(which) = segment_of(key) else { continue };
-            let Ok(seconds) = values.value(n).parse::<f64>() else { continue };
+        for (key, json) in attrs.row(row).filter(|(key, _)| key.starts_with(KEY_PREFIX)) {
+            let (Some(which), Ok(seconds)) = (segment_of(key), json.parse::<f64>()) else { continue };
             if seconds.is_finite() && seconds >= 0.0 {
                 times.get_or_insert([None; 10])[which] = Some((seconds * 1e9) as i64);
             }
