@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use rollscope_answers::perf::PerfRules;
 use rollscope_app::sinks::SinkConfig;
 use rollscope_formats::import::otlp;
+use rollscope_model::limits::MESSAGE_BYTES;
 use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize, Serializer};
 

@@ -158,10 +158,10 @@ impl Encoder for Chrome {
         member(out, &mut first, "span");
         out.push(b'{');
         let mut first = true;
-        text(out, &mut first, "trace_id", &hex(&spans.trace_id.at(row)));
-        text(out, &mut first, "span_id", &hex(&spans.span_id.at(row)));
+        text_member(out, &mut first, "trace_id", &hex(&spans.trace_id.at(row)));
+        text_member(out, &mut first, "span_id", &hex(&spans.span_id.at(row)));
         if let Some(parent) = spans.parent_span_id.get(row) {
-            text(out, &mut first, "parent_span_id", &hex(&parent));
+            text_member(out, &mut first, "parent_span_id", &hex(&parent));
         }
         let usual = [
             ("kind", &spans.kind, "internal"),
@@ -192,8 +192,8 @@ impl Encoder for Chrome {
                 out.push(if i == links.start { b'[' } else { b',' });
                 out.push(b'{');
                 let mut first = true;
-                text(out, &mut first, "trace_id", &hex(&spans.links.trace_id.at(i)));
-                text(out, &mut first, "span_id", &hex(&spans.links.span_id.at(i)));
+                text_member(out, &mut first, "trace_id", &hex(&spans.links.trace_id.at(i)));
+                text_member(out, &mut first, "span_id", &hex(&spans.links.span_id.at(i)));
                 for (key, json) in spans.links.attrs.row(i) {
                     member(out, &mut first, key);
                     out.extend_from_slice(json.as_bytes());

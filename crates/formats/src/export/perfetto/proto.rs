@@ -264,10 +264,10 @@ impl Encoder for Proto {
         message(out, event::DEBUG_ANNOTATIONS, |out| {
             self.key(out, "span");
             let field = annotation::DICT_ENTRIES;
-            self.text(out, field, "trace_id", &hex(&spans.trace_id.at(row)));
-            self.text(out, field, "span_id", &hex(&spans.span_id.at(row)));
+            self.text_annotation(out, field, "trace_id", &hex(&spans.trace_id.at(row)));
+            self.text_annotation(out, field, "span_id", &hex(&spans.span_id.at(row)));
             if let Some(parent) = spans.parent_span_id.get(row) {
-                self.text(out, field, "parent_span_id", &hex(&parent));
+                self.text_annotation(out, field, "parent_span_id", &hex(&parent));
             }
             let shared = [
                 ("kind", &spans.kind, "internal"),
@@ -295,8 +295,8 @@ impl Encoder for Proto {
             for i in spans.links.of(row) {
                 message(out, field, |out| {
                     self.key(out, "link");
-                    self.text(out, field, "trace_id", &hex(&spans.links.trace_id.at(i)));
-                    self.text(out, field, "span_id", &hex(&spans.links.span_id.at(i)));
+                    self.text_annotation(out, field, "trace_id", &hex(&spans.links.trace_id.at(i)));
+                    self.text_annotation(out, field, "span_id", &hex(&spans.links.span_id.at(i)));
                     for (key, json) in spans.links.attrs.row(i) {
                         self.attribute(out, field, key, json);
                     }
