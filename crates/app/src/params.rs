@@ -50,10 +50,7 @@ impl Params {
     pub fn done(self) -> Result<(), Problem> {
         match self.pairs.iter().find(|(key, _)| !self.known.contains(&key.as_str())) {
             None => Ok(()),
-            Some((key, _)) if self.known.is_empty() => {
-                Err(Problem::parameter(key, "left out: this takes no parameters"))
-            }
-            Some((key, _)) => Err(Problem::parameter(key, format!("one of: {}", self.known.join(", ")))),
+            Some((key, _)) => Err(Problem::unknown_parameter(key, &self.known)),
         }
     }
 }
@@ -77,7 +74,7 @@ mod tests {
         assert_eq!(problem.detail(), "parameter `step` must be an integer");
         let mut misspelt = params(&[("stpe", "1")]).unwrap();
         misspelt.text("step");
-        assert_eq!(misspelt.done().unwrap_err().parameter.as_deref(), Some("stpe"));
+        assert_eq!(misspelt.done().unwrap_err().detail(), "unknown parameter `stpe`; expected one of: step");
         assert!(params(&[("a", "1"), ("a", "2")]).is_err());
         assert!(params(&[("a", &"x".repeat(MAX_VALUE + 1))]).is_err());
     }

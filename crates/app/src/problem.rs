@@ -52,13 +52,24 @@ impl Problem {
         Self::about(name, format!("parameter `{name}` must be {good}"))
     }
 
+    /// A parameter with a name that is not taken. `known` lists the names that are.
+    pub fn unknown_parameter(name: &str, known: &[&str]) -> Self {
+        Self::about(
+            name,
+            match known.is_empty() {
+                true => format!("unknown parameter `{name}`; this endpoint takes no parameters"),
+                false => format!("unknown parameter `{name}`; expected one of: {}", known.join(", ")),
+            },
+        )
+    }
+
+    pub fn missing_parameter(name: &str, expected: impl std::fmt::Display) -> Self {
+        Self::about(name, format!("missing parameter `{name}`; expected {expected}"))
+    }
+
     /// A bad request whose detail speaks of a parameter.
     pub fn about(name: &str, detail: impl Into<String>) -> Self {
         Problem { parameter: Some(name.to_string()), ..Self::bad_request(detail) }
-    }
-
-    pub fn set_parameter(&mut self, name: &str) {
-        self.parameter = Some(name.to_string());
     }
 
     pub fn not_found(detail: impl Into<String>) -> Self {

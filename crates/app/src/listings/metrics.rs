@@ -160,7 +160,7 @@ fn names(text: &str) -> Result<Vec<String>, Problem> {
 ///
 /// Parameters: `names` with commas between or as a JSON array, `x` (step, time or tokens), `from`, `to`, `points`.
 pub async fn points(engine: &Engine, run: &str, mut params: Params) -> Result<PointsAnswer, Problem> {
-    let names = names(params.text("names").ok_or_else(|| Problem::parameter("names", "given"))?)?;
+    let names = names(params.text("names").ok_or_else(|| Problem::missing_parameter("names", "metric names"))?)?;
     let axis = match params.text("x") {
         None | Some("step") => Axis::Step,
         Some("time") => Axis::Time,
