@@ -8,11 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
+use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
-use rollscope_query::scope::StepScope;
+use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_query::{Engine, ErrorKind, QueryError};
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
@@ -271,8 +272,8 @@ impl Answers {
             None => (self.all_rows(&format!("select {columns} from spans where {filter}")).await?, filter.clone()),
             Some(step) => {
                 let (max_rows, too_many) = (MAX_STEP_SPANS, too_many_spans());
-                let found =
-                    self.engine.spans_of_step(StepScope { run, step, columns, max_rows, too_many, at_once: true });
+                let read = ScopeRead { columns, max_rows, too_many, at_once: true };
+                let found = self.engine.spans_of(Scope::Step { run, step }, read);
                 let found = found.await?;
                 (found.batches, found.filter)
             }
@@ -339,8 +340,17 @@ impl Answers {
         Ok(said.is_valid(0) && said.value(0))
     }
 
-    /// The steps around one (or the newest), each as it is known.
-    async fn history(&self, run: &str, around: Option<Option<i64>>) -> Result<(Vec<Known>, usize), QueryError> {
+    /// The steps around one (or the newest), each as it is known. Boxed, so that reading and computing them is compiled here and
+    /// not once more in each crate that asks.
+    fn history<'a>(
+        &'a self,
+        run: &'a str,
+        around: Option<Option<i64>>,
+    ) -> BoxFuture<'a, Result<(Vec<Known>, usize), QueryError>> {
+        Box::pin(self.history_here(run, around))
+    }
+
+    async fn history_here(&self, run: &str, around: Option<Option<i64>>) -> Result<(Vec<Known>, usize), QueryError> {
         let mut steps = self.steps_of(run).await?;
         let all = steps.len();
         if let Some(step) = around

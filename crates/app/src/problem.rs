@@ -72,10 +72,6 @@ impl Problem {
         Problem { parameter: Some(name.to_string()), ..Self::bad_request(detail) }
     }
 
-    pub fn set_parameter(&mut self, name: &str) {
-        self.parameter = Some(name.to_string());
-    }
-
     pub fn not_found(detail: impl Into<String>) -> Self {
         Self::new(ProblemKind::NotFound, detail)
     }

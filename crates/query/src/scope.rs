@@ -1,12 +1,15 @@
-//! Which spans belong to a step.
+//! Which spans belong to a question: a step, or a window of time. Answers, timeline and exports ask here, so all of them mean
+//! the same spans.
 //!
-//! Those that name it, and what is below them in their traces: ROLL names the step on its root alone, a serving engine names
-//! none. This is decided here and nowhere else, when rows are read. It cannot be decided when they arrive: a root ends, and
-//! is sent, after everything below it, and by another process.
+//! **A step** has the spans that name it, and what is below them in their traces: ROLL names the step on its root alone, a
+//! serving engine names none. This is decided here and nowhere else, when rows are read. It cannot be decided when they
+//! arrive: a root ends, and is sent, after everything below it, and by another process.
 //!
 //! A span that names no step follows its parents upwards. If it meets a span of this step, it belongs to it; a span of
 //! another step, it does not. What is above a step (a span around the whole training) and beside it (another child of that)
 //! belongs to no step. A tree of its own inside a trace of the step, and one whose parent never came, belong to the step.
+//!
+//! **A window of time** has the spans of the run that are there at some time in it, and those of other runs in their traces.
 
 use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, RecordBatch};
 use arrow::compute::{filter_record_batch, max, min};
@@ -18,24 +21,46 @@ use hashbrown::{HashMap, HashSet};
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
 
-/// What to read of a step.
-pub struct StepScope<'a> {
-    pub run: &'a str,
-    pub step: i64,
+/// What a question is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope<'a> {
+    Step { run: &'a str, step: i64 },
+    Window { run: &'a str, from: i64, to: i64 },
+}
+
+/// How to read the spans of a scope.
+pub struct ScopeRead {
     /// Of `spans`; `trace_id`, `span_id`, `parent_span_id`, `start_ns` and `end_ns` must be among them.
     pub columns: String,
     pub max_rows: usize,
-    /// What to say of a step that has more rows.
+    /// What to say of a scope that has more rows.
     pub too_many: String,
     /// Does not wait for a turn among the queries: for what works on behalf of a query that has one.
     pub at_once: bool,
 }
 
-/// The spans of a step.
-pub struct StepSpans {
+/// The spans of a scope.
+pub struct ScopeSpans {
     pub batches: Vec<RecordBatch>,
     /// An SQL condition that all of them fulfil, and perhaps others.
     pub filter: String,
+}
+
+/// Tells which spans belong to a step, for whoever reads them piece by piece.
+pub struct StepMembers {
+    /// An SQL condition that all of them fulfil, and perhaps others: those [`StepMembers::keep`] leaves out.
+    pub filter: String,
+    below: Option<Below>,
+}
+
+impl StepMembers {
+    /// The rows of a batch that belong to the step. It needs the columns `trace_id`, `span_id` and `step`.
+    pub fn keep(&self, batch: &RecordBatch) -> Result<RecordBatch, QueryError> {
+        match &self.below {
+            None => Ok(batch.clone()),
+            Some(below) => below.of(batch).map_err(internal),
+        }
+    }
 }
 
 /// `'text'`, quotes doubled.
@@ -49,49 +74,107 @@ pub fn overlaps(from: i64, to: i64) -> String {
 }
 
 impl Engine {
-    pub fn spans_of_step<'a>(&'a self, scope: StepScope<'a>) -> BoxFuture<'a, Result<StepSpans, QueryError>> {
-        Box::pin(self.spans_of_step_here(scope))
+    pub fn spans_of<'a>(&'a self, scope: Scope<'a>, read: ScopeRead) -> BoxFuture<'a, Result<ScopeSpans, QueryError>> {
+        Box::pin(async move {
+            match scope {
+                Scope::Step { run, step } => self.spans_of_step(run, step, &read).await,
+                Scope::Window { run, from, to } => self.spans_of_window(run, from, to, &read).await,
+            }
+        })
     }
 
-    async fn spans_of_step_here(&self, scope: StepScope<'_>) -> Result<StepSpans, QueryError> {
-        let own = format!("run_id = {} and step = {}", text(scope.run), scope.step);
-        let mut batches = self.scope_rows(&scope, &scope.columns, &own).await?;
-        let Some((from, to)) = extent(&batches) else { return Ok(StepSpans { batches, filter: own }) };
-        let during = overlaps(from, to);
-        let unnamed = format!("step is null and {during}");
-        let others = self.scope_rows(&scope, &scope.columns, &unnamed).await?;
-        let mut below = Below::new(&batches, &others).map_err(internal)?;
-        if below.orphans() {
-            // Their parents may belong to another step, and they with them.
-            let elsewhere = format!("step is not null and step <> {} and {during}", scope.step);
-            let rows = self.scope_rows(&scope, "trace_id, span_id", &elsewhere).await?;
-            below.without(&rows).map_err(internal)?;
-        }
+    /// Which spans belong to a step, without their other columns: for those who have no room for all of it.
+    pub fn members_of_step<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<StepMembers, QueryError>> {
+        let read = ScopeRead {
+            columns: "trace_id, span_id, parent_span_id, step, start_ns, end_ns".into(),
+            max_rows: usize::MAX,
+            too_many: String::new(),
+            at_once: false,
+        };
+        Box::pin(async move { Ok(self.read_step(run, step, &read).await?.2) })
+    }
+
+    async fn spans_of_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
+        let (mut batches, others, members) = self.read_step(run, step, read).await?;
         let named = batches.len();
         for batch in &others {
-            let kept = below.of(batch).map_err(internal)?;
+            let kept = members.keep(batch)?;
             if kept.num_rows() > 0 {
                 batches.push(kept);
             }
         }
-        let filter = if batches.len() > named { format!("({own} or {unnamed})") } else { own };
-        Ok(StepSpans { batches, filter })
+        let filter = if batches.len() > named { members.filter } else { own(run, step) };
+        Ok(ScopeSpans { batches, filter })
     }
 
-    async fn scope_rows(
+    /// The spans that name the step, those that may belong to it, and which of these do.
+    async fn read_step(
         &self,
-        scope: &StepScope<'_>,
-        columns: &str,
-        filter: &str,
-    ) -> Result<Vec<RecordBatch>, QueryError> {
+        run: &str,
+        step: i64,
+        read: &ScopeRead,
+    ) -> Result<(Vec<RecordBatch>, Vec<RecordBatch>, StepMembers), QueryError> {
+        let own = own(run, step);
+        let batches = self.scope_rows(read, &read.columns, &own).await?;
+        let Some((from, to)) = extent(&batches) else {
+            return Ok((batches, Vec::new(), StepMembers { filter: own, below: None }));
+        };
+        let during = overlaps(from, to);
+        let unnamed = format!("step is null and {during}");
+        let others = self.scope_rows(read, &read.columns, &unnamed).await?;
+        let mut below = Below::new(&batches, &others).map_err(internal)?;
+        if below.orphans() {
+            // Their parents may belong to another step, and they with them.
+            let elsewhere = format!("step is not null and step <> {step} and {during}");
+            let rows = self.scope_rows(read, "trace_id, span_id", &elsewhere).await?;
+            below.without(&rows).map_err(internal)?;
+        }
+        let members = StepMembers { filter: format!("({own} or {unnamed})"), below: Some(below) };
+        Ok((batches, others, members))
+    }
+
+    /// The run's spans in a window of time, and those of other runs in the same traces, such as a serving engine's.
+    async fn spans_of_window(&self, run: &str, from: i64, to: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
+        let (run, filter) = (text(run), overlaps(from, to));
+        let mut batches = self.scope_rows(read, &read.columns, &format!("run_id = {run} and {filter}")).await?;
+        let traces = traces(&batches).map_err(internal)?;
+        if !traces.is_empty() {
+            for batch in self.scope_rows(read, &read.columns, &format!("run_id <> {run} and {filter}")).await? {
+                let mut mask = Vec::with_capacity(batch.num_rows());
+                each_id(&batch, |id, _| mask.push(traces.contains(&id.0))).map_err(internal)?;
+                let kept = filter_record_batch(&batch, &BooleanArray::from(mask)).map_err(internal)?;
+                if kept.num_rows() > 0 {
+                    batches.push(kept);
+                }
+            }
+        }
+        Ok(ScopeSpans { batches, filter })
+    }
+
+    async fn scope_rows(&self, read: &ScopeRead, columns: &str, filter: &str) -> Result<Vec<RecordBatch>, QueryError> {
         let sql = format!("select {columns} from spans where {filter}");
-        let running = match scope.at_once {
-            true => self.sql_at_once(&sql, scope.max_rows).await?,
-            false => self.sql_rows(&sql, scope.max_rows).await?,
+        let running = match read.at_once {
+            true => self.sql_at_once(&sql, read.max_rows).await?,
+            false => self.sql_rows(&sql, read.max_rows).await?,
         };
         let (rows, truncated) = running.collect().await?;
-        if truncated { Err(QueryError::new(ErrorKind::Limit, scope.too_many.clone())) } else { Ok(rows) }
+        if truncated { Err(QueryError::new(ErrorKind::Limit, read.too_many.clone())) } else { Ok(rows) }
     }
+}
+
+/// Spans that name the step, as an SQL condition.
+fn own(run: &str, step: i64) -> String {
+    format!("run_id = {} and step = {step}", text(run))
+}
+
+fn traces(batches: &[RecordBatch]) -> Result<HashSet<[u8; 16]>, ArrowError> {
+    let mut traces = HashSet::new();
+    for batch in batches {
+        each_id(batch, |id, _| {
+            traces.insert(id.0);
+        })?;
+    }
+    Ok(traces)
 }
 
 fn internal(error: ArrowError) -> QueryError {
@@ -201,10 +284,13 @@ impl Below {
         Ok(())
     }
 
+    /// Rows that name a step belong: whoever asks has chosen it.
     fn of(&self, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+        let steps = batch.column_by_name("step").filter(|steps| steps.null_count() < steps.len());
         let mut mask = Vec::with_capacity(batch.num_rows());
         each_id(batch, |id, _| {
-            mask.push(self.verdicts.get(&id).is_some_and(|v| *v != Verdict::DoesNot));
+            let named = steps.is_some_and(|steps| steps.is_valid(mask.len()));
+            mask.push(named || self.verdicts.get(&id).is_some_and(|v| *v != Verdict::DoesNot));
         })?;
         filter_record_batch(batch, &BooleanArray::from(mask))
     }

@@ -76,11 +76,7 @@ fn needle(node: &Node) -> Result<Needle, Problem> {
     Ok(match node {
         Node::Regex(pattern) => {
             let built = RegexBuilder::new(pattern).size_limit(MAX_REGEX_BYTES).dfa_size_limit(MAX_REGEX_BYTES).build();
-            Needle::Regex(built.map_err(|e| {
-                let mut problem = Problem::bad_request(format!("parameter `search`: /{pattern}/: {e}"));
-                problem.set_parameter("search");
-                problem
-            })?)
+            Needle::Regex(built.map_err(|e| Problem::about("search", format!("parameter `search`: /{pattern}/: {e}")))?)
         }
         Node::Contains(text) => Needle::Text(text.clone()),
         other => unreachable!("{other:?} is not slow"),

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
 
 use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
 use arrow::compute::{concat_batches, filter_record_batch};
@@ -10,9 +9,8 @@ use arrow::datatypes::{Schema, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
 use axum::extract::State;
-use axum::http::{HeaderName, StatusCode, header};
+use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
-use futures::StreamExt;
 use parking_lot::Mutex;
 use rollscope_app::query::{collect, int_column, sql_text};
 use rollscope_formats::export::timeline;
@@ -20,7 +18,7 @@ use rollscope_model::Table;
 use rollscope_model::ids::TraceId;
 use rollscope_model::pd::KEY_PREFIX;
 use rollscope_model::read::{Text, column};
-use rollscope_query::scope::{StepScope, overlaps};
+use rollscope_query::scope::{Scope, ScopeRead, overlaps};
 use rollscope_store::{Snapshot, SnapshotSource};
 
 use super::stream::{Format, respond};
@@ -129,18 +127,6 @@ fn columns_of(schema: &SchemaRef) -> SchemaRef {
     Arc::new(Schema::new(fields))
 }
 
-async fn rows(app: &App, sql: &str) -> Result<Vec<RecordBatch>, Problem> {
-    let mut running = app.engine.sql_rows(sql, MAX_SPANS).await?;
-    let mut batches = Vec::new();
-    while let Some(batch) = running.stream.next().await {
-        batches.push(batch?);
-    }
-    if running.truncated.load(Relaxed) {
-        return Err(Problem::new(StatusCode::PAYLOAD_TOO_LARGE, too_many_spans()));
-    }
-    Ok(batches)
-}
-
 fn too_many_spans() -> String {
     format!("more than {MAX_SPANS} spans; request a time window with `from_ns` and `to_ns`")
 }
@@ -151,27 +137,12 @@ async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Re
     // Attributes are read only if some span has prefill and decode times in them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with(KEY_PREFIX)));
     let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
-    let (from, to) = match window {
-        Window::Time { from, to } => (from, to),
-        Window::Step(step) => {
-            let (max_rows, too_many) = (MAX_SPANS, too_many_spans());
-            let scope = StepScope { run, step, columns, max_rows, too_many, at_once: false };
-            return Ok(app.engine.spans_of_step(scope).await?.batches);
-        }
+    let scope = match window {
+        Window::Time { from, to } => Scope::Window { run, from, to },
+        Window::Step(step) => Scope::Step { run, step },
     };
-    let (run, during) = (sql_text(run), overlaps(from, to));
-    let mut spans = rows(app, &format!("select {columns} from spans where run_id = {run} and {during}")).await?;
-    let traces = traces_of(&spans)?;
-    if traces.is_empty() {
-        return Ok(spans);
-    }
-    for batch in rows(app, &format!("select {columns} from spans where run_id <> {run} and {during}")).await? {
-        let kept = of_traces(&batch, &traces)?;
-        if kept.num_rows() > 0 {
-            spans.push(kept);
-        }
-    }
-    Ok(spans)
+    let read = ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), at_once: false };
+    Ok(app.engine.spans_of(scope, read).await?.batches)
 }
 
 fn ids<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a FixedSizeBinaryArray, Problem> {
@@ -192,12 +163,6 @@ fn traces_of(batches: &[RecordBatch]) -> Result<Traces, Problem> {
         }
     }
     Ok(traces)
-}
-
-fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, Problem> {
-    let known = |id: &[u8]| <[u8; 16]>::try_from(id).is_ok_and(|id| traces.contains(&id));
-    let mask: BooleanArray = ids(batch, "trace_id")?.iter().map(|id| Some(id.is_some_and(known))).collect();
-    filter_record_batch(batch, &mask).map_err(internal)
 }
 
 fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
