@@ -306,6 +306,8 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
+        let open = core::core().map(open_now).unwrap_or_default();
+        assert!(!open.contains(&self.number), "a span's memory goes while it is still known");
         *self.alive = 0;
     }
 }
