@@ -145,7 +145,7 @@ export class StaticSource implements DataSource {
     try {
       return await inflate(text);
     } catch {
-      throw new SourceError('The file is damaged', `The block rs-${id} cannot be unpacked.`);
+      throw new SourceError('The file is damaged', `The block rs-${id} cannot be decompressed.`);
     }
   }
   private async json<T>(id: string): Promise<T> {

@@ -147,7 +147,7 @@ class App {
           (m) => show(m.default),
           () =>
             (this.viewError = new Error(
-              'A part of the page could not be loaded. Has the server been updated or stopped? Retry loads the page anew.',
+              'A part of the page could not be loaded. Has the server been updated or stopped? Press Retry to reload the page.',
             )),
         );
     }

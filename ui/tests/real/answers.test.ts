@@ -78,7 +78,7 @@ it('traces are found, and one is a tree with its threads, its path and its stati
   await page.getByText('6 found').waitFor();
   await page.getByLabel('at least').fill('1h');
   await page.keyboard.press('Enter');
-  await page.getByText('No trace fits').waitFor();
+  await page.getByText('No traces match').waitFor();
   await page.getByRole('button', { name: 'clear' }).click();
   await page.getByRole('textbox', { name: 'run', exact: true }).fill('sglang');
   await page.keyboard.press('Enter');

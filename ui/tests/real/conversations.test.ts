@@ -223,7 +223,7 @@ it('shows what a hostile model wrote, harmlessly', async () => {
   expect(text).toContain('<script>window.hacked=4</script>');
   expect(text).toContain('not JSON');
   expect(text).toContain('hologram');
-  expect(text).toContain('no image that can be shown');
+  expect(text).toContain('not an image that can be shown');
   expect(await page.locator('math mfrac').count()).toBe(1);
   expect(await page.locator('.side a[href^="javascript"]').count()).toBe(0);
   await page.waitForTimeout(300);

@@ -101,7 +101,7 @@ it('runs: curves, filter, tags, comparing, deleting', async () => {
 
 it('from the run to a step to its timeline, and back', async () => {
   await open('#/run/demo');
-  await page.getByText('Nothing is known to be missing').waitFor();
+  await page.getByText('No data is known to be missing').waitFor();
   await shot('run');
   await page.getByRole('link', { name: 'step 2', exact: true }).click();
   await page.getByRole('heading', { name: 'Step 2' }).waitFor();

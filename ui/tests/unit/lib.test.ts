@@ -134,7 +134,7 @@ describe('a file with the data inside', () => {
     await expect(source.steps('other')).rejects.toThrow(/no run other/);
     await expect(source.runs()).rejects.toThrow(/rs-runs is missing/);
     await expect(source.span('t', 's', { run: 'r', window: { step: 0 }, row: 5 })).rejects.toThrow(/left out/);
-    await expect(new StaticSource(() => '!!!').manifest()).rejects.toThrow(/damaged|unpacked/);
+    await expect(new StaticSource(() => '!!!').manifest()).rejects.toThrow(/damaged|decompressed/);
   });
 });
 

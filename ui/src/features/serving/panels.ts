@@ -2,7 +2,7 @@
 // with an underscore, whichever the store has.
 import { select } from './prom';
 
-export type Unit = 'requests' | 'tokens/s' | 'share' | 'GB/s' | 's' | 'ms' | 'MB' | 'a second' | 'tokens';
+export type Unit = 'requests' | 'tokens/s' | 'share' | 'GB/s' | 's' | 'ms' | 'MB' | 'per second' | 'tokens';
 
 export interface GaugePanel {
   kind: 'gauge';
@@ -45,18 +45,18 @@ export const SECTIONS: { title: string; panels: PanelSpec[] }[] = [
       { kind: 'rate', title: 'Prompt tokens', metric: 'prompt_tokens_total', unit: 'tokens/s' },
       { kind: 'gauge', title: 'Prefix cache hits', metric: 'cache_hit_rate', unit: 'share', join: 'avg' },
       { kind: 'gauge', title: 'KV cache in use', metric: 'token_usage', unit: 'share', join: 'max' },
-      { kind: 'gauge', title: 'Accepted in a speculation', metric: 'spec_accept_length', unit: 'tokens', join: 'avg' },
-      { kind: 'rate', title: 'Aborted requests', metric: 'num_aborted_requests_total', unit: 'a second' },
-      { kind: 'rate', title: 'Failed transfers', metric: 'num_transfer_failed_reqs_total', unit: 'a second' },
+      { kind: 'gauge', title: 'Accepted tokens per speculation', metric: 'spec_accept_length', unit: 'tokens', join: 'avg' },
+      { kind: 'rate', title: 'Aborted requests', metric: 'num_aborted_requests_total', unit: 'per second' },
+      { kind: 'rate', title: 'Failed transfers', metric: 'num_transfer_failed_reqs_total', unit: 'per second' },
     ],
   },
   {
     title: 'Latency and transfer',
     panels: [
       { kind: 'heat', title: 'End to end', metric: 'e2e_request_latency_seconds', unit: 's' },
-      { kind: 'heat', title: 'To the first token', metric: 'time_to_first_token_seconds', unit: 's' },
-      { kind: 'heat', title: 'In the queue', metric: 'queue_time_seconds', unit: 's' },
-      { kind: 'heat', title: 'Between tokens', metric: 'inter_token_latency_seconds', unit: 's' },
+      { kind: 'heat', title: 'Time to first token', metric: 'time_to_first_token_seconds', unit: 's' },
+      { kind: 'heat', title: 'Time in queue', metric: 'queue_time_seconds', unit: 's' },
+      { kind: 'heat', title: 'Time between tokens', metric: 'inter_token_latency_seconds', unit: 's' },
       { kind: 'heat', title: 'KV transfer: speed', metric: 'kv_transfer_speed_gb_s', unit: 'GB/s' },
       { kind: 'heat', title: 'KV transfer: time', metric: 'kv_transfer_latency_ms', unit: 'ms' },
       { kind: 'heat', title: 'KV transfer: size', metric: 'kv_transfer_total_mb', unit: 'MB' },

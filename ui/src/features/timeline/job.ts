@@ -49,10 +49,10 @@ class Runner {
     this.worker.onerror = (e) =>
       this.end({
         error: failed(
-          this.started ? `failed: ${e.message || 'the browser does not say why'}` : `could not be started${e.message ? `: ${e.message}` : ''}`,
+          this.started ? `failed: ${e.message || 'the browser gave no reason'}` : `could not be started${e.message ? `: ${e.message}` : ''}`,
         ),
       });
-    this.worker.onmessageerror = () => this.end({ error: failed('answered what could not be read') });
+    this.worker.onmessageerror = () => this.end({ error: failed('sent an answer that could not be read') });
   }
   private limit(): void {
     this.timer = setTimeout(() => this.end({ error: failed(`gave no answer within ${WORK_MS / 60_000} minutes`) }), WORK_MS);

@@ -47,21 +47,21 @@ const LARGE = 20_000;
 const FORGET = { span: null, w: null, rx: null };
 
 export class TimelineModel {
-  private readonly page: Page;
-  private readonly picture: Picture;
+  readonly #page: Page;
+  readonly #picture: Picture;
   readonly run: string;
 
-  readonly params = $derived.by(() => this.page.route.params);
+  readonly params = $derived.by(() => this.#page.route.params);
   readonly choices = $derived(choicesOf(this.params));
   readonly mode: RowMode = $derived(this.choices.rowsBy === 'group' ? 'sample' : this.choices.rowsBy);
-  private readonly sort = $derived(this.choices.sort);
-  private readonly desc = $derived(this.choices.desc);
-  private readonly grouped = $derived(this.choices.rowsBy === 'group');
-  private readonly colorBy = $derived(this.choices.colorBy);
-  private readonly attempt = $derived(this.choices.attempt);
-  private readonly filter = $derived(this.choices.filter);
-  private readonly follow = $derived(this.choices.follow);
-  private readonly showLinks = $derived(this.choices.links);
+  readonly #sort = $derived(this.choices.sort);
+  readonly #desc = $derived(this.choices.desc);
+  readonly #grouped = $derived(this.choices.rowsBy === 'group');
+  readonly #colorBy = $derived(this.choices.colorBy);
+  readonly #attempt = $derived(this.choices.attempt);
+  readonly #filter = $derived(this.choices.filter);
+  readonly #follow = $derived(this.choices.follow);
+  readonly #showLinks = $derived(this.choices.links);
 
   readonly steps = new Latest<StepInfo[]>();
   /** Spans that belong to no step may be listed as one without a number: they are reached by time. */
@@ -69,17 +69,17 @@ export class TimelineModel {
   readonly stepNo = $derived(stepOf(this.params, this.list));
   readonly step = $derived(this.list.find((s) => s.step === this.stepNo));
   readonly window = $derived(windowOf(this.params, this.stepNo));
-  private readonly windowKey = $derived(this.window ? JSON.stringify(this.window) : '');
-  private readonly info = $derived.by(() => this.page.runs.find((r) => r.run_id === this.run));
+  readonly #windowKey = $derived(this.window ? JSON.stringify(this.window) : '');
+  readonly #info = $derived.by(() => this.#page.runs.find((r) => r.run_id === this.run));
   /** As far as anybody said: then open spans reach to the newest time, else they are cut as in a dump. */
-  readonly running = $derived(isRunning(this.info, Date.now()));
-  readonly isLive = $derived.by(() => (this.step?.open ?? 0) > 0 && this.page.source.can.live && this.running);
+  readonly running = $derived(isRunning(this.#info, Date.now()));
+  readonly isLive = $derived.by(() => (this.step?.open ?? 0) > 0 && this.#page.source.can.live && this.running);
 
   readonly data = new Latest<Shown>();
   /** Milliseconds from the question to the layout. */
   took = $state(0);
   /** When the newest data came: open spans grow from there. */
-  private arrived = 0;
+  #arrived = 0;
 
   readonly axis = new TimeAxis();
   /** Follows from the data; what was chosen is laid over it without building it again. */
@@ -88,15 +88,15 @@ export class TimelineModel {
   version = $state(0);
   /** Rises with every new answer, for the panels. */
   dataVersion = $state(0);
-  private sceneKey = '';
-  private shownOnce = false;
-  private readonly theme = $derived.by(() => themeOf(this.page.dark));
-  private readonly table = $derived(this.data.value ? rowTable(this.data.value.items, this.data.value.layout, this.data.value.samples) : null);
-  private readonly palette = $derived(this.data.value ? paletteOf(this.data.value.items, this.theme, this.colorBy) : null);
+  #sceneKey = '';
+  #shownOnce = false;
+  readonly #theme = $derived.by(() => themeOf(this.#page.dark));
+  readonly #table = $derived(this.data.value ? rowTable(this.data.value.items, this.data.value.layout, this.data.value.samples) : null);
+  readonly #palette = $derived(this.data.value ? paletteOf(this.data.value.items, this.#theme, this.#colorBy) : null);
   // Tests of attributes are answered by the source; until then they leave nothing out.
-  private readonly tests = $derived(attrTests(this.filter));
+  readonly #tests = $derived(attrTests(this.#filter));
   readonly asked = new Latest<Map<string, Uint8Array>>();
-  private readonly attrRows = $derived(
+  readonly #attrRows = $derived(
     new Map(
       [...(this.asked.value ?? [])].map(([word, ids]) => [
         word,
@@ -105,20 +105,20 @@ export class TimelineModel {
     ),
   );
   readonly rows = $derived(
-    this.data.value && this.table
-      ? orderRows(this.data.value.items, this.data.value.layout, this.table, {
-          text: this.filter,
-          sort: this.sort,
-          desc: this.desc,
-          grouped: this.grouped,
-          attempt: this.attempt,
-          attrs: this.attrRows,
+    this.data.value && this.#table
+      ? orderRows(this.data.value.items, this.data.value.layout, this.#table, {
+          text: this.#filter,
+          sort: this.#sort,
+          desc: this.#desc,
+          grouped: this.#grouped,
+          attempt: this.#attempt,
+          attrs: this.#attrRows,
         })
       : null,
   );
   readonly linked = new Latest<ArrowStream>();
   readonly links = $derived(
-    this.showLinks && this.linked.value && this.data.value ? linkPairs(this.data.value.items, this.linked.value) : new Int32Array(0),
+    this.#showLinks && this.linked.value && this.data.value ? linkPairs(this.data.value.items, this.linked.value) : new Int32Array(0),
   );
 
   /** The selected item, -1: none. */
@@ -126,46 +126,46 @@ export class TimelineModel {
   /** A measured stretch of time. */
   range: [number, number] | null = $state.raw(null);
 
-  private readonly last = new Latest<void>();
-  private readonly timers: Partial<Record<'news' | 'count' | 'window', ReturnType<typeof setTimeout>>> = {};
+  readonly #last = new Latest<void>();
+  readonly #timers: Partial<Record<'news' | 'count' | 'window', ReturnType<typeof setTimeout>>> = {};
 
   constructor(run: string, page: Page, picture: Picture) {
     this.run = run;
-    this.page = page;
-    this.picture = picture;
+    this.#page = page;
+    this.#picture = picture;
     this.watchSteps();
     this.watchData();
     this.watchQuestions();
     this.watchScene();
-    $effect(() => () => Object.values(this.timers).forEach(clearTimeout));
+    $effect(() => () => Object.values(this.#timers).forEach(clearTimeout));
   }
 
   // Loading
 
-  readonly loadSteps = (): Promise<void> => this.steps.again((s) => this.page.source.steps(this.run, s));
+  readonly loadSteps = (): Promise<void> => this.steps.again((s) => this.#page.source.steps(this.run, s));
 
   private watchSteps(): void {
     $effect(() => {
-      const c = this.page.change;
+      const c = this.#page.change;
       if (c.version === 0 || c.runs.length === 0 || c.runs.includes(this.run)) void this.loadSteps();
     });
     $effect(() => {
-      if (this.steps.value && this.list.length === 0 && !this.params.from_ns) untrack(() => void this.last.ask((s) => this.openLast(s)));
+      if (this.steps.value && this.list.length === 0 && !this.params.from_ns) untrack(() => void this.#last.ask((s) => this.openLast(s)));
     });
   }
 
   /** A run without steps opens at its last minutes. */
   private async openLast(signal: AbortSignal): Promise<void> {
-    const known = this.info ? this.page.runs : await this.page.source.runs(signal);
+    const known = this.#info ? this.#page.runs : await this.#page.source.runs(signal);
     signal.throwIfAborted();
-    this.page.runs = known;
+    this.#page.runs = known;
     const at = lastMinutes(known.find((r) => r.run_id === this.run));
-    if (at && this.list.length === 0) this.page.set(at);
+    if (at && this.list.length === 0) this.#page.set(at);
   }
 
   private watchData(): void {
     $effect(() => {
-      if (this.windowKey !== '') untrack(() => this.fetch(false));
+      if (this.#windowKey !== '') untrack(() => this.fetch(false));
     });
     // A running step grows: what is new is fetched when it changed, at most twice a second or twice the time that it takes.
     let before = '';
@@ -188,10 +188,11 @@ export class TimelineModel {
 
   /** @param keep what is shown stays until the answer is there, and only news is asked for */
   fetch(keep: boolean): void {
-    const { window, windowKey: key, mode, run } = this;
+    const { window, mode, run } = this;
+    const key = this.#windowKey;
     if (!window) return;
     if ((this.step?.spans ?? 0) > LARGE) warm();
-    const { source } = this.page;
+    const { source } = this.#page;
     const began = performance.now();
     const old = keep && this.data.value?.key === key ? this.data.value : null;
     void this.data.ask(async (signal) => {
@@ -199,7 +200,7 @@ export class TimelineModel {
         .samples(run, window, signal)
         .then(readStream)
         .catch(() => null);
-      if (!this.info) this.page.runs = await source.runs(signal).catch(() => this.page.runs);
+      if (!this.#info) this.#page.runs = await source.runs(signal).catch(() => this.#page.runs);
       signal.throwIfAborted();
       const live = this.isLive;
       const answer = await source.timeline(run, window, { live, since: old?.items.parentIds ? old.version : null }, signal);
@@ -209,7 +210,7 @@ export class TimelineModel {
         (await load((await source.timeline(run, window, { live }, signal)).bytes, live, mode, signal));
       const result = { ...loaded, samples: await samples, key, version: answer.version };
       this.took = performance.now() - began;
-      this.arrived = performance.now();
+      this.#arrived = performance.now();
       return result;
     }, keep);
   }
@@ -218,20 +219,19 @@ export class TimelineModel {
   private grow(): (() => void) | undefined {
     const s = this.scene;
     if (!this.isLive || !s) return undefined;
-    const { follow } = this;
-    const { start, end, flags, n, extent } = s.items;
+        const { start, end, flags, n, extent } = s.items;
     const open: number[] = [];
     for (let i = 0; i < n; i++) if ((flags[i] & STATE) === OPEN && end[i] >= extent && start[i] <= extent) open.push(i);
     if (open.length === 0) return undefined;
     const list = Int32Array.from(open);
     const still = matchMedia('(prefers-reduced-motion: reduce)').matches;
     const tick = (): void => {
-      const grown = Math.min(extent + performance.now() - this.arrived, extent + 60_000);
+      const grown = Math.min(extent + performance.now() - this.#arrived, extent + 60_000);
       const atEdge = s.t1 >= s.items.extent;
       s.grow(list, grown);
       this.axis.extent = grown;
-      if (follow && atEdge) s.follow(grown);
-      this.picture.redraw();
+      if (this.#follow && atEdge) s.follow(grown);
+      this.#picture.redraw();
     };
     const timer = setInterval(tick, still ? 1000 : 125);
     return () => clearInterval(timer);
@@ -239,12 +239,12 @@ export class TimelineModel {
 
   private watchQuestions(): void {
     $effect(() => {
-      const { tests, window } = this;
-      if (window) untrack(() => this.askAttrs(tests));
+      const tests = this.#tests;
+      if (this.window) untrack(() => this.askAttrs(tests));
     });
     $effect(() => {
       const { window } = this;
-      if (this.showLinks && window) untrack(() => void this.linked.ask((s) => this.page.source.links(this.run, window, s)));
+      if (this.#showLinks && window) untrack(() => void this.linked.ask((s) => this.#page.source.links(this.run, window, s)));
     });
   }
 
@@ -259,7 +259,7 @@ export class TimelineModel {
     void this.asked.ask(async (signal) => {
       await new Promise((done) => setTimeout(done, 250));
       if (signal.aborted) throw new DOMException('superseded', 'AbortError');
-      const answers = [...tests].map(async ([word, test]) => [word, await this.page.source.withAttr(run, window, test, signal)] as const);
+      const answers = [...tests].map(async ([word, test]) => [word, await this.#page.source.withAttr(run, window, test, signal)] as const);
       return new Map(await Promise.all(answers));
     });
   }
@@ -269,8 +269,8 @@ export class TimelineModel {
   private watchScene(): void {
     $effect(() => {
       const d = this.data.value;
-      if (!d || !this.table || !this.rows || !this.palette) return;
-      void [this.theme, this.choices, this.links];
+      if (!d || !this.#table || !this.rows || !this.#palette) return;
+      void [this.#theme, this.choices, this.links];
       untrack(() => this.build(d));
     });
     // The back button and edited addresses.
@@ -283,34 +283,34 @@ export class TimelineModel {
   }
 
   private build(d: Shown): void {
-    const { table, rows, palette, theme, links } = this;
+    const [table, rows, palette] = [this.#table, this.rows, this.#palette];
     if (!table || !rows || !palette) return;
     let s = this.scene;
-    if (!s || s.layout !== d.layout) s = this.fresh(d, new Scene(d.items, d.layout, table, d.bins, rows, theme, palette), s);
+    if (!s || s.layout !== d.layout) s = this.fresh(d, new Scene(d.items, d.layout, table, d.bins, rows, this.#theme, palette), s);
     const filtered = s.rows !== rows;
-    Object.assign(s, { table, theme, palette, links });
-    applyChoices(s, rows, this.choices, Math.max(100, this.picture.height() - HEAD));
+    Object.assign(s, { table, theme: this.#theme, palette, links: this.links });
+    applyChoices(s, rows, this.choices, Math.max(100, this.#picture.height() - HEAD));
     if (filtered) {
       s.strip = null;
       this.recount();
     }
     this.scene = s;
     this.version++;
-    if (this.chosen >= 0 && !this.shownOnce) requestAnimationFrame(() => this.picture.reveal(this.chosen));
-    this.shownOnce = true;
+    if (this.chosen >= 0 && !this.#shownOnce) requestAnimationFrame(() => this.#picture.reveal(this.chosen));
+    this.#shownOnce = true;
   }
 
   /** A scene for new data: of the same step, it stays where we were; at the right edge, it follows. */
   private fresh(d: Shown, s: Scene, old: Scene | null): Scene {
-    if (old && this.sceneKey === d.key) {
+    if (old && this.#sceneKey === d.key) {
       s.clampWindow(old.t0, old.t1);
-      if (old.t1 >= old.items.extent && this.follow) s.follow(d.items.extent);
+      if (old.t1 >= old.items.extent && this.#follow) s.follow(d.items.extent);
     } else {
       s.fit();
       const w = parseWindow(this.params.w);
       if (w) s.clampWindow(...w);
     }
-    this.sceneKey = d.key;
+    this.#sceneKey = d.key;
     Object.assign(this.axis, { baseNs: d.items.baseNs, extent: d.items.extent || 1, t0: s.t0, t1: s.t1 });
     this.dataVersion++;
     this.chosen = itemOf(d.items, this.params.span);
@@ -329,9 +329,9 @@ export class TimelineModel {
     });
   }
 
-  private later(what: keyof typeof this.timers, ms: number, then: () => void): void {
-    clearTimeout(this.timers[what]);
-    this.timers[what] = setTimeout(then, ms);
+  private later(what: 'news' | 'count' | 'window', ms: number, then: () => void): void {
+    clearTimeout(this.#timers[what]);
+    this.#timers[what] = setTimeout(then, ms);
   }
 
   // What a person does
@@ -342,13 +342,13 @@ export class TimelineModel {
   readonly select = (item: number): void => {
     const had = this.chosen >= 0;
     this.chosen = item;
-    this.page.set({ span: this.chosenText() || null }, !had && item >= 0);
+    this.#page.set({ span: this.chosenText() || null }, !had && item >= 0);
   };
   /** The window in view was moved. */
   readonly moved = (t0: number, t1: number): void => {
     this.later('window', 250, () => {
       const all = this.scene ? t0 <= 0 && t1 >= this.scene.items.extent : true;
-      this.page.set({ w: all ? null : formatWindow(t0, t1) });
+      this.#page.set({ w: all ? null : formatWindow(t0, t1) });
     });
   };
   zoomToRange(): void {
@@ -359,24 +359,24 @@ export class TimelineModel {
     this.version++;
     this.moved(scene.t0, scene.t1);
   }
-  private readonly at = $derived(this.list.findIndex((s) => s.step === this.stepNo));
-  readonly hasBefore = $derived(this.at > 0);
-  readonly hasAfter = $derived(this.at < this.list.length - 1);
+  readonly #at = $derived(this.list.findIndex((s) => s.step === this.stepNo));
+  readonly hasBefore = $derived(this.#at > 0);
+  readonly hasAfter = $derived(this.#at < this.list.length - 1);
   /** To the step before or after. */
   readonly go = (by: number): void => {
-    const next = this.list[this.at + by];
-    if (next) this.page.set({ step: String(next.step), ...FORGET }, true);
+    const next = this.list[this.#at + by];
+    if (next) this.#page.set({ step: String(next.step), ...FORGET }, true);
   };
   openStep(step: number | string): void {
-    this.page.set({ step: String(step), ...FORGET, from_ns: null, to_ns: null }, true);
+    this.#page.set({ step: String(step), ...FORGET, from_ns: null, to_ns: null }, true);
   }
   readonly expand = (row: number): void => {
-    const label = this.table?.label[row];
-    if (label !== undefined) this.page.set({ rx: toggled(this.choices.toggled, label) });
+    const label = this.#table?.label[row];
+    if (label !== undefined) this.#page.set({ rx: toggled(this.choices.toggled, label) });
   };
   readonly someExpanded = (): boolean => this.version >= 0 && (this.scene?.expanded.includes(1) ?? false);
-  readonly expandAll = (): void => this.page.set({ x: this.someExpanded() ? '0' : '1', rx: null });
-  readonly toggleHidden = (what: string): void => this.page.set({ hide: toggled(this.choices.hidden, what) });
-  readonly toggleLinks = (): void => this.page.set({ links: this.showLinks ? null : '1' });
-  readonly toggleFollow = (): void => this.page.set({ follow: this.follow ? '0' : null });
+  readonly expandAll = (): void => this.#page.set({ x: this.someExpanded() ? '0' : '1', rx: null });
+  readonly toggleHidden = (what: string): void => this.#page.set({ hide: toggled(this.choices.hidden, what) });
+  readonly toggleLinks = (): void => this.#page.set({ links: this.#showLinks ? null : '1' });
+  readonly toggleFollow = (): void => this.#page.set({ follow: this.#follow ? '0' : null });
 }

@@ -93,7 +93,7 @@ export function damage(t: Trace, i: number): string[] {
   if (f & NEGATIVE) out.push('it ends before it begins');
   if (f & ORPHAN_END) out.push('an end without a start');
   if (f & OPEN) out.push('it is still open');
-  if (f & REPEATED) out.push('the same batch is told by another request too');
+  if (f & REPEATED) out.push('another request reports the same batch');
   if (f & JOINED) out.push('joined by its request id');
   return out;
 }
