@@ -172,6 +172,26 @@ def test_a_store_with_steps_samples_and_counters(tmp_path):
     assert bad.returncode == 2 and "nobody" in bad.stderr
 
 
+def test_a_step_has_the_same_spans_in_every_export(tmp_path):
+    """One trace around the whole training, in which only the root of each step names it."""
+    def one(number, parent, name, start, end, step=None):
+        attributes = [] if step is None else [{"key": "rl.step", "value": {"intValue": str(step)}}]
+        span = {"traceId": "a" * 32, "spanId": f"{number:016x}", "name": name, "attributes": attributes,
+                "startTimeUnixNano": str(10**18 + start), "endTimeUnixNano": str(10**18 + end)}
+        return span if parent is None else {**span, "parentSpanId": f"{parent:016x}"}
+    spans = [one(1, None, "training", 0, 100), one(2, 1, "first", 0, 40, 0), one(3, 2, "work of the first", 5, 30),
+             one(4, 1, "second", 35, 90, 1), one(5, 4, "work of the second", 36, 80), one(6, 1, "beside", 10, 20)]
+    file, data = tmp_path / "training.jsonl", tmp_path / "data"
+    file.write_text(json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]}) + "\n")
+    run("import", file, "--data", data, "--run", "long")
+    out, _ = export(tmp_path, "--data", data, "--run", "long", "--step", "0")
+    assert sorted(i["name"] for i in Trace(out.read_bytes()).slices) == ["first", "work of the first"]
+    said = run("export", "html", "--data", data, "--run", "long", "--step", "0", "-o", tmp_path / "step.html").stdout
+    assert ": 2 spans" in said
+    report = json.loads(run("report", "long", "--step", "0", "--data", data, "--json").stdout)
+    assert sorted(n["name"] for n in report["breakdown"]["by_name"]) == ["first", "work of the first"]
+
+
 def test_open_spans_instants_and_bad_times(tmp_path):
     base = 1_756_000_000_000_000_000
     spans = [

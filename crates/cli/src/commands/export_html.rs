@@ -169,6 +169,10 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
         let names: Vec<String> = table.schema().fields().iter().map(|f| format!("{from}\"{}\"", f.name())).collect();
         names.join(", ")
     };
+    let members = match step {
+        Some(step) => Some(engine.members_of_step(run, step).await?),
+        None => None,
+    };
     // Spans of the same traces that name no step, such as those of a serving engine, belong to the trace's sample.
     let all = columns(Table::Spans, "");
     let joined = columns(Table::Spans, "s.")
@@ -187,8 +191,9 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
                                case when min(group_id) = max(group_id) then min(group_id) end as group_id \
                         from own group by trace_id) \
              select {all} from (select {all} from own union all \
-               select {joined} from spans s join traces t on s.trace_id = t.trace_id where s.step is null) \
-             order by sample_id, start_ns, span_id"
+               select {joined} from spans s join traces t on s.trace_id = t.trace_id where s.step is null and {filter}) \
+             order by sample_id, start_ns, span_id",
+            filter = members.as_ref().map_or("true", |m| m.filter.as_str())
         ),
     };
     let of = |table: Table, order: &str| {
@@ -203,7 +208,10 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
     for (table, sql) in parts {
         let mut running = engine.sql(&sql).await?;
         while let Some(batch) = running.stream.next().await {
-            window.push(table, batch?)?;
+            match &members {
+                Some(members) if table == Table::Spans => window.push(table, members.keep(&batch?)?)?,
+                _ => window.push(table, batch?)?,
+            }
         }
     }
     window.finish()?;

@@ -124,34 +124,31 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     let limits =
         QueryLimits { max_rows: usize::MAX, timeout: Duration::from_secs(24 * 3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;
-    let columns = |table: Table, from: &str| -> String {
-        let names: Vec<String> = table.schema().fields().iter().map(|f| format!("{from}\"{}\"", f.name())).collect();
+    let columns = |table: Table| -> String {
+        let names: Vec<String> = table.schema().fields().iter().map(|f| format!("\"{}\"", f.name())).collect();
         names.join(", ")
     };
-    let of_run = match &args.run {
-        Some(run) => Some(format!("run_id = {}", text(&engine.find_run(run).await.map_err(super::answers::usage)?))),
+    let run = match &args.run {
+        Some(run) => Some(engine.find_run(run).await.map_err(super::answers::usage)?),
         None => None,
     };
-    let own = match (&of_run, args.step) {
-        (Some(run), Some(step)) => format!("{run} and step = {step}"),
-        (Some(run), None) => run.clone(),
-        _ => "true".into(),
+    let of_run = run.as_deref().map(|run| format!("run_id = {}", text(run)));
+    let members = match (&run, args.step) {
+        (Some(run), Some(step)) => Some(engine.members_of_step(run, step).await?),
+        _ => None,
     };
-    let spans = columns(Table::Spans, "");
-    let sql = match args.step {
-        None => format!("select {spans} from spans where {own}"),
-        // Spans of the same traces that name no step, such as a serving engine's, belong to the step too.
-        Some(_) => format!(
-            "select {spans} from spans where {own} union all \
-             select {} from spans s join (select distinct trace_id from spans where {own}) t on s.trace_id = t.trace_id \
-             where s.step is null",
-            columns(Table::Spans, "s.")
-        ),
+    let filter = match &members {
+        Some(members) => members.filter.clone(),
+        None => of_run.clone().unwrap_or_else(|| "true".into()),
     };
+    let sql = format!("select {} from spans where {filter}", columns(Table::Spans));
     let (mut first, mut last, mut rows) = (i64::MAX, i64::MIN, 0);
     let mut running = engine.sql(&sql).await?;
     while let Some(batch) = running.stream.next().await {
-        let batch = batch?;
+        let batch = match &members {
+            Some(members) => members.keep(&batch?)?,
+            None => batch?,
+        };
         rows += batch.num_rows();
         if let Some((low, high)) = range(&batch) {
             first = first.min(low);
@@ -168,13 +165,13 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     }
     // Counters of the time that the spans cover; serving series may sit in another run.
     let during = format!("time_ns between {first} and {last}");
-    let metrics = columns(Table::Metrics, "");
+    let metrics = columns(Table::Metrics);
     let sql = format!("select {metrics} from metrics where {} and {during}", of_run.as_deref().unwrap_or("true"));
     let mut running = engine.sql(&sql).await?;
     while let Some(batch) = running.stream.next().await {
         exporter.metrics(&batch?);
     }
-    let series = columns(Table::Series, "");
+    let series = columns(Table::Series);
     let mut running = engine.sql(&format!("select {series} from series where {during}")).await?;
     while let Some(batch) = running.stream.next().await {
         exporter.series(&batch?);
