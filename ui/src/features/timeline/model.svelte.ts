@@ -219,7 +219,7 @@ export class TimelineModel {
   private grow(): (() => void) | undefined {
     const s = this.scene;
     if (!this.isLive || !s) return undefined;
-        const { start, end, flags, n, extent } = s.items;
+    const { start, end, flags, n, extent } = s.items;
     const open: number[] = [];
     for (let i = 0; i < n; i++) if ((flags[i] & STATE) === OPEN && end[i] >= extent && start[i] <= extent) open.push(i);
     if (open.length === 0) return undefined;
