@@ -235,7 +235,7 @@ mod tests {
         let near = choose(&runs(), "gpro").unwrap_err();
         assert_eq!(near.kind, ErrorKind::NotFound);
         assert!(near.message.contains("there is no run `gpro`; did you mean: `gpu-grpo-13dd042b`"), "{}", near.message);
-        assert!(choose(&runs(), "GRPO-13").unwrap_err().message.contains("near: `gpu-grpo"));
+        assert!(choose(&runs(), "GRPO-13").unwrap_err().message.contains("did you mean: `gpu-grpo"));
         assert!(choose(&runs(), "zzz").unwrap_err().message.contains("the newest runs are: `gpu-grpo"));
         assert!(choose(&[], "").unwrap_err().message.contains("no runs yet"));
     }

@@ -177,7 +177,9 @@ fn bad_points_are_refused_one_by_one() {
     );
     let decoded = decode(&request);
     assert_eq!(decoded.rejected, 6);
-    for reason in ["no value", "after the year 2199", "attribute_bytes", "do not fit", "more than 512 buckets"] {
+    for reason in
+        ["no value", "after the year 2199", "attribute_bytes", "does not match its bounds", "more than 512 buckets"]
+    {
         assert!(decoded.reasons.iter().any(|r| r.contains(reason)), "{reason}: {:?}", decoded.reasons);
     }
     assert_eq!(lines(&decoded).len(), 3 + 4);
