@@ -48,7 +48,10 @@ $(VENV)/.ready: tests/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-test: lint lint-python test-rust test-ui test-page test-e2e test-python ## every test
+# Both the page's tests and the user-level ones wait half of the time: they run side by side.
+test: lint lint-python test-rust test-ui ## every test
+	$(MAKE) -j2 --output-sync=target test-page test-e2e
+	$(MAKE) test-python
 
 # The programs are built the same way, for the tests that start them: `cargo test` alone leaves out rollscope-bench.
 test-rust: ui/dist/index.html
