@@ -19,7 +19,7 @@ MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET)
 PACKAGE_SOURCES := $(shell find python/src python/rollscope -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-page test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
+.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,10 +48,13 @@ $(VENV)/.ready: tests/requirements.txt
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/requirements.txt
 	touch $@
 
-# Both the page's tests and the user-level ones wait half of the time: they run side by side.
-test: lint lint-python test-rust test-ui ## every test
-	$(MAKE) -j2 --output-sync=target test-page test-e2e
-	$(MAKE) test-python
+test: lint lint-python test-rust test-ui test-side-by-side test-python ## every test
+
+# The tests of the page and the user-level tests wait half of the time. The page's output is shown when both are done.
+test-side-by-side: $(BIN) $(BENCH) chromium $(VENV)/.ready
+	$(MAKE) test-page > target/test-page.log 2>&1 & page=$$!; \
+	users=0; $(MAKE) test-e2e || users=$$?; \
+	pages=0; wait $$page || pages=$$?; cat target/test-page.log; exit $$((users | pages))
 
 # The programs are built the same way, for the tests that start them: `cargo test` alone leaves out rollscope-bench.
 test-rust: ui/dist/index.html
