@@ -164,7 +164,7 @@ def test_other_log_records_are_refused_alike_over_every_protocol(server):
     records = request.resource_logs.add().scope_logs.add().log_records
     for text in ["starting", "done"]:
         records.add(time_unix_nano=1_790_000_000_000_000_000, severity_text="INFO").body.string_value = text
-    words = "2 rejected: log records are not kept"
+    words = "2 rejected: log records are not stored"
     with grpc.insecure_channel(server.grpc_target) as channel:
         over_grpc = LogsServiceStub(channel).Export(request, timeout=30).partial_success
     answer = requests.post(server.http + "/v1/logs", data=request.SerializeToString(), headers={"content-type": "application/x-protobuf"}, timeout=30)

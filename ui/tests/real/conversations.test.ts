@@ -253,7 +253,7 @@ it('a late answer to an older question never overwrites a newer one', async () =
 
 it('a mistake in the search is told, not swallowed', async () => {
   await open('#/conversations?q=stpe:3');
-  await page.getByRole('alert').getByText('there is no field `stpe`').waitFor();
+  await page.getByRole('alert').getByText('unknown field `stpe`').waitFor();
   // The browser logs the refusal of its own.
   errors = errors.filter((e) => !e.includes('400'));
 });
