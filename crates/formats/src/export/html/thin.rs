@@ -1,6 +1,6 @@
 //! The packed timeline with its numbers as differences: from the end of the bar before, from the row of the parent, from
 //! the row before. They are small, and each byte of them has its own column (`start:0`, `start:1`, ...; columns of
-//! nothing but zeros at the end are left out), so that gzip leaves a quarter. `ui/src/timeline/packed.ts` puts them back.
+//! nothing but zeros at the end are left out), so that gzip leaves a quarter. `ui/src/data/thin.ts` puts them back.
 
 use std::sync::Arc;
 
