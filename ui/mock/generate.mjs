@@ -375,7 +375,6 @@ export function timelineStream(step, baseNs, { live = false, thin = false } = {}
       true,
     ],
     ['span_id', ids(own), true],
-    ...(live ? [['parent_span_id', ids((i) => (s.parent[i] < 0 ? null : own(s.parent[i]))), true]] : []),
     ...(thin
       ? thinned(
           'source',

@@ -272,7 +272,7 @@ impl Answers {
             None => (self.all_rows(&format!("select {columns} from spans where {filter}")).await?, filter.clone()),
             Some(step) => {
                 let (max_rows, too_many) = (MAX_STEP_SPANS, too_many_spans());
-                let read = ScopeRead { columns, max_rows, too_many, at_once: true };
+                let read = ScopeRead { columns, max_rows, too_many, traces: None, at_once: true };
                 let found = self.engine.spans_of(Scope::Step { run, step }, read);
                 let found = found.await?;
                 (found.batches, found.filter)

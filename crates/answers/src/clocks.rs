@@ -120,7 +120,7 @@ fn domains(data: &mut StepData) {
         }
         let name = *names.entry((sender, host)).or_insert_with(|| {
             let text = format!("{}\u{1}{}", data.texts.get(sender), data.texts.get(host));
-            data.texts.intern(&text)
+            data.texts.number(&text)
         });
         data.sender[row] = name;
         if let Some(worker) = data.workers.get_mut(data.worker[row] as usize) {

@@ -61,24 +61,6 @@ pub fn divide<R: Ord + Copy>(claims: &[Claim<R>], from: i64, to: i64) -> Vec<Pie
     out
 }
 
-/// The times during which at least one of these runs, in order.
-pub fn union(list: &mut Vec<(i64, i64)>) {
-    list.sort_unstable();
-    let mut out: Vec<(i64, i64)> = Vec::new();
-    for (start, end) in list.drain(..) {
-        match out.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => out.push((start, end)),
-        }
-    }
-    *list = out;
-}
-
-/// The time of a [`union`].
-pub fn length(list: &[(i64, i64)]) -> i64 {
-    list.iter().map(|(start, end)| end - start).sum()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -100,13 +82,5 @@ mod tests {
     fn what_ends_before_it_starts_has_no_time() {
         let claims = [Claim { start: 5, end: 2, rank: 9 }, Claim { start: 0, end: 10, rank: 1 }];
         assert!(divide(&claims, 0, 10).iter().all(|p| p.winner == Some(1)));
-    }
-
-    #[test]
-    fn unions_join_what_overlaps_or_touches() {
-        let mut list = vec![(5, 6), (0, 2), (1, 3), (3, 4)];
-        union(&mut list);
-        assert_eq!(list, [(0, 4), (5, 6)]);
-        assert_eq!(length(&list), 5);
     }
 }

@@ -325,7 +325,7 @@ impl Sweep {
                 Kind::Tool => {
                     let said = data.facts.get(&(row as u32)).and_then(|f| f.tool.clone());
                     let name = said.unwrap_or_else(|| data.name_of(row).to_string());
-                    *tools.entry(name).or_insert_with_key(|name| data.texts.intern(name))
+                    *tools.entry(name).or_insert_with_key(|name| data.texts.number(name))
                 }
                 _ => NONE,
             };

@@ -98,8 +98,8 @@ impl StepSummary {
         for unit in &times.units {
             let key = match (unit.key, unit.what) {
                 (NONE, _) => NONE,
-                (key, Part::Tool) => out.keys.intern(data.texts.get(key)),
-                (key, _) => out.keys.intern(&data.sender_name(key)),
+                (key, Part::Tool) => out.keys.number(data.texts.get(key)),
+                (key, _) => out.keys.number(&data.sender_name(key)),
             };
             out.units.push(UnitSummary {
                 sample: place[unit.sample as usize],

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
@@ -61,17 +61,28 @@ struct Inner {
     permits: Arc<Semaphore>,
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     next_id: AtomicU64,
-    /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests.
-    threads: Option<Runtime>,
+    threads: &'static Runtime,
 }
 
-impl Drop for Inner {
-    fn drop(&mut self) {
-        // Never waits: an engine may be dropped inside another runtime.
-        if let Some(threads) = self.threads.take() {
-            threads.shutdown_background();
-        }
-    }
+/// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests. The threads live as
+/// long as the process: to let go of a thread that is about to end can crash in the C library, whose `pthread_detach` reads
+/// from the thread's stack when that may be gone.
+fn threads() -> Result<&'static Runtime, QueryError> {
+    static THREADS: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
+    let started = THREADS.get_or_init(|| {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(cores())
+            .thread_name("query")
+            .thread_stack_size(STACK_BYTES)
+            .enable_all()
+            .build()
+    });
+    let failed = |e| QueryError::new(ErrorKind::Internal, format!("cannot start the query threads: {e}"));
+    started.as_ref().map_err(failed)
+}
+
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 impl Engine {
@@ -86,15 +97,8 @@ impl Engine {
         limits: QueryLimits,
         functions: impl FnOnce(WeakEngine) -> Vec<Arc<dyn TableFunction>>,
     ) -> Result<Self, QueryError> {
-        let cores = std::thread::available_parallelism().map_or(2, usize::from);
-        let threads = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(cores)
-            .thread_name("query")
-            .thread_stack_size(STACK_BYTES)
-            .enable_all()
-            .build()
-            .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot start the query threads: {e}")))?;
-        let sessions = Sessions::new(&limits, cores).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
+        let threads = threads()?;
+        let sessions = Sessions::new(&limits, cores()).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
         let permits = Arc::new(Semaphore::new(limits.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
         let inner = Arc::new_cyclic(|engine| Inner {
             source,
@@ -103,7 +107,7 @@ impl Engine {
             permits,
             running: Arc::default(),
             next_id: AtomicU64::new(1),
-            threads: Some(threads),
+            threads,
         });
         Ok(Engine { inner })
     }
@@ -406,7 +410,7 @@ impl Inner {
     }
 
     fn spawn<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> tokio::task::JoinHandle<T> {
-        self.threads.as_ref().expect("the threads live as long as the engine").spawn(work)
+        self.threads.spawn(work)
     }
 }
 

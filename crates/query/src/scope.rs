@@ -17,9 +17,15 @@ use arrow::datatypes::Int64Type;
 use arrow::error::ArrowError;
 use futures::future::BoxFuture;
 use hashbrown::{HashMap, HashSet};
+use rollscope_model::TraceId;
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
+
+pub type Traces = HashSet<TraceId>;
+
+/// Traces that a query lists by name, at most.
+const MAX_LISTED: usize = 200;
 
 /// What a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +41,8 @@ pub struct ScopeRead {
     pub max_rows: usize,
     /// What to say of a scope that has more rows.
     pub too_many: String,
+    /// Only the spans of these traces.
+    pub traces: Option<Traces>,
     /// Does not wait for a turn among the queries: for what works on behalf of a query that has one.
     pub at_once: bool,
 }
@@ -89,6 +97,7 @@ impl Engine {
             columns: "trace_id, span_id, parent_span_id, step, start_ns, end_ns".into(),
             max_rows: usize::MAX,
             too_many: String::new(),
+            traces: None,
             at_once: false,
         };
         Box::pin(async move { Ok(self.read_step(run, step, &read).await?.2) })
@@ -116,7 +125,11 @@ impl Engine {
     ) -> Result<(Vec<RecordBatch>, Vec<RecordBatch>, StepMembers), QueryError> {
         let own = own(run, step);
         let batches = self.scope_rows(read, &read.columns, &own).await?;
-        let Some((from, to)) = extent(&batches) else {
+        let extent = match (&read.traces, batches.is_empty()) {
+            (Some(_), false) => self.extent_of(read, &own).await?,
+            _ => extent(&batches),
+        };
+        let Some((from, to)) = extent else {
             return Ok((batches, Vec::new(), StepMembers { filter: own, below: None }));
         };
         let during = overlaps(from, to);
@@ -140,9 +153,7 @@ impl Engine {
         let traces = traces(&batches).map_err(internal)?;
         if !traces.is_empty() {
             for batch in self.scope_rows(read, &read.columns, &format!("run_id <> {run} and {filter}")).await? {
-                let mut mask = Vec::with_capacity(batch.num_rows());
-                each_id(&batch, |id, _| mask.push(traces.contains(&id.0))).map_err(internal)?;
-                let kept = filter_record_batch(&batch, &BooleanArray::from(mask)).map_err(internal)?;
+                let kept = of_traces(&batch, &traces).map_err(internal)?;
                 if kept.num_rows() > 0 {
                     batches.push(kept);
                 }
@@ -152,13 +163,34 @@ impl Engine {
     }
 
     async fn scope_rows(&self, read: &ScopeRead, columns: &str, filter: &str) -> Result<Vec<RecordBatch>, QueryError> {
-        let sql = format!("select {columns} from spans where {filter}");
+        let Some(wanted) = &read.traces else {
+            return self.rows_of(read, format!("select {columns} from spans where {filter}")).await;
+        };
+        // The store skips what has none of a few traces; many are cheaper told apart here.
+        let listed = match wanted.len() {
+            0 => return Ok(Vec::new()),
+            1..=MAX_LISTED => format!(" and trace_id in ({})", id_list(wanted)),
+            _ => String::new(),
+        };
+        let rows = self.rows_of(read, format!("select {columns} from spans where ({filter}){listed}")).await?;
+        rows.iter().map(|batch| of_traces(batch, wanted).map_err(internal)).collect()
+    }
+
+    async fn rows_of(&self, read: &ScopeRead, sql: String) -> Result<Vec<RecordBatch>, QueryError> {
         let running = match read.at_once {
             true => self.sql_at_once(&sql, read.max_rows).await?,
             false => self.sql_rows(&sql, read.max_rows).await?,
         };
         let (rows, truncated) = running.collect().await?;
         if truncated { Err(QueryError::new(ErrorKind::Limit, read.too_many.clone())) } else { Ok(rows) }
+    }
+
+    /// From the first start to the last end of all spans that fulfil a condition, whatever traces are wanted.
+    async fn extent_of(&self, read: &ScopeRead, filter: &str) -> Result<Option<(i64, i64)>, QueryError> {
+        let sql = format!(
+            "select min(start_ns) as start_ns, max(coalesce(end_ns, start_ns)) as end_ns from spans where {filter}"
+        );
+        Ok(extent(&self.rows_of(read, sql).await?))
     }
 }
 
@@ -167,7 +199,21 @@ fn own(run: &str, step: i64) -> String {
     format!("run_id = {} and step = {step}", text(run))
 }
 
-fn traces(batches: &[RecordBatch]) -> Result<HashSet<[u8; 16]>, ArrowError> {
+/// Trace ids as SQL.
+fn id_list<'a>(ids: impl IntoIterator<Item = &'a TraceId>) -> String {
+    let texts: Vec<String> = ids.into_iter().map(|id| format!("trace_id('{}')", hex::encode(id))).collect();
+    texts.join(", ")
+}
+
+/// The rows of these traces.
+fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, ArrowError> {
+    let mut mask = Vec::with_capacity(batch.num_rows());
+    each_id(batch, |id, _| mask.push(traces.contains(&id.0)))?;
+    filter_record_batch(batch, &BooleanArray::from(mask))
+}
+
+/// The traces of these rows. They need the columns `trace_id` and `span_id`.
+pub fn traces(batches: &[RecordBatch]) -> Result<Traces, ArrowError> {
     let mut traces = HashSet::new();
     for batch in batches {
         each_id(batch, |id, _| {

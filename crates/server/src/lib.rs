@@ -107,7 +107,6 @@ pub(crate) struct Shared {
     sinks: Sinks,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
-    watched: api::Watched,
     known_steps: StepsCache,
 }
 
@@ -219,7 +218,6 @@ impl Server {
             sinks,
             steps,
             stop: shared.stop.clone(),
-            watched: api::Watched::default(),
             known_steps: StepsCache::default(),
         }));
         let auth = Auth::new(config, counters);

@@ -123,7 +123,7 @@ export interface DataSource {
   findRun?(run: string): Promise<string>;
   removeRun(run: string): Promise<void>;
   steps(run: string, signal?: AbortSignal): Promise<StepInfo[]>;
-  /** Arrow IPC stream of spans without attributes: packed, or with `since` what came after that version. */
+  /** Arrow IPC stream of packed spans without attributes; with `since`, of the traces that changed after that version. */
   timeline(run: string, window: Window, how?: { live?: boolean; since?: string | null }, signal?: AbortSignal): Promise<TimelineAnswer>;
   /** Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id. */
   links(run: string, window: Window, signal?: AbortSignal): Promise<ArrowStream>;

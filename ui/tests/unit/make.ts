@@ -1,6 +1,7 @@
-// Small timelines for tests: spans as objects in, an Arrow stream as the reader gives it out.
-import type { ArrowStream, Vector } from '../../src/data/arrow';
-import { buildItems, type Items } from '../../src/features/timeline/items';
+// Small timelines for tests: spans as objects in, columns as the server's answer gives them out. Parents are looked for among
+// the spans of the trace, samples are handed down, open spans reach to the end.
+import { phaseOf } from '../../src/domain/phases';
+import { CLOSED, ERROR, INSTANT, OPEN, ORPHAN, PARENT, tally, type Items } from '../../src/features/timeline/items';
 
 export interface S {
   id: number;
@@ -20,85 +21,73 @@ export interface S {
 }
 
 const BASE = 1_700_000_000_000_000_000n;
-const none = { nullCount: 0, validity: null, offsets: null, bytes: [], children: [], names: [], dictionary: null };
+const STATES: Record<string, number> = { closed: CLOSED, open: OPEN, instant: INSTANT, orphan_end: ORPHAN };
 
-function text(values: (string | null | undefined)[]): Vector {
-  const distinct = [...new Set(values.filter((v): v is string => typeof v === 'string'))];
-  const parts = distinct.map((t) => new TextEncoder().encode(t));
-  const offsets = new Int32Array(parts.length + 1);
-  parts.forEach((p, i) => (offsets[i + 1] = offsets[i] + p.length));
-  const bytes = new Uint8Array(offsets[parts.length]);
-  parts.forEach((p, i) => bytes.set(p, offsets[i]));
-  const validity = new Uint8Array(Math.ceil(values.length / 8));
-  values.forEach((v, i) => typeof v === 'string' && (validity[i >> 3] |= 1 << (i & 7)));
-  const dictionary: Vector = { ...none, type: { name: 'utf8', width: 0 }, length: parts.length, values: new Uint8Array(0), offsets, bytes: [bytes] };
-  return {
-    ...none,
-    type: { name: 'utf8', width: 0 },
-    length: values.length,
-    nullCount: 1,
-    validity,
-    values: Int32Array.from(values, (v) => (typeof v === 'string' ? distinct.indexOf(v) : 0)),
-    dictionary,
-  };
+class Numbers {
+  readonly texts: string[] = [];
+  of(text: string | null | undefined): number {
+    if (text === null || text === undefined) return -1;
+    if (!this.texts.includes(text)) this.texts.push(text);
+    return this.texts.indexOf(text);
+  }
 }
-function fixed(values: (number | undefined)[], width: number): Vector {
-  const out = new Uint8Array(values.length * width);
-  const validity = new Uint8Array(Math.ceil(values.length / 8));
-  values.forEach((v, i) => {
-    if (v === undefined) return;
-    validity[i >> 3] |= 1 << (i & 7);
-    new DataView(out.buffer).setUint32(i * width, v, true);
+
+export function itemsOf(spans: S[]): Items {
+  const n = spans.length;
+  const first = Math.min(...spans.map((s) => s.start), Infinity);
+  const at = new Map(spans.map((s, i) => [`${s.trace ?? 1}/${s.id}`, i]));
+  const parent = Int32Array.from(spans, (s) => at.get(`${s.trace ?? 1}/${s.parent}`) ?? -1);
+  const up = (i: number): number[] => (parent[i] < 0 ? [] : [parent[i], ...up(parent[i])]);
+  const [names, samples, groups, workers] = [new Numbers(), new Numbers(), new Numbers(), new Numbers()];
+  const sample = Int32Array.from(spans, (_, i) =>
+    samples.of([i, ...up(i)].map((k) => spans[k].sample).find((id) => id !== undefined && id !== null)),
+  );
+  const sampleGroup = new Int32Array(samples.texts.length).fill(-1);
+  spans.forEach((s, i) => {
+    if (sample[i] >= 0 && s.group) sampleGroup[sample[i]] = groups.of(s.group);
   });
-  return { ...none, type: { name: 'fixed', width }, length: values.length, nullCount: 1, validity, values: out };
-}
-function times(values: (number | null | undefined)[]): Vector {
-  const validity = new Uint8Array(Math.ceil(values.length / 8));
-  values.forEach((v, i) => typeof v === 'number' && (validity[i >> 3] |= 1 << (i & 7)));
-  return {
-    ...none,
-    type: { name: 'int', width: 64 },
-    length: values.length,
-    nullCount: 1,
-    validity,
-    values: BigInt64Array.from(values, (v) => BASE + BigInt(Math.round((v ?? 0) * 1e6))),
+  const start = Float64Array.from(spans, (s) => s.start - first);
+  const extent = Math.max(0, ...spans.map((s) => (s.end ?? s.start) - first));
+  const flags = Uint8Array.from(spans, (s) => STATES[s.state ?? (s.end === null ? 'open' : 'closed')] | (s.status === 'error' ? ERROR : 0));
+  parent.forEach((p) => p >= 0 && (flags[p] |= PARENT));
+  const phase = Uint8Array.from(spans, (s) => phaseOf(s.name ?? 'work', s.phase ?? null));
+  const attempt = Uint8Array.from(spans, (s) => s.attempt ?? 0);
+  const traces = [...new Set(spans.map((s) => s.trace ?? 1))];
+  const ids = (values: number[], width: number): Uint8Array => {
+    const bytes = new Uint8Array(values.length * width);
+    values.forEach((v, i) => new DataView(bytes.buffer).setUint32(i * width, v, true));
+    return bytes;
   };
-}
-
-export function streamOf(spans: S[]): ArrowStream {
-  const columns: Record<string, Vector> = {
-    trace_id: fixed(
-      spans.map((s) => s.trace ?? 1),
-      16,
-    ),
-    span_id: fixed(
+  return {
+    n,
+    baseNs: BASE + BigInt(Math.round((n > 0 ? first : 0) * 1e6)),
+    start,
+    end: Float64Array.from(spans, (s) => (s.end === null || s.end === undefined ? extent : s.end - first)),
+    extent,
+    parent,
+    depth: Uint8Array.from(spans, (_, i) => up(i).length),
+    flags,
+    phase,
+    name: Int32Array.from(spans, (s) => names.of(s.name ?? 'work')),
+    names: names.texts,
+    sample,
+    samples: samples.texts,
+    sampleGroup,
+    groups: groups.texts,
+    worker: Int32Array.from(spans, (s) => workers.of([s.thread, s.service ?? 'svc'].filter(Boolean).join(' · '))),
+    workers: workers.texts,
+    attempt,
+    trace: Int32Array.from(spans, (s) => traces.indexOf(s.trace ?? 1)),
+    traceIds: ids(traces, 16),
+    spanIds: ids(
       spans.map((s) => s.id),
       8,
     ),
-    parent_span_id: fixed(
-      spans.map((s) => s.parent),
-      8,
-    ),
-    name: text(spans.map((s) => s.name ?? 'work')),
-    service: text(spans.map((s) => s.service ?? 'svc')),
-    phase: text(spans.map((s) => s.phase)),
-    thread: text(spans.map((s) => s.thread)),
-    host: text(spans.map(() => null)),
-    state: text(spans.map((s) => s.state ?? (s.end === null ? 'open' : 'closed'))),
-    status: text(spans.map((s) => s.status ?? 'unset')),
-    sample_id: text(spans.map((s) => s.sample)),
-    group_id: text(spans.map((s) => s.group)),
-    attempt: { ...none, type: { name: 'int', width: 32 }, length: spans.length, values: Int32Array.from(spans, (s) => s.attempt ?? 0) },
-    start_ns: times(spans.map((s) => s.start)),
-    end_ns: times(spans.map((s) => s.end)),
-  };
-  return {
-    fields: Object.entries(columns).map(([name, v]) => ({ name, nullable: true, type: v.type, children: [] })),
-    batches: [{ length: spans.length, columns: Object.values(columns) }],
+    ...tally(flags, phase, attempt),
+    lane: null,
+    source: null,
   };
 }
-
-export const itemsOf = (spans: S[], live = false): Items => buildItems(streamOf(spans), live);
 
 export function random(seed: number): () => number {
   let s = seed;

@@ -8,7 +8,7 @@ import { packedIds } from '../../src/data/thin';
 import { PHASES } from '../../src/domain/phases';
 import { CLOSED, HAS_PD, OPEN, PARENT, STATE, VIRTUAL, type Items } from '../../src/features/timeline/items';
 import { buildLayout } from '../../src/features/timeline/layout';
-import { isPacked, packedItems } from '../../src/features/timeline/packed';
+import { packedItems } from '../../src/features/timeline/packed';
 
 const recorded = (name: string): ArrowStream => readStream(new Uint8Array(readFileSync(new URL(`../fixtures/${name}.arrow`, import.meta.url))));
 const nameOf = (items: Items, i: number): string => items.names[items.name[i]];
@@ -16,10 +16,6 @@ const all = (items: Items): number[] => Array.from({ length: items.n }, (_, i) =
 
 describe('an answer of the server', () => {
   const items = packedItems(recorded('timeline'));
-  it('is recognised by its columns', () => {
-    expect(isPacked(recorded('timeline'))).toBe(true);
-    expect(isPacked(recorded('types'))).toBe(false);
-  });
   it('has times since its base', () => {
     expect(items.n).toBe(80);
     expect(items.baseNs).toBe(1794820916240783604n);
@@ -64,7 +60,6 @@ describe('an answer of the server', () => {
     expect(items.spanIds).toHaveLength(80 * 8);
     expect(hex(items.spanIds.subarray(0, 8))).toBe('c3cc889ef8327205');
     expect(hex(items.traceIds.subarray(items.trace[0] * 16, items.trace[0] * 16 + 16))).toBe('4030bc3be42035' + '6c47cd9154856712' + '64');
-    expect(items.parentIds).toBeNull();
     expect(items.source).toBeNull();
   });
   it('is laid out by sample in the order that it came in', () => {
@@ -74,18 +69,11 @@ describe('an answer of the server', () => {
   });
 });
 
-it('of a running step, open spans reach to the newest time and parents are named', () => {
+it('of a running step, open spans reach to the newest time', () => {
   const items = packedItems(recorded('timeline-live'));
   expect(items.states[OPEN]).toBe(24);
   expect(items.states[CLOSED]).toBe(3);
   for (const i of all(items)) if ((items.flags[i] & STATE) === OPEN && !(items.flags[i] & VIRTUAL)) expect(items.end[i]).toBe(items.extent);
-  expect(items.parentIds).toHaveLength(items.n * 8);
-  for (const i of all(items)) {
-    const p = items.parent[i];
-    if (p >= 0 && !(items.flags[i] & VIRTUAL)) {
-      expect(hex(items.parentIds!.subarray(i * 8, i * 8 + 8))).toBe(hex(items.spanIds.subarray(p * 8, p * 8 + 8)));
-    }
-  }
 });
 
 describe('a timeline inside a file', () => {

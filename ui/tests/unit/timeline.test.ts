@@ -1,7 +1,8 @@
 import { describe, expect, it } from 'vitest';
 import { PHASES } from '../../src/domain/phases';
 import { countsAt, phaseBins, statsIn } from '../../src/features/timeline/counts';
-import { ERROR, LOST_PARENT, OPEN, PARENT, STATE, type Items } from '../../src/features/timeline/items';
+import { hex } from '../../src/data/arrow';
+import { ERROR, OPEN, STATE, type Items } from '../../src/features/timeline/items';
 import { mergeItems } from '../../src/features/timeline/merge';
 import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/features/timeline/layout';
 import { mix } from '../../src/base/theme';
@@ -11,84 +12,6 @@ import { attrTests, orderRows, rowsOfSpans, rowTable, type RowQuery } from '../.
 import { itemsOf, random, type S } from './make';
 
 const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);
-
-describe('columns', () => {
-  it('times are relative to the first start and exact to the nanosecond', () => {
-    const x = itemsOf([
-      { id: 1, start: 5, end: 9.000001 },
-      { id: 2, start: 3, end: 4 },
-    ]);
-    expect([...x.start]).toEqual([2, 0]);
-    expect(x.end[0]).toBeCloseTo(6.000001, 9);
-    expect(x.baseNs).toBe(1_700_000_000_003_000_000n);
-    expect(x.extent).toBe(x.end[0]);
-  });
-  it('finds parents before and after, within the trace only', () => {
-    const x = itemsOf([
-      { id: 2, parent: 1, start: 1, end: 2 },
-      { id: 1, start: 0, end: 3 },
-      { id: 3, parent: 2, start: 1, end: 2 },
-      { id: 4, parent: 99, start: 1, end: 2 },
-      { id: 5, parent: 1, trace: 7, start: 1, end: 2 },
-    ]);
-    expect([...x.parent]).toEqual([1, -1, 0, -1, -1]);
-    expect([...x.depth]).toEqual([1, 0, 2, 0, 0]);
-    expect(x.flags[1] & PARENT).toBeTruthy();
-    expect([3, 4].map((i) => !!(x.flags[i] & LOST_PARENT))).toEqual([true, true]);
-  });
-  it('agrees with a plain search on random trees', () => {
-    const rnd = random(5);
-    const spans: S[] = Array.from({ length: 600 }, (_, i) => ({
-      id: i + 1,
-      trace: 1 + Math.floor(rnd() * 4),
-      parent: rnd() < 0.8 ? 1 + Math.floor(rnd() * 650) : undefined,
-      start: rnd() * 100,
-      end: 200,
-    }));
-    const x = itemsOf(spans);
-    spans.forEach((s, i) => {
-      const want = spans.findIndex((p) => p.id === s.parent && p.trace === s.trace);
-      // Cycles are cut somewhere: a parent may be missing then, never another one.
-      expect([want === i ? -1 : want, -1]).toContain(x.parent[i]);
-    });
-  });
-  it('survives cycles', () => {
-    const x = itemsOf([
-      { id: 1, parent: 3, start: 0, end: 1 },
-      { id: 2, parent: 1, start: 0, end: 1 },
-      { id: 3, parent: 2, start: 0, end: 1 },
-      { id: 4, parent: 4, start: 0, end: 1 },
-    ]);
-    for (let i = 0; i < 4; i++) {
-      let hops = 0;
-      for (let p = i; p >= 0; p = x.parent[p]) expect(++hops).toBeLessThan(5);
-    }
-  });
-  it('hands the sample down to the spans of the engine', () => {
-    const x = itemsOf([
-      { id: 1, start: 0, end: 9, sample: '7', group: '2' },
-      { id: 2, parent: 1, start: 1, end: 2, service: 'sglang' },
-      { id: 3, parent: 2, start: 1, end: 2 },
-      { id: 4, trace: 2, start: 0, end: 1 },
-    ]);
-    expect([...x.sample]).toEqual([0, 0, 0, -1]);
-    expect(x.groups[x.sampleGroup[0]]).toBe('2');
-  });
-  it('ends an open span at the next sibling, the closed ancestor or the row', () => {
-    const spans: S[] = [
-      { id: 1, start: 0, end: 100, sample: 'a' },
-      { id: 2, parent: 1, start: 10, end: null, sample: 'a' },
-      { id: 3, parent: 1, start: 30, end: 40, sample: 'a' },
-      { id: 4, parent: 1, start: 60, end: null, sample: 'a' },
-      { id: 5, trace: 2, start: 0, end: null, sample: 'b' },
-      { id: 6, trace: 2, parent: 5, start: 5, end: 25, sample: 'b' },
-    ];
-    const x = itemsOf(spans);
-    expect([x.end[1], x.end[3], x.end[4]]).toEqual([30, 100, 25]);
-    expect(x.states).toEqual([3, 3, 0, 0]);
-    expect(itemsOf(spans, true).end[4]).toBe(100);
-  });
-});
 
 describe('layout', () => {
   it('lane is the depth; parallel siblings get lanes of their own', () => {
@@ -330,49 +253,65 @@ describe('counts', () => {
   });
 });
 
-describe('what is new in a running step', () => {
+describe('what changed in a running step', () => {
   const whole: S[] = [
     { id: 1, start: 0, end: 90, sample: 'a', name: 'rollout' },
     { id: 2, parent: 1, start: 5, end: 30, sample: 'a', name: 'turn' },
     { id: 3, parent: 2, start: 6, end: 20, name: 'engine' },
     { id: 4, trace: 2, start: 10, end: 60, sample: 'b', group: 'g', name: 'rollout' },
-    { id: 5, trace: 2, parent: 4, start: 11, end: 40, name: 'tool' },
+    { id: 5, trace: 2, parent: 4, start: 11, end: 40, name: 'tool', thread: 't1' },
+    { id: 6, trace: 3, start: 2, end: 3, name: 'driver' },
   ];
   const picture = (x: Items): string[] =>
     Array.from({ length: x.n }, (_, i) =>
       [
         x.names[x.name[i]],
-        x.start[i],
-        x.end[i],
+        Number(x.baseNs) + x.start[i],
+        Number(x.baseNs) + x.end[i],
         x.sample[i] < 0 ? '' : x.samples[x.sample[i]],
+        x.sample[i] < 0 || x.sampleGroup[x.sample[i]] < 0 ? '' : x.groups[x.sampleGroup[x.sample[i]]],
+        x.workers[x.worker[i]],
         x.parent[i] < 0 ? '' : x.names[x.name[x.parent[i]]],
+        hex(x.traceIds.subarray(x.trace[i] * 16, x.trace[i] * 16 + 16)),
+        hex(x.spanIds.subarray(i * 8, i * 8 + 8)),
         x.depth[i],
         x.flags[i],
         x.phase[i],
       ].join(' '),
     ).sort();
-  it('in any order and any parts gives the same as all at once', () => {
-    const rnd = random(5);
-    for (let round = 0; round < 40; round++) {
-      const order = whole
-        .map((s) => ({ s, k: rnd() }))
-        .sort((a, b) => a.k - b.k)
-        .map((x) => x.s);
-      // The earliest span must be there first: what comes before it makes the page read everything again.
-      order.sort((a, b) => Number(b.id === 1) - Number(a.id === 1));
-      const cut = 1 + Math.floor(rnd() * (order.length - 1));
-      const joined = mergeItems(itemsOf(order.slice(0, cut), true), itemsOf(order.slice(cut), true), false)!;
+  it('traces in any order and any parts give the same as all at once', () => {
+    for (const order of [
+      [1, 2, 3],
+      [3, 1, 2],
+      [2, 3, 1],
+    ]) {
+      const parts = order.map((trace) => itemsOf(whole.filter((s) => (s.trace ?? 1) === trace)));
+      const joined = parts.reduce((all, part) => mergeItems(all, part), itemsOf([]));
       expect(picture(joined)).toEqual(picture(itemsOf(whole)));
+      expect([joined.extent, joined.baseNs]).toEqual([90, itemsOf(whole).baseNs]);
     }
   });
-  it('ends an open span and counts a span that comes twice once', () => {
-    const first = itemsOf([{ ...whole[0], end: null }, whole[1]], true);
-    expect(first.states).toEqual([1, 1, 0, 0]);
-    const joined = mergeItems(first, itemsOf([whole[0], whole[1]], true), true)!;
-    expect([joined.n, joined.states, joined.end[0]]).toEqual([2, [2, 0, 0, 0], 90]);
+  it('a trace takes the place of what was known of it', () => {
+    const early = itemsOf([whole[3], { ...whole[0], end: null }, whole[5]]);
+    expect(early.states).toEqual([2, 1, 0, 0]);
+    const joined = mergeItems(early, itemsOf(whole.slice(0, 3)));
+    expect([joined.n, joined.states]).toEqual([5, [5, 0, 0, 0]]);
+    expect(picture(joined)).toEqual(picture(itemsOf([...whole.slice(0, 4), whole[5]])));
+    expect(mergeItems(joined, itemsOf([]))).toBe(joined);
   });
-  it('cannot join what began before', () => {
-    expect(mergeItems(itemsOf(whole.slice(1, 3), true), itemsOf(whole.slice(0, 1), true), true)).toBeNull();
+  it('what is open reaches to the newest time, wherever it came from', () => {
+    const open: S[] = [
+      { id: 1, start: 0, end: null, sample: 'a' },
+      { id: 2, parent: 1, start: 1, end: 20, sample: 'a' },
+    ];
+    const joined = mergeItems(
+      itemsOf(open),
+      itemsOf([
+        { id: 7, trace: 2, start: 30, end: null },
+        { id: 8, trace: 2, start: 31, end: 50 },
+      ]),
+    );
+    expect([joined.extent, joined.end[0], joined.end[1], joined.end[2]]).toEqual([50, 50, 20, 50]);
   });
 });
 

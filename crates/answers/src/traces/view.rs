@@ -1,18 +1,17 @@
-//! One trace, laid out: every span once, parents before children, children by their start, with what a waterfall needs
-//! worked out: depth, size of the subtree, time spent in the span itself, its lane, what is damaged, how clocks differ.
+//! One trace, laid out: every span once, parents before children, children by their start, with what a waterfall needs:
+//! depth, size of the subtree, time spent in the span itself, its lane, what is damaged, how clocks differ.
 //! Linear in the number of spans but for one sort.
 
 use std::sync::Arc;
 
-use arrow::array::{
-    Array, ArrayRef, AsArray, DictionaryArray, FixedSizeBinaryArray, Float64Array, Int32Array, Int64Array, RecordBatch,
-    StringArray, UInt32Array,
-};
+use arrow::array::{Array, ArrayRef, DictionaryArray, Float64Array, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::concat_batches;
-use arrow::datatypes::{Field, Int32Type, Int64Type, Schema};
+use arrow::datatypes::{Field, Int32Type, Schema};
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::TraceId;
+use rollscope_model::read::{Events, Links, SmallInts, column};
+use rollscope_spans::{Forest, NONE, State, Texts, Walk, fault, intervals};
 use serde::Serialize;
 
 use super::requests::Repeats;
@@ -72,11 +71,12 @@ pub struct HostClock {
     pub consistent: bool,
 }
 
-const NONE: i32 = -1;
 /// That of the parent.
 const NO_LANE: u32 = u32::MAX;
 /// A link leads out of this view.
 const ELSEWHERE: i32 = -2;
+/// There is no link.
+const NO_LINK: i32 = -1;
 /// Skew is looked for over this many hosts.
 const MAX_HOSTS: usize = 1024;
 
@@ -88,9 +88,8 @@ pub fn layout(trace: &TraceId, batches: &[RecordBatch]) -> Result<(Summary, Reco
     let wanted: Vec<usize> = COLUMNS.iter().map(|name| first.schema().index_of(name)).collect::<Result<_, _>>()?;
     let narrow: Vec<RecordBatch> = batches.iter().map(|b| b.project(&wanted)).collect::<Result<_, _>>()?;
     let all = concat_batches(&narrow[0].schema(), &narrow)?;
-    let mut layout = Layout::new(*trace, &all);
-    layout.relate();
-    layout.order();
+    let mut layout = Layout::read(*trace, &all)?;
+    layout.place();
     let hosts = layout.clocks();
     let batch = layout.batch()?;
     Ok((layout.summary(hosts), batch))
@@ -119,303 +118,163 @@ pub const COLUMNS: &[&str] = &[
 ];
 
 struct Layout<'a> {
-    trace: TraceId,
     all: &'a RecordBatch,
-    start: &'a Int64Array,
-    end: Vec<i64>,
-    parent: Vec<i32>,
+    forest: Forest,
+    walk: Walk,
+    /// Rows, [`ELSEWHERE`] or [`NO_LINK`].
     link: Vec<i32>,
     flags: Vec<u32>,
-    /// Rows in the order they are drawn.
-    drawn: Vec<u32>,
-    depth: Vec<i32>,
     subtree: Vec<i32>,
     own_ns: Vec<f64>,
     lane: Vec<u32>,
     lanes: Vec<String>,
     /// Place of the row's trace among `traces`; the one that was asked for is the first.
-    trace_of: Vec<i32>,
+    trace_of: Vec<u32>,
     traces: Vec<TraceId>,
+    texts: Texts,
+    run: Vec<u32>,
+    name: Vec<u32>,
+    service: Vec<u32>,
+    thread: Vec<u32>,
+    host: Vec<u32>,
 }
 
-fn column<'a>(batch: &'a RecordBatch, name: &str) -> &'a ArrayRef {
-    batch.column_by_name(name).expect("the columns were chosen above")
-}
-
-fn ids<'a>(batch: &'a RecordBatch, name: &str) -> &'a FixedSizeBinaryArray {
-    column(batch, name).as_fixed_size_binary()
-}
-
-/// A dictionary column: the key of a row, and the text of a key.
-struct Text<'a> {
-    array: &'a DictionaryArray<Int32Type>,
-    values: &'a StringArray,
-    /// The first key with the same text: batches were joined, and a text may stand in the dictionary more than once.
-    first: Vec<i32>,
-}
-
-impl<'a> Text<'a> {
-    fn of(batch: &'a RecordBatch, name: &str) -> Self {
-        let array = column(batch, name).as_dictionary::<Int32Type>();
-        let values = array.values().as_string();
-        let mut seen: HashMap<&str, i32> = HashMap::new();
-        let first = (0..values.len()).map(|k| *seen.entry(values.value(k)).or_insert(k as i32)).collect();
-        Text { array, values, first }
-    }
-
-    /// A number that two rows share if and only if they have the same text, or neither has one.
-    fn id(&self, row: usize) -> i32 {
-        match self.array.keys().is_valid(row) {
-            true => self.first[self.array.keys().value(row) as usize],
-            false => NONE,
-        }
-    }
-
-    /// The column as it is told on, each text once.
-    fn taken(&self, order: &UInt32Array) -> Result<ArrayRef, ArrowError> {
-        let keys: Int32Array = self.array.keys().unary(|key| self.first.get(key as usize).copied().unwrap_or(0));
-        let column = DictionaryArray::<Int32Type>::try_new(keys, self.array.values().clone())?;
-        arrow::compute::take(&column, order, None)
-    }
-
-    fn get(&self, row: usize) -> Option<&'a str> {
-        self.array.keys().is_valid(row).then(|| self.values.value(self.array.keys().value(row) as usize))
-    }
-}
-
-/// Host, thread and service as [`Text::id`] has them, ranks, and whether it is a root: what a lane's label is made from.
-type LaneKey = (i32, i32, i32, [Option<i32>; 3], bool);
-/// The number of its trace, and the span's id.
-type SpanKey = (i32, [u8; 8]);
-
-fn array<const N: usize>(id: &[u8]) -> [u8; N] {
-    id.try_into().unwrap_or([0; N])
-}
-
-/// Children by their parents, in the order in which they were added.
-struct Children {
-    from: Vec<u32>,
-    all: Vec<u32>,
-}
-
-impl Children {
-    fn new(parent: &[i32], in_order: &[u32]) -> Children {
-        let mut from = vec![0u32; parent.len() + 1];
-        for p in parent.iter().filter(|p| **p != NONE) {
-            from[*p as usize + 1] += 1;
-        }
-        for i in 0..parent.len() {
-            from[i + 1] += from[i];
-        }
-        let mut all = vec![0; from[parent.len()] as usize];
-        let mut next = from.clone();
-        for i in in_order {
-            let p = parent[*i as usize];
-            if p != NONE {
-                all[next[p as usize] as usize] = *i;
-                next[p as usize] += 1;
-            }
-        }
-        Children { from, all }
-    }
-
-    fn of(&self, row: usize) -> &[u32] {
-        &self.all[self.from[row] as usize..self.from[row + 1] as usize]
-    }
-}
+/// Host, thread and service by number, ranks, and whether it is a root: what a lane's label is made from.
+type LaneKey = (u32, u32, u32, [Option<i32>; 3], bool);
 
 impl<'a> Layout<'a> {
-    fn new(trace: TraceId, all: &'a RecordBatch) -> Self {
-        let start = column(all, "start_ns").as_primitive::<Int64Type>();
-        let ends = column(all, "end_ns").as_primitive::<Int64Type>();
-        let n = all.num_rows();
-        // An open span lasts as long as anything is known.
-        let last = (0..n).map(|i| if ends.is_valid(i) { ends.value(i) } else { start.value(i) }).max().unwrap_or(0);
-        let (state, status) = (Text::of(all, "state"), Text::of(all, "status"));
-        let events = column(all, "events").as_list::<i32>();
-        let mut flags = vec![0; n];
-        let mut end = Vec::with_capacity(n);
+    fn read(trace: TraceId, all: &'a RecordBatch) -> Result<Self, ArrowError> {
+        let batches = std::slice::from_ref(all);
+        let mut forest = Forest::read(batches)?;
+        let mut texts = Texts::default();
+        let mut text = |name: &str| forest.texts(batches, name, &mut texts);
+        let (run, name, service, thread) = (text("run_id")?, text("name")?, text("service")?, text("thread")?);
+        let (host, status, requests) = (text("host")?, text("status")?, text("request_id")?);
+        // The trace that was asked for comes first.
+        let asked = forest.traces.iter().position(|id| *id == trace).map_or(NONE, |place| place as u32);
+        let others = forest.traces.iter().filter(|id| **id != trace);
+        let traces = std::iter::once(&trace).chain(others).copied().collect();
+        let renumbered = |number: &u32| match *number {
+            number if number == asked => 0,
+            number if number < asked => number + 1,
+            number => number,
+        };
+        let trace_of: Vec<u32> = forest.trace.iter().map(renumbered).collect();
+
+        let error = texts.find("error");
+        let (events, links): (Events, Links) = (column(all, "events")?, column(all, "links")?);
+        let mut flags = vec![0; forest.len()];
+        let mut link = vec![NO_LINK; forest.len()];
         for (i, f) in flags.iter_mut().enumerate() {
-            match state.get(i) {
-                Some("open") => *f |= flags::OPEN,
-                Some("instant") => *f |= flags::INSTANT,
-                Some("orphan_end") => *f |= flags::ORPHAN_END,
-                _ => {}
+            let source = forest.source[i] as usize;
+            *f |= match forest.state[i] {
+                State::Closed => 0,
+                State::Open => flags::OPEN,
+                State::Instant => flags::INSTANT,
+                State::OrphanEnd => flags::ORPHAN_END,
+            };
+            let marks = [
+                (Some(status[i]) == error, flags::ERROR),
+                (forest.faults[i] & fault::BACKWARDS != 0, flags::NEGATIVE),
+                (forest.faults[i] & fault::LOST_PARENT != 0, flags::MISSING_PARENT),
+                (!events.of(source).is_empty(), flags::HAS_EVENTS),
+                (thread[i] != NONE, flags::THREAD),
+            ];
+            *f |= marks.into_iter().filter(|(is, _)| *is).map(|(_, mark)| mark).sum::<u32>();
+            if let Some(first) = links.of(source).next() {
+                *f |= flags::HAS_LINKS;
+                let ids = links.trace_id.get(first).zip(links.span_id.get(first));
+                let found = ids.and_then(|(trace, span)| forest.find(&trace, &span));
+                link[i] = found.map_or(ELSEWHERE, |row| row as i32);
             }
-            if status.get(i) == Some("error") {
-                *f |= flags::ERROR;
-            }
-            if events.value_length(i) > 0 {
-                *f |= flags::HAS_EVENTS;
-            }
-            let s = start.value(i);
-            end.push(match ends.is_valid(i) {
-                true if ends.value(i) < s => {
-                    *f |= flags::NEGATIVE;
-                    s
-                }
-                true => ends.value(i),
-                false if *f & flags::OPEN != 0 => last.max(s),
-                false => s,
-            });
         }
-        Layout {
-            trace,
+        // Who sent a request: of several spans that know it, the one that began last, which is the innermost.
+        let mut callers: HashMap<u32, u32> = HashMap::new();
+        for i in (0..forest.len()).filter(|i| trace_of[*i] == 0 && requests[*i] != NONE) {
+            callers.insert(requests[i], i as u32);
+        }
+        for i in 0..forest.len() {
+            let is_root = forest.parent[i] == NONE && flags[i] & flags::MISSING_PARENT == 0;
+            if (is_root && trace_of[i] != 0)
+                && let Some(caller) = callers.get(&requests[i]).filter(|_| requests[i] != NONE)
+            {
+                forest.parent[i] = *caller;
+                flags[i] |= flags::JOINED;
+            }
+        }
+        let walk = Walk::of(&forest);
+        let n = forest.len();
+        Ok(Layout {
             all,
-            start,
-            end,
-            parent: vec![NONE; n],
-            link: vec![NONE; n],
+            forest,
+            walk,
+            link,
             flags,
-            drawn: Vec::with_capacity(n),
-            depth: vec![0; n],
             subtree: vec![1; n],
             own_ns: vec![0.0; n],
             lane: vec![0; n],
             lanes: Vec::new(),
-            trace_of: Vec::new(),
-            traces: vec![trace],
-        }
+            trace_of,
+            traces,
+            texts,
+            run,
+            name,
+            service,
+            thread,
+            host,
+        })
     }
 
     fn rows(&self) -> usize {
-        self.all.num_rows()
+        self.forest.len()
     }
 
-    /// Parents and links as rows.
-    fn relate(&mut self) {
-        let (traces, spans) = (ids(self.all, "trace_id"), ids(self.all, "span_id"));
-        let parents = ids(self.all, "parent_span_id");
-        let n = self.rows();
-        let mut known: HashMap<TraceId, i32> = HashMap::from([(self.trace, 0)]);
-        let mut by_id: HashMap<SpanKey, i32> = HashMap::with_capacity(n);
-        for i in 0..n {
-            let id = array(traces.value(i));
-            let number = match id == self.trace {
-                true => 0,
-                false => *known.entry(id).or_insert_with(|| {
-                    self.traces.push(id);
-                    self.traces.len() as i32 - 1
-                }),
-            };
-            self.trace_of.push(number);
-            by_id.insert((number, array(spans.value(i))), i as i32);
-        }
-        // Who sent a request: of several spans that know it, the one that began last, which is the innermost.
-        let requests = Text::of(self.all, "request_id");
-        let mut callers: HashMap<&str, i32> = HashMap::new();
-        for i in 0..n {
-            if self.trace_of[i] == 0
-                && let Some(request) = requests.get(i)
-            {
-                let caller = callers.entry(request).or_insert(i as i32);
-                if self.start.value(i) > self.start.value(*caller as usize) {
-                    *caller = i as i32;
-                }
-            }
-        }
-        for i in 0..n {
-            if parents.is_valid(i) {
-                match by_id.get(&(self.trace_of[i], array(parents.value(i)))) {
-                    Some(parent) if *parent != i as i32 => self.parent[i] = *parent,
-                    _ => self.flags[i] |= flags::MISSING_PARENT,
-                }
-            } else if self.trace_of[i] != 0
-                && let Some(caller) = requests.get(i).and_then(|r| callers.get(r))
-            {
-                self.parent[i] = *caller;
-                self.flags[i] |= flags::JOINED;
-            }
-        }
-        let links = column(self.all, "links").as_list::<i32>();
-        let items = links.values().as_struct();
-        let (to_trace, to_span) = (items.column(0).as_fixed_size_binary(), items.column(1).as_fixed_size_binary());
-        for i in 0..n {
-            let at = links.value_offsets()[i] as usize;
-            if links.value_length(i) > 0 {
-                self.flags[i] |= flags::HAS_LINKS;
-                let found = known.get(&array::<16>(to_trace.value(at)));
-                let found = found.and_then(|trace| by_id.get(&(*trace, array(to_span.value(at)))));
-                self.link[i] = found.copied().unwrap_or(ELSEWHERE);
-            }
-        }
+    fn text(&self, number: u32) -> Option<&str> {
+        (number != NONE).then(|| self.texts.get(number))
     }
 
-    /// Parents before children, children by start; then what follows from it.
-    fn order(&mut self) {
-        let n = self.rows();
-        let mut by_start: Vec<u32> = (0..n as u32).collect();
-        by_start.sort_unstable_by_key(|i| {
-            let i = *i as usize;
-            (self.start.value(i), std::cmp::Reverse(self.end[i]), i)
-        });
-        let children = Children::new(&self.parent, &by_start);
-        let roots: Vec<u32> = by_start.into_iter().filter(|i| self.parent[*i as usize] == NONE).collect();
-        let mut seen = vec![false; n];
-        self.walk(&roots, &children, &mut seen);
-        // What only knows itself as its ancestor is shown too.
-        for i in 0..n {
-            if !seen[i] {
-                self.parent[i] = NONE;
-                self.flags[i] |= flags::MISSING_PARENT;
-                self.walk(&[i as u32], &children, &mut seen);
-            }
-        }
-        // Sizes of subtrees, from the last row up.
-        for at in (0..self.drawn.len()).rev() {
-            let i = self.drawn[at] as usize;
-            if self.parent[i] != NONE {
-                self.subtree[self.parent[i] as usize] += self.subtree[i];
-            }
-        }
-        self.lanes_and_times(&children);
+    /// The parent, as a row.
+    fn parent(&self, i: usize) -> Option<usize> {
+        Some(self.forest.parent[i] as usize).filter(|_| self.forest.parent[i] != NONE)
     }
 
-    fn walk(&mut self, roots: &[u32], children: &Children, seen: &mut [bool]) {
-        let mut stack: Vec<u32> = roots.iter().rev().copied().collect();
-        while let Some(i) = stack.pop() {
-            if std::mem::replace(&mut seen[i as usize], true) {
-                continue;
-            }
-            self.drawn.push(i);
-            for child in children.of(i as usize).iter().rev() {
-                if !seen[*child as usize] {
-                    self.depth[*child as usize] = self.depth[i as usize] + 1;
-                    stack.push(*child);
-                }
+    /// Sizes of subtrees, lanes, own times, and what is odd about a span.
+    fn place(&mut self) {
+        // From the last row up.
+        for i in self.walk.order.iter().rev().map(|i| *i as usize) {
+            if let Some(parent) = self.parent(i) {
+                self.subtree[parent] += self.subtree[i];
             }
         }
+        self.lanes_and_times();
     }
 
-    fn lanes_and_times(&mut self, children: &Children) {
+    fn lanes_and_times(&mut self) {
         let all = self.all;
-        let text = |name| Text::of(all, name);
-        let (thread, host, service) = (text("thread"), text("host"), text("service"));
-        let rank = |name| column(all, name).as_primitive::<Int32Type>();
+        let rank = |name| column::<SmallInts>(all, name).ok();
         let ranks = [("PP", rank("pp_rank")), ("DP", rank("dp_rank")), ("TP", rank("tp_rank"))];
-        let name = text("name");
         // By what makes them, so that a label is written once, and by their labels.
         let mut made: HashMap<LaneKey, u32> = HashMap::new();
         let mut known: HashMap<String, u32> = HashMap::new();
         let mut repeats = Repeats::default();
-        for at in 0..self.drawn.len() {
-            let i = self.drawn[at] as usize;
-            let parent = self.parent[i];
-            let own_thread = thread.get(i).is_some();
-            if own_thread {
-                self.flags[i] |= flags::THREAD;
-            }
-            self.lane[i] = if own_thread || parent == NONE || service.id(i) != service.id(parent as usize) {
-                let rank = |n: usize| (own_thread && ranks[n].1.is_valid(i)).then(|| ranks[n].1.value(i));
-                let of = (host.id(i), thread.id(i), service.id(i), [0, 1, 2].map(rank), parent == NONE);
-                *made.entry(of).or_insert_with(|| {
-                    let mut label = on_host(host.get(i), thread.get(i).or(service.get(i)).unwrap_or_default());
-                    for ((which, _), rank) in ranks.iter().zip(of.3) {
+        for at in 0..self.walk.order.len() {
+            let i = self.walk.order[at] as usize;
+            let parent = self.parent(i);
+            let (start, end) = (self.forest.start[i], self.forest.end[i]);
+            let own_thread = self.flags[i] & flags::THREAD != 0;
+            self.lane[i] = if own_thread || parent.is_none_or(|p| self.service[i] != self.service[p]) {
+                let source = self.forest.source[i] as usize;
+                let rank = |n: usize| ranks[n].1.as_ref().filter(|_| own_thread).and_then(|rank| rank.get(source));
+                let key = (self.host[i], self.thread[i], self.service[i], [0, 1, 2].map(rank), parent.is_none());
+                *made.entry(key).or_insert_with(|| {
+                    let label = self.text(self.thread[i]).or(self.text(self.service[i])).unwrap_or_default();
+                    let mut label = on_host(self.text(self.host[i]), label);
+                    for ((which, _), rank) in ranks.iter().zip(key.3) {
                         if let Some(rank) = rank {
                             label.push_str(&format!("-{which}{rank}"));
                         }
                     }
-                    if label.is_empty() && parent != NONE {
+                    if label.is_empty() && parent.is_some() {
                         return NO_LANE;
                     }
                     *known.entry(label.clone()).or_insert_with(|| {
@@ -426,56 +285,42 @@ impl<'a> Layout<'a> {
             } else {
                 NO_LANE
             };
-            if self.lane[i] == NO_LANE && parent != NONE {
-                self.lane[i] = self.lane[parent as usize];
-            }
-            if parent != NONE {
-                let p = parent as usize;
-                let outside = self.start.value(i) < self.start.value(p) || self.end[i] > self.end[p];
-                if outside && self.flags[p] & (flags::INSTANT | flags::ORPHAN_END) == 0 {
+            if let Some(p) = parent {
+                if self.lane[i] == NO_LANE {
+                    self.lane[i] = self.lane[p];
+                }
+                let outside = start < self.forest.start[p] || end > self.forest.end[p];
+                if outside && !self.forest.state[p].is_point() {
                     self.flags[i] |= flags::OUTSIDE_PARENT;
                 }
-            }
-            // Only below a thread: elsewhere two spans with the same times are two things.
-            let in_thread =
-                parent != NONE && self.flags[i] & flags::THREAD == 0 && thread.get(parent as usize).is_some();
-            if in_thread && repeats.again(self.lane[i], name.id(i) as u32, self.start.value(i), self.end[i]) {
-                self.flags[i] |= flags::REPEATED;
-            }
-            // What no child covers.
-            let mut own = (self.end[i] - self.start.value(i)) as f64;
-            let mut until = self.start.value(i);
-            for child in children.of(i) {
-                let c = *child as usize;
-                let from = self.start.value(c).max(until);
-                let to = self.end[c].min(self.end[i]);
-                if to > from {
-                    own -= (to - from) as f64;
-                    until = to;
+                // Only below a thread: elsewhere two spans with the same times are two things.
+                let in_thread = !own_thread && self.flags[p] & flags::THREAD != 0;
+                if in_thread && repeats.again(self.lane[i], self.name[i], start, end) {
+                    self.flags[i] |= flags::REPEATED;
                 }
             }
-            self.own_ns[i] = own.max(0.0);
+            let times = |child: &u32| (self.forest.start[*child as usize], self.forest.end[*child as usize]);
+            let children = self.walk.children.of(i).iter().map(times);
+            // What no child covers.
+            self.own_ns[i] = (end - start - intervals::covered(children, start, end)) as f64;
         }
     }
 
     /// A child cannot begin before its parent, nor a span before what it links to. Where the hosts differ and it seems to,
     /// a clock is off: at least by that much.
     fn clocks(&self) -> Vec<HostClock> {
-        let host = Text::of(self.all, "host");
-        let service = Text::of(self.all, "service");
-        let mut numbers: HashMap<&str, usize> = HashMap::new();
+        let mut numbers: HashMap<u32, usize> = HashMap::new();
         let mut names: Vec<&str> = Vec::new();
         // Hosts as threads name them; a span without one is where its parent is, if it is of the same service.
         let mut of = vec![usize::MAX; self.rows()];
-        for i in &self.drawn {
-            let i = *i as usize;
-            of[i] = match (host.get(i), self.parent[i]) {
-                (Some(name), _) if !name.is_empty() => *numbers.entry(name).or_insert_with(|| {
+        for i in self.walk.order.iter().map(|i| *i as usize) {
+            of[i] = match (self.texts.get(self.host[i]), self.parent(i)) {
+                ("", Some(p)) if self.service[i] == self.service[p] => of[p],
+                ("", _) => usize::MAX,
+                (name, _) => *numbers.entry(self.host[i]).or_insert_with(|| {
                     names.push(name);
                     names.len() - 1
                 }),
-                (_, p) if p != NONE && service.id(i) == service.id(p as usize) => of[p as usize],
-                _ => usize::MAX,
             };
         }
         if names.len() < 2 || names.len() > MAX_HOSTS {
@@ -491,24 +336,21 @@ impl<'a> Layout<'a> {
                 *back = (back.0.max(high.saturating_neg()), back.1.min(low.saturating_neg()), back.2 + 1);
             }
         };
+        let (starts, ends) = (&self.forest.start, &self.forest.end);
         for i in 0..self.rows() {
-            if self.parent[i] != NONE {
-                let p = self.parent[i] as usize;
-                let start = self.start.value(p).saturating_sub(self.start.value(i));
-                let closed = self.flags[i] & flags::OPEN == 0 && self.flags[p] & flags::OPEN == 0;
-                let fits =
-                    self.end[i].saturating_sub(self.start.value(i)) <= self.end[p].saturating_sub(self.start.value(p));
+            if let Some(p) = self.parent(i) {
+                let closed = (self.flags[i] | self.flags[p]) & flags::OPEN == 0;
+                let fits = ends[i].saturating_sub(starts[i]) <= ends[p].saturating_sub(starts[p]);
                 // A child may outlive its parent; one that would fit is expected to.
-                let end = if closed && fits { self.end[p].saturating_sub(self.end[i]) } else { i64::MAX };
-                learn(of[p], of[i], start, end);
+                let end = if closed && fits { ends[p].saturating_sub(ends[i]) } else { i64::MAX };
+                learn(of[p], of[i], starts[p].saturating_sub(starts[i]), end);
             }
-            if self.link[i] >= 0 {
-                let l = self.link[i] as usize;
-                learn(of[l], of[i], self.start.value(l).saturating_sub(self.start.value(i)), i64::MAX);
+            if let Ok(l) = usize::try_from(self.link[i]) {
+                learn(of[l], of[i], starts[l].saturating_sub(starts[i]), i64::MAX);
             }
         }
         // From the host of the root outwards.
-        let root = self.drawn.iter().map(|i| of[*i as usize]).find(|h| *h != usize::MAX).unwrap_or(0);
+        let root = self.walk.order.iter().map(|i| of[*i as usize]).find(|h| *h != usize::MAX).unwrap_or(0);
         let mut shift: Vec<Option<HostClock>> = vec![None; names.len()];
         let clock =
             |h: usize, shift_ns, pairs, consistent| HostClock { host: names[h].into(), shift_ns, pairs, consistent };
@@ -535,20 +377,24 @@ impl<'a> Layout<'a> {
     }
 
     fn base(&self) -> i64 {
-        (0..self.rows()).map(|i| self.start.value(i)).min().unwrap_or(0)
+        // Rows stand by start.
+        self.forest.start.first().copied().unwrap_or(0)
     }
 
     fn batch(&self) -> Result<RecordBatch, ArrowError> {
         let base = self.base();
-        let n = self.drawn.len();
-        let mut place = vec![NONE; n];
-        for (at, i) in self.drawn.iter().enumerate() {
+        let order = &self.walk.order;
+        let mut place = vec![0; order.len()];
+        for (at, i) in order.iter().enumerate() {
             place[*i as usize] = at as i32;
         }
-        let row = |r: i32| if r < 0 { r } else { place[r as usize] };
-        let rows = || self.drawn.iter().map(|i| *i as usize);
-        let order = UInt32Array::from(self.drawn.clone());
-        let taken = |name: &str| arrow::compute::take(column(self.all, name), &order, None);
+        let rows = || order.iter().map(|i| *i as usize);
+        let ints = |of: &dyn Fn(usize) -> i32| -> ArrayRef { Arc::new(Int32Array::from_iter_values(rows().map(of))) };
+        let floats =
+            |of: &dyn Fn(usize) -> f64| -> ArrayRef { Arc::new(Float64Array::from_iter_values(rows().map(of))) };
+        let flags = UInt32Array::from_iter_values(rows().map(|i| self.flags[i]));
+        let sources = UInt32Array::from_iter_values(rows().map(|i| self.forest.source[i]));
+        let span_ids = arrow::compute::take(&self.all["span_id"], &sources, None)?;
         let lane_keys = Int32Array::from_iter_values(rows().map(|i| self.lane[i] as i32));
         let lane_values = StringArray::from_iter_values(if self.lanes.is_empty() {
             vec![""]
@@ -556,21 +402,20 @@ impl<'a> Layout<'a> {
             self.lanes.iter().map(String::as_str).collect()
         });
         let lanes = DictionaryArray::<Int32Type>::try_new(lane_keys, Arc::new(lane_values))?;
-        let shown_end = |i: usize| (self.end[i] - base) as f64;
         let columns: Vec<(&str, ArrayRef)> = vec![
-            ("trace", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.trace_of[i])))),
-            ("span_id", taken("span_id")?),
-            ("parent", Arc::new(Int32Array::from_iter_values(rows().map(|i| row(self.parent[i]))))),
-            ("depth", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.depth[i])))),
-            ("subtree", Arc::new(Int32Array::from_iter_values(rows().map(|i| self.subtree[i])))),
-            ("link", Arc::new(Int32Array::from_iter_values(rows().map(|i| row(self.link[i]))))),
-            ("flags", Arc::new(UInt32Array::from_iter_values(rows().map(|i| self.flags[i])))),
-            ("start", Arc::new(Float64Array::from_iter_values(rows().map(|i| (self.start.value(i) - base) as f64)))),
-            ("end", Arc::new(Float64Array::from_iter_values(rows().map(shown_end)))),
-            ("own", Arc::new(Float64Array::from_iter_values(rows().map(|i| self.own_ns[i])))),
-            ("name", Text::of(self.all, "name").taken(&order)?),
-            ("service", Text::of(self.all, "service").taken(&order)?),
-            ("host", Text::of(self.all, "host").taken(&order)?),
+            ("trace", ints(&|i| self.trace_of[i] as i32)),
+            ("span_id", span_ids),
+            ("parent", ints(&|i| self.parent(i).map_or(-1, |parent| place[parent]))),
+            ("depth", ints(&|i| self.walk.depth[i] as i32)),
+            ("subtree", ints(&|i| self.subtree[i])),
+            ("link", ints(&|i| usize::try_from(self.link[i]).map_or(self.link[i], |to| place[to]))),
+            ("flags", Arc::new(flags)),
+            ("start", floats(&|i| (self.forest.start[i] - base) as f64)),
+            ("end", floats(&|i| (self.forest.end[i] - base) as f64)),
+            ("own", floats(&|i| self.own_ns[i])),
+            ("name", self.dictionary(&self.name)?),
+            ("service", self.dictionary(&self.service)?),
+            ("host", self.dictionary(&self.host)?),
             ("lane", Arc::new(lanes)),
         ];
         let fields: Vec<Field> =
@@ -578,19 +423,36 @@ impl<'a> Layout<'a> {
         RecordBatch::try_new(Arc::new(Schema::new(fields)), columns.into_iter().map(|(_, a)| a).collect())
     }
 
+    /// A column of texts as it is sent, each text once.
+    fn dictionary(&self, numbers: &[u32]) -> Result<ArrayRef, ArrowError> {
+        let mut values: Vec<&str> = Vec::new();
+        let mut keys: HashMap<u32, i32> = HashMap::new();
+        let key = |i: &u32| {
+            let number = numbers[*i as usize];
+            (number != NONE).then(|| {
+                *keys.entry(number).or_insert_with(|| {
+                    values.push(self.texts.get(number));
+                    values.len() as i32 - 1
+                })
+            })
+        };
+        let keys: Int32Array = self.walk.order.iter().map(key).collect();
+        Ok(Arc::new(DictionaryArray::<Int32Type>::try_new(keys, Arc::new(StringArray::from(values)))?))
+    }
+
     fn summary(&self, hosts: Vec<HostClock>) -> Summary {
         let count = |flag: u32| self.flags.iter().filter(|f| **f & flag != 0).count();
         let base = self.base();
         let all: Vec<String> = self.traces.iter().map(hex::encode).collect();
         // Spans of other traces may be drawn above it: those that were joined by a request id.
-        let first = self.drawn.iter().find(|row| self.trace_of[**row as usize] == 0);
-        let run = first.and_then(|row| Text::of(self.all, "run_id").get(*row as usize));
+        let first = self.walk.order.iter().map(|row| *row as usize).find(|row| self.trace_of[*row] == 0);
+        let run = first.map(|row| self.texts.get(self.run[row]));
         Summary {
             trace_id: all[0].clone(),
             run_id: run.unwrap_or_default().to_string(),
             base_ns: base.to_string(),
             spans: self.rows(),
-            duration_ns: self.end.iter().max().map_or(0, |end| end - base),
+            duration_ns: self.forest.end.iter().max().map_or(0, |end| end - base),
             errors: count(flags::ERROR),
             open: count(flags::OPEN),
             missing_parents: count(flags::MISSING_PARENT),

@@ -4,9 +4,12 @@
 use std::collections::{HashMap, HashSet};
 
 use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
+use rollscope_model::SpanId;
 use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::names;
-use rollscope_model::read::{Attrs, Ids, Ints, SmallInts, Text, column};
+use rollscope_model::read::{Attrs, SmallInts, column};
+use rollscope_spans::{Forest, NONE, State, Texts, Walk, intervals};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -49,71 +52,49 @@ pub struct MessageKey {
     pub tool_call_id: Option<String>,
 }
 
-#[derive(Clone)]
-struct SpanRow {
-    id: [u8; 8],
-    parent: Option<[u8; 8]>,
-    name: String,
-    phase: Option<String>,
-    status: String,
-    sample: Option<String>,
-    attempt: Option<i32>,
-    start: i64,
-    end: Option<i64>,
-    batch: usize,
-    row: usize,
-}
-
+/// The spans of a trace. Rows are those of the forest.
 struct Trace<'a> {
     batches: &'a [RecordBatch],
-    spans: Vec<SpanRow>,
-    by_id: HashMap<[u8; 8], usize>,
-    children: HashMap<[u8; 8], Vec<usize>>,
+    forest: Forest,
+    walk: Walk,
+    texts: Texts,
+    name: Vec<u32>,
+    phase: Vec<u32>,
+    status: Vec<u32>,
+    sample: Vec<u32>,
+    attempt: Vec<Option<i32>>,
 }
 
 impl<'a> Trace<'a> {
-    fn read(batches: &'a [RecordBatch]) -> Option<Trace<'a>> {
-        let mut spans = Vec::new();
-        for (b, batch) in batches.iter().enumerate() {
-            let (ids, parents): (Ids<8>, Ids<8>) =
-                (column(batch, "span_id").ok()?, column(batch, "parent_span_id").ok()?);
-            let (starts, ends): (Ints, Ints) = (column(batch, "start_ns").ok()?, column(batch, "end_ns").ok()?);
-            let text = |name| column::<Text>(batch, name).ok();
-            let (names, phases) = (text("name")?, text("phase")?);
-            let (statuses, samples) = (text("status")?, text("sample_id")?);
-            let attempts: SmallInts = column(batch, "attempt").ok()?;
-            for row in 0..batch.num_rows().min(MAX_SPANS.saturating_sub(spans.len())) {
-                spans.push(SpanRow {
-                    id: ids.at(row),
-                    parent: parents.get(row),
-                    name: names.at(row).to_string(),
-                    phase: phases.get(row).map(str::to_string),
-                    status: statuses.at(row).to_string(),
-                    sample: samples.get(row).map(str::to_string),
-                    attempt: attempts.get(row),
-                    start: starts.at(row),
-                    end: ends.get(row),
-                    batch: b,
-                    row,
-                });
-            }
-        }
-        spans.sort_by_key(|s| (s.start, s.id));
-        let by_id = spans.iter().enumerate().map(|(i, s)| (s.id, i)).collect();
-        let mut children: HashMap<[u8; 8], Vec<usize>> = HashMap::new();
-        for (i, span) in spans.iter().enumerate() {
-            if let Some(parent) = span.parent {
-                children.entry(parent).or_default().push(i);
-            }
-        }
-        Some(Trace { batches, spans, by_id, children })
+    fn read(batches: &'a [RecordBatch]) -> Result<Trace<'a>, ArrowError> {
+        let forest = Forest::read(batches)?;
+        let walk = Walk::of(&forest);
+        let mut texts = Texts::default();
+        let mut text = |name: &str| forest.texts(batches, name, &mut texts);
+        let (name, phase, status, sample) = (text("name")?, text("phase")?, text("status")?, text("sample_id")?);
+        let attempts: Result<Vec<SmallInts>, ArrowError> = batches.iter().map(|b| column(b, "attempt")).collect();
+        let attempt = forest.arrange(attempts?.iter().flat_map(SmallInts::iter).collect());
+        Ok(Trace { batches, forest, walk, texts, name, phase, status, sample, attempt })
     }
 
-    fn attr(&self, span: &SpanRow, keys: &[&str]) -> Option<Value> {
-        let batch = &self.batches[span.batch];
+    fn name(&self, row: usize) -> &str {
+        self.texts.get(self.name[row])
+    }
+
+    fn phase(&self, row: usize) -> Option<&str> {
+        (self.phase[row] != NONE).then(|| self.texts.get(self.phase[row]))
+    }
+
+    /// None while it is open.
+    fn end(&self, row: usize) -> Option<i64> {
+        (self.forest.state[row] != State::Open).then(|| self.forest.end[row])
+    }
+
+    fn attr(&self, row: usize, keys: &[&str]) -> Option<Value> {
+        let (batch, at) = self.forest.place(row);
         for name in ["end_attrs", "start_attrs"] {
-            let Ok(attrs) = column::<Attrs>(batch, name) else { continue };
-            let parsed = |key: &&str| serde_json::from_str(attrs.get(span.row, key)?).ok();
+            let Ok(attrs) = column::<Attrs>(&self.batches[batch], name) else { continue };
+            let parsed = |key: &&str| serde_json::from_str(attrs.get(at, key)?).ok();
             if let Some(value) = keys.iter().find_map(parsed) {
                 return Some(value);
             }
@@ -121,70 +102,58 @@ impl<'a> Trace<'a> {
         None
     }
 
-    fn text_attr(&self, span: &SpanRow, keys: &[&str]) -> Option<String> {
-        match self.attr(span, keys)? {
+    fn text_attr(&self, row: usize, keys: &[&str]) -> Option<String> {
+        match self.attr(row, keys)? {
             Value::String(text) => Some(text),
             Value::Array(items) => items.first().and_then(Value::as_str).map(str::to_string),
             other => Some(other.to_string()),
         }
     }
 
-    fn int_attr(&self, span: &SpanRow, keys: &[&str]) -> Option<i64> {
-        self.attr(span, keys)?.as_f64().map(|n| n as i64)
+    fn int_attr(&self, row: usize, keys: &[&str]) -> Option<i64> {
+        self.attr(row, keys)?.as_f64().map(|n| n as i64)
     }
 
-    fn is_generation(&self, span: &SpanRow) -> bool {
-        if span.phase.as_deref() == Some("generate") || matches!(span.name.as_str(), "sglang_generate" | "generate") {
+    fn is_generation(&self, row: usize) -> bool {
+        if self.phase(row) == Some("generate") || matches!(self.name(row), "sglang_generate" | "generate") {
             return true;
         }
-        let operation = self.text_attr(span, &["gen_ai.operation.name"]);
+        let operation = self.text_attr(row, &["gen_ai.operation.name"]);
         matches!(operation.as_deref(), Some("chat" | "text_completion" | "generate_content"))
-            || self.text_attr(span, &["openinference.span.kind"]).as_deref() == Some("LLM")
+            || self.text_attr(row, &["openinference.span.kind"]).as_deref() == Some("LLM")
     }
 
-    fn is_tool(&self, span: &SpanRow) -> bool {
-        span.phase.as_deref() == Some("tool")
-            || self.text_attr(span, &["gen_ai.operation.name"]).as_deref() == Some("execute_tool")
-            || self.text_attr(span, &["openinference.span.kind"]).as_deref() == Some("TOOL")
+    fn is_tool(&self, row: usize) -> bool {
+        self.phase(row) == Some("tool")
+            || self.text_attr(row, &["gen_ai.operation.name"]).as_deref() == Some("execute_tool")
+            || self.text_attr(row, &["openinference.span.kind"]).as_deref() == Some("TOOL")
     }
 
-    /// Every span below, itself not among them. Spans that claim each other as parents are looked at once.
-    fn below(&self, id: [u8; 8]) -> Vec<usize> {
-        let (mut found, mut seen, mut wait) = (Vec::new(), HashSet::from([id]), vec![id]);
-        while let Some(id) = wait.pop() {
-            for &child in self.children.get(&id).map_or(&[][..], Vec::as_slice) {
-                if seen.insert(self.spans[child].id) {
-                    found.push(child);
-                    wait.push(self.spans[child].id);
-                }
-            }
-        }
+    /// Every span below, itself not among them, by start.
+    fn below(&self, row: usize) -> Vec<usize> {
+        let mut found: Vec<usize> = self.walk.below(row).into_iter().map(|row| row as usize).collect();
         found.sort_unstable();
         found
     }
 
     /// Of these, the outermost ones that `is` holds for.
-    fn outermost(&self, among: &[usize], is: impl Fn(&SpanRow) -> bool) -> Vec<usize> {
-        let chosen: HashSet<[u8; 8]> = among.iter().map(|i| &self.spans[*i]).filter(|s| is(s)).map(|s| s.id).collect();
-        let inside = |span: &SpanRow| {
-            let (mut at, mut steps) = (span.parent, 0);
-            while let Some(parent) = at {
-                if chosen.contains(&parent) {
-                    return true;
-                }
-                steps += 1;
-                at = self.by_id.get(&parent).filter(|_| steps < 64).and_then(|i| self.spans[*i].parent);
+    fn outermost(&self, among: &[usize], is: impl Fn(usize) -> bool) -> Vec<usize> {
+        let mut chosen = vec![false; self.forest.len()];
+        among.iter().filter(|row| is(**row)).for_each(|row| chosen[*row] = true);
+        let mut inside = vec![false; self.forest.len()];
+        for row in self.walk.order.iter().map(|row| *row as usize) {
+            if let Some(parent) = Some(self.forest.parent[row]).filter(|parent| *parent != NONE) {
+                inside[row] = inside[parent as usize] || chosen[parent as usize];
             }
-            false
-        };
-        among.iter().copied().filter(|i| chosen.contains(&self.spans[*i].id) && !inside(&self.spans[*i])).collect()
+        }
+        among.iter().copied().filter(|row| chosen[*row] && !inside[*row]).collect()
     }
-}
 
-/// Which part of a generation a span below it is, if it is one.
-fn part_kind(span: &SpanRow) -> Option<Kind> {
-    let kind = classify(&span.name, span.phase.as_deref());
-    matches!(kind, Kind::Tokenize | Kind::Queue | Kind::Prefill | Kind::Transfer | Kind::Decode).then_some(kind)
+    /// Which part of a generation a span below it is, if it is one.
+    fn part_kind(&self, row: usize) -> Option<Kind> {
+        let kind = classify(self.name(row), self.phase(row));
+        matches!(kind, Kind::Tokenize | Kind::Queue | Kind::Prefill | Kind::Transfer | Kind::Decode).then_some(kind)
+    }
 }
 
 /// The strips of a conversation. `span` and `sample` are the conversation's own, where it knows them.
@@ -192,34 +161,43 @@ pub fn strips(
     batches: &[RecordBatch],
     messages: &[MessageKey],
     trace_id: &str,
-    span: Option<[u8; 8]>,
+    span: Option<SpanId>,
     sample: Option<&str>,
 ) -> Vec<Strip> {
-    let Some(trace) = Trace::read(batches) else { return Vec::new() };
-    let everything: Vec<usize> = (0..trace.spans.len()).collect();
-    let own = span.and_then(|id| trace.by_id.get(&id)).map(|i| &trace.spans[*i]);
+    let first = batches.iter().scan(0, |rows, batch| {
+        let room = MAX_SPANS - *rows;
+        *rows += batch.num_rows().min(room);
+        (room > 0).then(|| batch.slice(0, batch.num_rows().min(room)))
+    });
+    let batches: Vec<RecordBatch> = first.collect();
+    let Ok(trace) = Trace::read(&batches) else { return Vec::new() };
+    let forest = &trace.forest;
+    let everything: Vec<usize> = (0..forest.len()).collect();
+    let own = span.and_then(|id| (0..forest.len()).find(|row| forest.span[*row] == id));
     let mut from_the_end = false;
     let mut among = match own {
         // A conversation that one generation's span told: earlier turns are earlier siblings of it.
         Some(own) if trace.is_generation(own) => {
             from_the_end = true;
-            let before = |s: &SpanRow| s.parent == own.parent && s.start <= own.start;
-            everything.iter().copied().filter(|i| before(&trace.spans[*i])).collect()
+            let before = |row: &usize| {
+                forest.parent_id[*row] == forest.parent_id[own] && forest.start[*row] <= forest.start[own]
+            };
+            everything.iter().copied().filter(before).collect()
         }
-        Some(own) => trace.below(own.id),
+        Some(own) => trace.below(own),
         None => everything.clone(),
     };
-    if !from_the_end && !among.iter().any(|i| trace.is_generation(&trace.spans[*i])) {
+    if !from_the_end && !among.iter().any(|row| trace.is_generation(*row)) {
         among = everything;
     }
     if let Some(sample) = sample {
-        among.retain(|i| trace.spans[*i].sample.as_deref().is_none_or(|s| s == sample));
+        among.retain(|row| trace.sample[*row] == NONE || trace.texts.get(trace.sample[*row]) == sample);
     }
-    let mut generations = trace.outermost(&among, |s| trace.is_generation(s));
-    let mut tools = trace.outermost(&among, |s| trace.is_tool(s));
+    let mut generations = trace.outermost(&among, |row| trace.is_generation(row));
+    let mut tools = trace.outermost(&among, |row| trace.is_tool(row));
     // Of several attempts the last one made the conversation.
-    if let Some(last) = generations.iter().filter_map(|i| trace.spans[*i].attempt).max() {
-        let of_last = |i: &usize| trace.spans[*i].attempt.is_none_or(|a| a == last);
+    if let Some(last) = generations.iter().filter_map(|row| trace.attempt[*row]).max() {
+        let of_last = |row: &usize| trace.attempt[*row].is_none_or(|a| a == last);
         generations.retain(of_last);
         tools.retain(of_last);
     }
@@ -241,7 +219,7 @@ pub fn strips(
     let mut left: Vec<usize> = Vec::new();
     let mut taken: HashSet<usize> = HashSet::new();
     for tool in tools {
-        let id = trace.text_attr(&trace.spans[tool], &["gen_ai.tool.call.id", "tool_call_id", "tool_call.id"]);
+        let id = trace.text_attr(tool, &["gen_ai.tool.call.id", "tool_call_id", "tool_call.id"]);
         match answers.iter().find(|m| id.is_some() && messages[**m].tool_call_id == id && !taken.contains(m)) {
             Some(message) => {
                 taken.insert(*message);
@@ -258,17 +236,17 @@ pub fn strips(
     out
 }
 
-fn bare(trace: &Trace, message: usize, at: usize, trace_id: &str, kind: &'static str) -> Strip {
-    let span = &trace.spans[at];
+fn bare(trace: &Trace, message: usize, row: usize, trace_id: &str, kind: &'static str) -> Strip {
+    let start = trace.forest.start[row];
     Strip {
         message,
         kind,
-        name: span.name.trim().to_string(),
+        name: trace.name(row).trim().to_string(),
         trace_id: trace_id.to_string(),
-        span_id: hex::encode(span.id),
-        start_ns: span.start.to_string(),
-        seconds: span.end.map(|end| seconds(end - span.start)),
-        status: span.status.clone(),
+        span_id: hex::encode(trace.forest.span[row]),
+        start_ns: start.to_string(),
+        seconds: trace.end(row).map(|end| seconds(end - start)),
+        status: trace.texts.get(trace.status[row]).to_string(),
         parts: Vec::new(),
         prompt_tokens: None,
         completion_tokens: None,
@@ -282,9 +260,9 @@ fn seconds(ns: i64) -> f64 {
     ns as f64 / 1e9
 }
 
-fn tool_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip {
-    let mut strip = bare(trace, message, at, trace_id, "tool");
-    if let Some(tool) = trace.text_attr(&trace.spans[at], names::TOOL_NAME) {
+fn tool_strip(trace: &Trace, message: usize, row: usize, trace_id: &str) -> Strip {
+    let mut strip = bare(trace, message, row, trace_id, "tool");
+    if let Some(tool) = trace.text_attr(row, names::TOOL_NAME) {
         strip.name = tool;
     }
     if let Some(seconds) = strip.seconds {
@@ -293,32 +271,32 @@ fn tool_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip
     strip
 }
 
-fn generation_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) -> Strip {
-    let span = &trace.spans[at];
-    let mut strip = bare(trace, message, at, trace_id, "generation");
+fn generation_strip(trace: &Trace, message: usize, row: usize, trace_id: &str) -> Strip {
+    let start = trace.forest.start[row];
+    let below = trace.below(row);
+    let mut strip = bare(trace, message, row, trace_id, "generation");
     let mut stretches: HashMap<Kind, Vec<(i64, i64)>> = HashMap::new();
-    for i in trace.below(span.id) {
-        let inner = &trace.spans[i];
-        if let (Some(kind), Some(end)) = (part_kind(inner), inner.end) {
-            stretches.entry(kind).or_default().push((inner.start, end));
+    for inner in &below {
+        if let (Some(kind), Some(end)) = (trace.part_kind(*inner), trace.end(*inner)) {
+            stretches.entry(kind).or_default().push((trace.forest.start[*inner], end));
         }
     }
-    for (kind, list) in stretches {
+    for (kind, mut list) in stretches {
         // Ranks that work side by side count once.
-        for (from, to) in union(list) {
-            strip.parts.push(Part { kind, from: seconds(from - span.start), seconds: seconds(to - from) });
+        intervals::union(&mut list);
+        for (from, to) in list {
+            strip.parts.push(Part { kind, from: seconds(from - start), seconds: seconds(to - from) });
         }
     }
     strip.parts.sort_by(|a, b| a.from.total_cmp(&b.from));
-    let below: Vec<usize> = std::iter::once(at).chain(trace.below(span.id)).collect();
-    let int = |keys: &[&str]| below.iter().find_map(|i| trace.int_attr(&trace.spans[*i], keys));
+    let int = |keys: &[&str]| std::iter::once(&row).chain(&below).find_map(|row| trace.int_attr(*row, keys));
     strip.prompt_tokens = int(names::PROMPT_TOKENS);
     strip.completion_tokens = int(names::COMPLETION_TOKENS);
     strip.cached_tokens = int(names::CACHED_TOKENS);
     strip.finish_reason =
-        trace.text_attr(span, &["finish_reason", "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason"]);
+        trace.text_attr(row, &["finish_reason", "gen_ai.response.finish_reasons", "gen_ai.response.finish_reason"]);
     if strip.parts.is_empty()
-        && let Some(waited) = trace.attr(span, names::QUEUE_TIME).and_then(|v| v.as_f64())
+        && let Some(waited) = trace.attr(row, names::QUEUE_TIME).and_then(|v| v.as_f64())
         && waited > 0.0
     {
         strip.parts.push(Part { kind: Kind::Queue, from: 0.0, seconds: waited });
@@ -330,18 +308,6 @@ fn generation_strip(trace: &Trace, message: usize, at: usize, trace_id: &str) ->
         _ => None,
     };
     strip
-}
-
-fn union(mut list: Vec<(i64, i64)>) -> Vec<(i64, i64)> {
-    list.sort_unstable();
-    let mut out: Vec<(i64, i64)> = Vec::new();
-    for (from, to) in list {
-        match out.last_mut() {
-            Some(last) if from <= last.1 => last.1 = last.1.max(to),
-            _ => out.push((from, to)),
-        }
-    }
-    out
 }
 
 #[cfg(test)]

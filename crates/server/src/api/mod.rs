@@ -19,8 +19,6 @@ mod timeline;
 mod trace_level;
 mod traces;
 
-pub(crate) use timeline::Watched;
-
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};

@@ -1,24 +1,16 @@
 //! What the timeline draws: spans of a step or a window, and the samples they belong to. Arrow, sorted by the server.
 
-use std::collections::HashSet;
-use std::sync::Arc;
-
-use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, Int64Array, RecordBatch};
-use arrow::compute::{concat_batches, filter_record_batch};
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use arrow::ipc::writer::StreamWriter;
 use axum::extract::State;
 use axum::http::{HeaderName, header};
 use axum::response::{IntoResponse, Response};
-use parking_lot::Mutex;
 use rollscope_app::query::{collect, int_column, sql_text};
 use rollscope_formats::export::timeline;
 use rollscope_model::Table;
-use rollscope_model::ids::TraceId;
 use rollscope_model::pd::KEY_PREFIX;
-use rollscope_model::read::{Text, column};
-use rollscope_query::scope::{Scope, ScopeRead, overlaps};
+use rollscope_query::scope::{Scope, ScopeRead, Traces, overlaps, traces};
 use rollscope_store::{Snapshot, SnapshotSource};
 
 use super::stream::{Format, respond};
@@ -32,7 +24,7 @@ use crate::run::Run;
 const MAX_SPANS: usize = 4_000_000;
 /// Version of the store that a response shows, to pass as `since` next time.
 const VERSION: HeaderName = HeaderName::from_static("rollscope-version");
-/// `true` on a response to `since` that has only new spans.
+/// `true` on a response to `since` that has only the traces which changed.
 const DELTA: HeaderName = HeaderName::from_static("rollscope-delta");
 
 /// A step, or a window of time in nanoseconds.
@@ -62,15 +54,16 @@ fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
 /// An Arrow IPC stream of one packed batch: parents as row numbers, lanes, sorted by sample, lane and start, without
 /// attributes (`crates/formats/src/export/timeline` defines the columns). It includes spans of the same traces that name no
 /// step or belong to another run, such as those of a serving engine, under the sample of their trace. The header
-/// `rollscope-version` gives the version of the store. Pass it as `since` to get only spans that came later, unpacked, as the
-/// store has them, with `rollscope-delta: true`. If they cannot be determined, you get all spans without that header.
+/// `rollscope-version` gives the version of the store. Pass it as `since` to get only the traces that changed later, whole,
+/// with `rollscope-delta: true`: they take the place of what you had of them. If those cannot be determined, you get all spans
+/// with `rollscope-delta: false`.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/timeline", tag = "runs", params(
     ("run" = String, Path),
     ("step" = Option<i64>, Query, description = "Step. Pass this, or `from_ns` and `to_ns`"),
     ("from_ns" = Option<i64>, Query, description = "Start of a time window, in nanoseconds since the epoch"),
     ("to_ns" = Option<i64>, Query, description = "End of the time window"),
     ("live" = Option<u8>, Query, description = "1 if the step is running: open spans then reach to the newest time"),
-    ("since" = Option<u64>, Query, description = "With `step`: only spans that came after this version"),
+    ("since" = Option<u64>, Query, description = "With `step`: only the traces that changed after this version"),
 ), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
@@ -86,32 +79,33 @@ pub async fn timeline(State(app): State<App>, Run(run): Run, mut params: Params)
     };
     // Taken before the rows are read: what comes in between is sent again, which does no harm.
     let snapshot = app.store.snapshot();
-    if let (Some(since), Window::Step(step)) = (since, window)
-        && let Some(new) = delta(&app, &snapshot, &run, step, since)?
-    {
-        return answer(new, snapshot.version, true);
-    }
-    let spans = gather(&app, &snapshot, &run, window).await?;
-    if let Window::Step(step) = window {
-        remember(&app, &run, step, &spans)?;
-    }
+    let changed = match (since, window) {
+        (Some(since), Window::Step(_)) => changed_traces(&snapshot, since)?,
+        _ => None,
+    };
+    let delta = changed.is_some();
+    let spans = gather(&app, &snapshot, &run, window, changed).await?;
     let options = timeline::Options { live, ..timeline::Options::default() };
     let packed = tokio::task::spawn_blocking(move || timeline::pack(&spans, options));
     let packed = packed.await.map_err(|e| Problem::internal(e.to_string()))?.map_err(internal)?;
-    answer(vec![packed], snapshot.version, false)
+    answer(&packed, snapshot.version, delta)
+}
+
+/// Traces that got spans after a version. `None` if the tail alone cannot tell.
+fn changed_traces(snapshot: &Snapshot, since: u64) -> Result<Option<Traces>, Problem> {
+    let Some(batches) = snapshot.tail_since(Table::Spans, since) else { return Ok(None) };
+    let batches: Vec<RecordBatch> = batches.cloned().collect();
+    traces(&batches).map(Some).map_err(internal)
 }
 
 fn internal(error: ArrowError) -> Problem {
     Problem::internal(error.to_string())
 }
 
-fn answer(batches: Vec<RecordBatch>, version: u64, delta: bool) -> Result<Response, Problem> {
-    let schema = batches.first().map_or_else(|| columns_of(&Table::Spans.schema()), |b| b.schema());
-    let size = batches.iter().map(RecordBatch::get_array_memory_size).sum::<usize>();
-    let mut writer = StreamWriter::try_new(Vec::with_capacity(size + 4096), &schema).map_err(internal)?;
-    for batch in &batches {
-        writer.write(batch).map_err(internal)?;
-    }
+fn answer(packed: &RecordBatch, version: u64, delta: bool) -> Result<Response, Problem> {
+    let room = packed.get_array_memory_size() + 4096;
+    let mut writer = StreamWriter::try_new(Vec::with_capacity(room), packed.schema_ref()).map_err(internal)?;
+    writer.write(packed).map_err(internal)?;
     let bytes = writer.into_inner().map_err(internal)?;
     let headers = [
         (header::CONTENT_TYPE, Format::Arrow.content_type().to_string()),
@@ -122,17 +116,18 @@ fn answer(batches: Vec<RecordBatch>, version: u64, delta: bool) -> Result<Respon
     Ok((headers, bytes).into_response())
 }
 
-fn columns_of(schema: &SchemaRef) -> SchemaRef {
-    let fields: Vec<_> = timeline::COLUMNS.iter().filter_map(|c| schema.field_with_name(c).ok().cloned()).collect();
-    Arc::new(Schema::new(fields))
-}
-
 fn too_many_spans() -> String {
     format!("more than {MAX_SPANS} spans; request a time window with `from_ns` and `to_ns`")
 }
 
 /// The spans of the window, and those of the same traces that belong to it only by their trace.
-async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Result<Vec<RecordBatch>, Problem> {
+async fn gather(
+    app: &App,
+    snapshot: &Snapshot,
+    run: &str,
+    window: Window,
+    traces: Option<Traces>,
+) -> Result<Vec<RecordBatch>, Problem> {
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
     // Attributes are read only if some span has prefill and decode times in them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with(KEY_PREFIX)));
@@ -141,102 +136,8 @@ async fn gather(app: &App, snapshot: &Snapshot, run: &str, window: Window) -> Re
         Window::Time { from, to } => Scope::Window { run, from, to },
         Window::Step(step) => Scope::Step { run, step },
     };
-    let read = ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), at_once: false };
+    let read = ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), traces, at_once: false };
     Ok(app.engine.spans_of(scope, read).await?.batches)
-}
-
-fn ids<'a>(batch: &'a RecordBatch, name: &str) -> Result<&'a FixedSizeBinaryArray, Problem> {
-    let column = batch.column_by_name(name).and_then(|c| c.as_fixed_size_binary_opt());
-    column.ok_or_else(|| Problem::internal(format!("spans have no {name}")))
-}
-
-fn traces_of(batches: &[RecordBatch]) -> Result<Traces, Problem> {
-    let mut traces = Traces::new();
-    for batch in batches {
-        let ids = ids(batch, "trace_id")?;
-        let mut last: Option<&[u8]> = None;
-        for id in ids.iter().flatten() {
-            if last != Some(id) {
-                last = Some(id);
-                traces.extend(TraceId::try_from(id).ok());
-            }
-        }
-    }
-    Ok(traces)
-}
-
-fn times<'a>(batch: &'a RecordBatch, name: &str) -> Option<&'a Int64Array> {
-    batch.column_by_name(name).and_then(|c| c.as_primitive_opt())
-}
-
-type Traces = HashSet<TraceId>;
-
-/// Traces of the steps that pages watch, so that new spans are found without reading the step again.
-#[derive(Default)]
-pub struct Watched(Mutex<Vec<((String, i64), Traces)>>);
-
-/// Steps that are remembered. The one that was requested longest ago is dropped first.
-const MAX_WATCHED: usize = 16;
-
-fn remember(app: &App, run: &str, step: i64, spans: &[RecordBatch]) -> Result<(), Problem> {
-    let traces = traces_of(spans)?;
-    let mut watched = app.watched.0.lock();
-    watched.retain(|(key, _)| key.0 != run || key.1 != step);
-    if watched.len() >= MAX_WATCHED {
-        watched.remove(0);
-    }
-    watched.push(((run.to_string(), step), traces));
-    Ok(())
-}
-
-/// Rows of a step that came after a version, from the tail alone. `None` if the tail does not have them all, or no page watches.
-fn delta(
-    app: &App,
-    snapshot: &Snapshot,
-    run: &str,
-    step: i64,
-    since: u64,
-) -> Result<Option<Vec<RecordBatch>>, Problem> {
-    let mut watched = app.watched.0.lock();
-    let Some((_, traces)) = watched.iter_mut().find(|(key, _)| key.0 == run && key.1 == step) else { return Ok(None) };
-    let Some(batches) = snapshot.tail_since(Table::Spans, since) else { return Ok(None) };
-    let batches: Vec<&RecordBatch> = batches.collect();
-    let is_own = |batch: &RecordBatch, row: usize| {
-        let name = column::<Text>(batch, "run_id").ok().and_then(|runs| runs.get(row));
-        name == Some(run) && times(batch, "step").is_some_and(|s| s.is_valid(row) && s.value(row) == step)
-    };
-    // Own rows first: their traces show which others belong.
-    let mut own = Vec::with_capacity(batches.len());
-    for batch in &batches {
-        let mine: Vec<bool> = (0..batch.num_rows()).map(|row| is_own(batch, row)).collect();
-        for (id, mine) in ids(batch, "trace_id")?.iter().zip(&mine) {
-            if let (Some(Ok(id)), true) = (id.map(TraceId::try_from), mine) {
-                traces.insert(id);
-            }
-        }
-        own.push(mine);
-    }
-    let mut out = Vec::new();
-    for (batch, own) in batches.iter().zip(own) {
-        let steps = times(batch, "step");
-        let belongs = |row: usize, id: Option<&[u8]>| {
-            own[row]
-                || (steps.is_none_or(|s| s.is_null(row))
-                    && id.and_then(|id| TraceId::try_from(id).ok()).is_some_and(|id| traces.contains(&id)))
-        };
-        let mask: BooleanArray =
-            ids(batch, "trace_id")?.iter().enumerate().map(|(row, id)| Some(belongs(row, id))).collect();
-        if mask.true_count() > 0 {
-            let columns = timeline::COLUMNS.iter().filter_map(|c| batch.schema_ref().index_of(c).ok());
-            let lean = batch.project(&columns.collect::<Vec<_>>()).map_err(internal)?;
-            out.push(filter_record_batch(&lean, &mask).map_err(internal)?);
-        }
-    }
-    if out.is_empty() {
-        return Ok(Some(out));
-    }
-    // One batch, so that each text is sent once.
-    Ok(Some(vec![concat_batches(&columns_of(&Table::Spans.schema()), &out).map_err(internal)?]))
 }
 
 /// Returns the links between spans of a step or a time window.

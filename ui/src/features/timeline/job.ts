@@ -5,7 +5,7 @@ import { SourceError } from '../../base/errors';
 import { type Items } from './items';
 import { type Layout, type RowMode } from './layout';
 import { type PhaseBins } from './counts';
-import { UNJOINABLE, work, type Answer, type Ask } from './worker';
+import { work, type Answer, type Ask } from './worker';
 
 export interface Loaded {
   items: Items;
@@ -109,25 +109,20 @@ async function run(ask: Ask, transfer: ArrayBuffer[], signal: AbortSignal): Prom
   return done;
 }
 
-export async function load(bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
-  const ask: Ask = { kind: 'load', bytes, live, mode };
+export async function load(bytes: Uint8Array<ArrayBuffer>, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
+  const ask: Ask = { kind: 'load', bytes, mode };
   return bytes.byteLength < INLINE * ITEM_BYTES ? work(ask) : run(ask, [bytes.buffer], signal);
 }
 
-/** Joins what is new to what there is. Null: it cannot be joined. */
-export async function merge(items: Items, bytes: Uint8Array<ArrayBuffer>, live: boolean, mode: RowMode, signal: AbortSignal): Promise<Loaded | null> {
-  const ask: Ask = { kind: 'merge', items, bytes, live, mode };
-  try {
-    return items.n < INLINE ? work(ask) : await run(ask, [bytes.buffer], signal);
-  } catch (e) {
-    if ((e as Error).message === UNJOINABLE) return null;
-    throw e;
-  }
+/** Joins what changed to what there is. */
+export async function merge(items: Items, bytes: Uint8Array<ArrayBuffer>, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
+  const ask: Ask = { kind: 'merge', items, bytes, mode };
+  return items.n < INLINE ? work(ask) : run(ask, [bytes.buffer], signal);
 }
 
 export async function relayout(items: Items, mode: RowMode, signal: AbortSignal): Promise<Loaded> {
   if (items.n < INLINE) return work({ kind: 'layout', items, mode });
   const none = new Uint8Array(0);
-  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none, parentIds: null };
+  const lean: Items = { ...items, spanIds: none, traceIds: none, trace: new Int32Array(0), attempt: none };
   return { ...(await run({ kind: 'layout', items: lean, mode }, [], signal)), items };
 }

@@ -1,7 +1,7 @@
-// What is new in a running step, joined to what is there: spans that came, open ones that ended, children whose parent has
-// arrived. Linear in the spans; runs in the worker where there are many.
+// What changed in a running step, joined to what is there. The server sends whole traces: they take the place of what was
+// known of them. Linear in the spans; runs in the worker where there are many.
 import { hex } from '../../data/arrow';
-import { closeOpen, ERROR, findParents, LOST_PARENT, OPEN, PARENT, STATE, tally, VIRTUAL, walk, wordsOf, type Items } from './items';
+import { OPEN, STATE, tally, type Items } from './items';
 
 /** Numbers of `more` in `texts`, which grows. */
 function mapTexts(texts: string[], more: string[]): Int32Array {
@@ -17,136 +17,101 @@ function mapTexts(texts: string[], more: string[]): Int32Array {
   });
 }
 
-function joined<T extends Float64Array | Int32Array | Uint8Array>(
-  a: T,
-  b: ArrayLike<number>,
-  rows: number[],
-  width = 1,
-  map: (x: number) => number = (x) => x,
-): T {
-  const out = new (a.constructor as new (n: number) => T)(a.length + rows.length * width);
-  out.set(a);
-  let at = a.length;
-  for (const r of rows) for (let k = 0; k < width; k++) out[at++] = map(b[r * width + k]);
-  return out;
-}
+const tracesOf = (items: Items): string[] =>
+  Array.from({ length: items.traceIds.length / 16 }, (_, i) => hex(items.traceIds.subarray(i * 16, i * 16 + 16)));
 
-/** Null where it cannot be joined (earlier than all we have, or without ids): then everything must be read again. */
-export function mergeItems(base: Items, more: Items, live: boolean): Items | null {
-  if (base.parentIds === null || more.parentIds === null || base.n === 0) return null;
+export function mergeItems(base: Items, more: Items): Items {
   if (more.n === 0) return base;
-  const shift = Number(more.baseNs - base.baseNs) / 1e6;
-  if (shift < 0) return null;
-  const coded =
-    (m: Int32Array) =>
-    (x: number): number =>
-      x < 0 ? -1 : m[x];
+  if (base.n === 0) return more;
   const [names, samples, groups, workers] = [base.names, base.samples, base.groups, base.workers].map((t) => [...t]);
-  const nameOf = coded(mapTexts(names, more.names));
-  const sampleOf = coded(mapTexts(samples, more.samples));
-  const groupOf = coded(mapTexts(groups, more.groups));
-  const workerOf = coded(mapTexts(workers, more.workers));
-  const traceTexts = Array.from({ length: base.traceIds.length / 16 }, (_, i) => hex(base.traceIds.subarray(i * 16, i * 16 + 16)));
-  const known = traceTexts.length;
-  const traceMap = mapTexts(
-    traceTexts,
-    Array.from({ length: more.traceIds.length / 16 }, (_, i) => hex(more.traceIds.subarray(i * 16, i * 16 + 16))),
-  );
-  const newTraces = [...traceMap.keys()].filter((k) => traceMap[k] >= known);
-  const traceIds = joined(base.traceIds, more.traceIds, newTraces, 16);
+  const traces = tracesOf(base);
+  const numbers = {
+    name: mapTexts(names, more.names),
+    sample: mapTexts(samples, more.samples),
+    group: mapTexts(groups, more.groups),
+    worker: mapTexts(workers, more.workers),
+    trace: mapTexts(traces, tracesOf(more)),
+  };
+  const traceIds = new Uint8Array(traces.length * 16);
+  traceIds.set(base.traceIds);
+  numbers.trace.forEach((to, from) => traceIds.set(more.traceIds.subarray(from * 16, from * 16 + 16), to * 16));
 
-  // Rows that we have already: an open span and its end, or a report sent twice.
-  const index = new Map<string, number>();
-  const b = wordsOf(base.spanIds);
-  const m = wordsOf(more.spanIds);
-  const touched = new Set(traceMap);
-  for (let i = 0; i < base.n; i++)
-    if (touched.has(base.trace[i]) && (base.flags[i] & VIRTUAL) === 0) index.set(`${base.trace[i]}/${b[2 * i]}/${b[2 * i + 1]}`, i);
-  const fresh: number[] = [];
-  const replaced: [number, number][] = [];
-  for (let j = 0; j < more.n; j++) {
-    const at = index.get(`${traceMap[more.trace[j]]}/${m[2 * j]}/${m[2 * j + 1]}`);
-    if (at === undefined) fresh.push(j);
-    else replaced.push([at, j]);
-  }
+  // Where each row of before goes, -1: it is replaced.
+  const replaced = new Uint8Array(traces.length);
+  for (let i = 0; i < more.n; i++) replaced[numbers.trace[more.trace[i]]] = 1;
+  const place = new Int32Array(base.n);
+  let kept = 0;
+  for (let i = 0; i < base.n; i++) place[i] = replaced[base.trace[i]] === 1 ? -1 : kept++;
+  const n = kept + more.n;
 
-  const start = joined(base.start, more.start, fresh, 1, (t) => t + shift);
-  const end = joined(base.end, more.end, fresh, 1, (t) => t + shift);
-  const flags = joined(base.flags, more.flags, fresh, 1, (f) => f & ~(PARENT | LOST_PARENT));
-  const phase = joined(base.phase, more.phase, fresh);
-  const name = joined(base.name, more.name, fresh, 1, nameOf);
-  const sample = joined(base.sample, more.sample, fresh, 1, sampleOf);
-  const worker = joined(base.worker, more.worker, fresh, 1, workerOf);
-  const attempt = joined(base.attempt, more.attempt, fresh);
-  const trace = joined(base.trace, more.trace, fresh, 1, (t) => traceMap[t]);
-  const spanIds = joined(base.spanIds, more.spanIds, fresh, 8);
-  const parentIds = joined(base.parentIds, more.parentIds, fresh, 8);
-  for (const [i, j] of replaced) {
-    end[i] = more.end[j] + shift;
-    phase[i] = more.phase[j];
-    if (sample[i] < 0) sample[i] = sampleOf(more.sample[j]);
-    flags[i] = (flags[i] & ~(STATE | ERROR)) | (more.flags[j] & (STATE | ERROR));
-  }
-  const n = start.length;
-  for (let i = 0; i < n; i++) flags[i] &= ~LOST_PARENT;
-  const parent = findParents(wordsOf(spanIds), wordsOf(parentIds), null, trace, flags);
-  // Rows that the server made or moved know their parents by number.
-  for (let i = 0; i < base.n; i++) {
-    if (base.parent[i] >= 0) {
-      parent[i] = base.parent[i];
-      flags[i] &= ~LOST_PARENT;
-      flags[parent[i]] |= PARENT;
-    }
-  }
-  const depth = walk(parent, sample, new Int32Array(n).fill(-1), n);
-  lend(trace, sample, traceIds.length / 16);
+  const column = <T extends Float64Array | Int32Array | Uint8Array>(
+    a: T,
+    b: T,
+    old: (x: number, i: number) => number = (x) => x,
+    map: (x: number, i: number) => number = (x) => x,
+  ): T => {
+    const out = new (a.constructor as new (n: number) => T)(n);
+    for (let i = 0; i < base.n; i++) if (place[i] >= 0) out[place[i]] = old(a[i], i);
+    for (let i = 0; i < more.n; i++) out[kept + i] = map(b[i], i);
+    return out;
+  };
+  const coded = (key: 'name' | 'sample' | 'worker' | 'trace'): Int32Array =>
+    column(base[key], more[key], undefined, (x) => (x < 0 ? -1 : numbers[key][x]));
 
+  // Both count from the earlier base. What is still open reaches to the latest time.
+  const baseNs = base.baseNs < more.baseNs ? base.baseNs : more.baseNs;
+  const [before, after] = [base, more].map((x) => Number(x.baseNs - baseNs) / 1e6);
+  const extent = Math.max(base.extent + before, more.extent + after);
+  const ends =
+    (x: Items, shift: number) =>
+    (t: number, i: number): number =>
+      (x.flags[i] & STATE) === OPEN && t >= x.extent ? extent : t + shift;
+  const flags = column(base.flags, more.flags);
+  const phase = column(base.phase, more.phase);
+  const attempt = column(base.attempt, more.attempt);
+  const spanIds = new Uint8Array(n * 8);
+  for (let i = 0; i < base.n; i++) if (place[i] >= 0) spanIds.set(base.spanIds.subarray(i * 8, i * 8 + 8), place[i] * 8);
+  spanIds.set(more.spanIds.subarray(0, more.n * 8), kept * 8);
   const sampleGroup = new Int32Array(samples.length).fill(-1);
   sampleGroup.set(base.sampleGroup);
   more.sampleGroup.forEach((g, s) => {
-    if (g >= 0) sampleGroup[sampleOf(s)] = groupOf(g);
+    if (g >= 0) sampleGroup[numbers.sample[s]] = numbers.group[g];
   });
-  let extent = base.extent;
-  for (let i = 0; i < n; i++) {
-    if ((flags[i] & STATE) === OPEN) end[i] = NaN;
-    if (start[i] > extent) extent = start[i];
-    if (end[i] > extent) extent = end[i];
-  }
-  closeOpen(start, end, flags, parent, trace, sample, samples.length, extent, live);
   return {
-    ...base,
     n,
-    start,
-    end,
+    baseNs,
+    start: column(
+      base.start,
+      more.start,
+      (t) => t + before,
+      (t) => t + after,
+    ),
+    end: column(base.end, more.end, ends(base, before), ends(more, after)),
     extent,
-    parent,
-    depth,
+    // Parents are of the same trace: they stay or go together.
+    parent: column(
+      base.parent,
+      more.parent,
+      (p) => (p < 0 ? -1 : place[p]),
+      (p) => (p < 0 ? -1 : kept + p),
+    ),
+    depth: column(base.depth, more.depth),
     flags,
     phase,
-    name,
+    name: coded('name'),
     names,
-    sample,
+    sample: coded('sample'),
     samples,
     sampleGroup,
     groups,
-    worker,
+    worker: coded('worker'),
     workers,
     attempt,
-    trace,
+    trace: coded('trace'),
     traceIds,
     spanIds,
-    parentIds,
     ...tally(flags, phase, attempt),
     lane: null,
     source: null,
   };
-}
-
-/** A trace of one sample lends it to its spans that have none. */
-function lend(trace: Int32Array, sample: Int32Array, traces: number): void {
-  const of = new Int32Array(traces).fill(-1);
-  for (let i = 0; i < trace.length; i++) {
-    if (sample[i] >= 0) of[trace[i]] = of[trace[i]] === -1 || of[trace[i]] === sample[i] ? sample[i] : -2;
-  }
-  for (let i = 0; i < trace.length; i++) if (sample[i] < 0 && of[trace[i]] >= 0) sample[i] = of[trace[i]];
 }

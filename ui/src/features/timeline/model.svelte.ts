@@ -203,11 +203,9 @@ export class TimelineModel {
       if (!this.#info) this.#page.runs = await source.runs(signal).catch(() => this.#page.runs);
       signal.throwIfAborted();
       const live = this.isLive;
-      const answer = await source.timeline(run, window, { live, since: old?.items.parentIds ? old.version : null }, signal);
-      const loaded =
-        (await (answer.delta && old ? merge(old.items, answer.bytes, live, mode, signal) : load(answer.bytes, live, mode, signal))) ??
-        // What is new does not fit what we have (it began before it, say): everything again.
-        (await load((await source.timeline(run, window, { live }, signal)).bytes, live, mode, signal));
+      // The first answer after the end is whole: then open spans end where their sample does.
+      const answer = await source.timeline(run, window, { live, since: live ? (old?.version ?? null) : null }, signal);
+      const loaded = await (answer.delta && old ? merge(old.items, answer.bytes, mode, signal) : load(answer.bytes, mode, signal));
       const result = { ...loaded, samples: await samples, key, version: answer.version };
       this.took = performance.now() - began;
       this.#arrived = performance.now();

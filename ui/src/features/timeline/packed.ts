@@ -24,8 +24,6 @@ function parentsOf(stream: ArrowStream, n: number): Int32Array | null {
   return up && Int32Array.from(up, (d, i) => (d === 0 ? -1 : i - d));
 }
 
-export const isPacked = (stream: ArrowStream): boolean => stream.fields.some((f) => f.name === 'lane');
-
 function textsOf(v: Vector | undefined): string[] {
   const d = v?.dictionary;
   return d ? Array.from({ length: d.length }, (_, i) => String(valueAt(d, i) ?? '')) : [];
@@ -96,7 +94,6 @@ export function packedItems(stream: ArrowStream): Items {
   }
   const trace = codesOf(column('trace'), n);
   const traceIds = column('trace').dictionary!.values as Uint8Array;
-  const hasParents = stream.fields.some((f) => f.name === 'parent_span_id');
   return {
     n,
     baseNs,
@@ -123,7 +120,6 @@ export function packedItems(stream: ArrowStream): Items {
     phaseCounts,
     attempts: [...attempts.keys()].filter((a) => attempts[a] === 1),
     lane: as('lane', Uint8Array),
-    parentIds: hasParents ? as('parent_span_id', Uint8Array) : null,
     source: sourcesOf(stream, n),
   };
 }
@@ -158,7 +154,6 @@ function empty(baseNs: bigint): Items {
     phaseCounts: new Uint32Array(PHASES.length),
     attempts: [],
     lane: null,
-    parentIds: null,
     source: null,
   };
 }

@@ -2,30 +2,26 @@
 // memory of the bytes goes with it. A job for another layout gets a copy of the columns that it needs.
 import { readStream, type ArrowStream } from '../../data/arrow';
 import { phaseBins, type PhaseBins } from './counts';
-import { buildItems, buffersOf, type Items } from './items';
+import { buffersOf, type Items } from './items';
 import { mergeItems } from './merge';
-import { isPacked, packedItems } from './packed';
+import { packedItems } from './packed';
 import { buildLayout, type Layout, type RowMode } from './layout';
 
 /** Bins of the minimap and of the strip when the view is not narrower. */
 export const BASE_BINS = 8192;
 
 export type Ask =
-  | { kind: 'merge'; items: Items; bytes: Uint8Array<ArrayBuffer>; live: boolean; mode: RowMode }
-  | { kind: 'load'; bytes: Uint8Array<ArrayBuffer>; live: boolean; mode: RowMode }
+  | { kind: 'merge'; items: Items; bytes: Uint8Array<ArrayBuffer>; mode: RowMode }
+  | { kind: 'load'; bytes: Uint8Array<ArrayBuffer>; mode: RowMode }
   | { kind: 'layout'; items: Items; mode: RowMode };
 export type Answer =
   /** The script runs: the first thing that a worker says. */
   { ok: 'started' } | { ok: true; items: Items | null; layout: Layout; bins: PhaseBins; ms: Record<string, number> } | { ok: false; error: string };
-/** Thrown where what is new cannot be joined: read everything again. */
-export const UNJOINABLE = 'cannot be joined';
 
 function itemsOf(ask: Ask, stream: ArrowStream | null): Items {
   if (ask.kind === 'layout') return ask.items;
-  if (ask.kind === 'load') return isPacked(stream!) ? packedItems(stream!) : buildItems(stream!, ask.live);
-  const joined = mergeItems(ask.items, buildItems(stream!, true), ask.live);
-  if (joined === null) throw new Error(UNJOINABLE);
-  return joined;
+  const items = packedItems(stream!);
+  return ask.kind === 'merge' ? mergeItems(ask.items, items) : items;
 }
 
 export function work(ask: Ask): { items: Items; layout: Layout; bins: PhaseBins; ms: Record<string, number> } {

@@ -7,6 +7,7 @@ use arrow::array::{ArrayRef, Int64Array, RecordBatch, StringArray};
 use arrow::error::ArrowError;
 use rollscope_model::names::state;
 use rollscope_model::read::{Floats, Ints, Text, column};
+use rollscope_spans::intervals;
 use serde::Serialize;
 
 /// One run, as `GET /api/v1/runs` returns it.
@@ -106,14 +107,8 @@ impl Gather {
         self.facts.samples = self.sample_ids.len() as u64;
         self.facts.reward_mean = (self.rewards.1 > 0).then(|| self.rewards.0 / self.rewards.1 as f64);
         for (phase, mut list) in self.intervals {
-            list.sort_unstable();
-            // The length of a union of intervals: each adds what reaches beyond the latest end before it.
-            let (mut total, mut reached) = (0i128, i64::MIN);
-            for (start, end) in list {
-                total += i128::from(end) - i128::from(start.max(reached).min(end));
-                reached = reached.max(end);
-            }
-            self.facts.phases.insert(phase, total as f64 / 1e9);
+            intervals::union(&mut list);
+            self.facts.phases.insert(phase, intervals::length(&list) as f64 / 1e9);
         }
         self.facts
     }

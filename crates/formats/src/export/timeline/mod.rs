@@ -12,19 +12,18 @@
 //! | `name`, `phase`, `sample`, `group`, `worker` | dictionary of text | phase as the sender said it |
 //! | `trace` | dictionary of 16 bytes | |
 //! | `span_id` | 8 bytes | zero for rows that we made up ([`flag::VIRTUAL`]) |
-//! | `parent_span_id` | 8 bytes | only with [`Options::live`]: lets the page join what comes later |
 //! | `source` | Int32 | only with [`Options::source`]: the row among those given, -1: we made it up |
 //!
 //! Order: by sample (spans without one: by worker), lane, start.
 
-mod lanes;
 mod pd;
 mod read;
-mod tree;
 mod write;
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
+use read::Items;
+use rollscope_spans::{NONE, lanes, open};
 
 /// Bits of `flags`. The lower two are the state.
 pub mod flag {
@@ -65,7 +64,7 @@ pub const COLUMNS: [&str; 15] = [
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {
-    /// The step still runs: open spans reach to the newest time, and `parent_span_id` is sent too.
+    /// The step still runs: open spans reach to the newest time.
     pub live: bool,
     /// Send `source`: for a static page, which keeps the rest of each span in the order it came.
     pub source: bool,
@@ -78,12 +77,17 @@ pub fn has_pd(batch: &RecordBatch) -> bool {
 
 /// Packs spans of a step or a window. Spans must be there once.
 pub fn pack(batches: &[RecordBatch], options: Options) -> Result<RecordBatch, ArrowError> {
-    let mut items = read::read(batches)?;
-    let parent_ids = tree::find_parents(&mut items);
-    tree::walk(&mut items);
-    tree::lend_samples(&mut items);
-    pd::place(&mut items, &parent_ids);
-    tree::close_open(&mut items, options.live);
-    let placed = lanes::place(&items);
-    write::write(&items, &placed, &parent_ids, options)
+    let mut items = Items::read(batches)?;
+    pd::place(&mut items);
+    open::close(&mut items.forest, &items.sample, options.live);
+    // A row of the picture: a sample, or a worker for what belongs to none.
+    let samples = items.samples.list.len() as u32;
+    let place = |(sample, worker): (&u32, &u32)| if *sample == NONE { samples + worker } else { *sample };
+    let row: Vec<u32> = items.sample.iter().zip(&items.worker).map(place).collect();
+    let rows = items.samples.list.len() + items.workers.list.len();
+    let sides = pd::side_names(&items);
+    let placed = lanes::place(&items.forest, &items.depth, &row, rows, |parent, child| {
+        pd::lanes_below(&items, parent, child, sides)
+    });
+    write::write(&items, &placed, options)
 }

@@ -1,13 +1,15 @@
 //! Prefill and decode of a disaggregated request (SPEC 1.4). Two styles come in: spans `sglang_pd_prefill` and
-//! `sglang_pd_decode` with a child a segment, which slime lays end to end although some contain others; and, older, the
+//! `sglang_pd_decode` with a child per segment, which slime lays end to end although some contain others; and, older, the
 //! durations among the end attributes of the generating span, for which we make rows. Both are placed alike: what is
 //! contained lies inside, and nothing reaches beyond the generating span.
 
 use hashbrown::HashMap;
 use rollscope_model::pd::{PER_SIDE, SEGMENTS, SIDES};
 
+use rollscope_spans::{NONE, State};
+
 use super::flag;
-use super::read::{Items, NONE, UNKNOWN};
+use super::read::Items;
 
 /// Durations in nanoseconds, in the order of [`SEGMENTS`].
 pub type Times = [Option<i64>; 10];
@@ -46,14 +48,15 @@ pub fn arrange(times: &Times, from: i64, to: i64) -> [Option<(i64, i64)>; 10] {
     out
 }
 
-pub fn place(items: &mut Items, parent_ids: &[u64]) {
-    let names: Vec<i32> = SEGMENTS.iter().map(|segment| code_of(items, segment.span)).collect();
-    let sides = SIDES.each_ref().map(|side| code_of(items, side.span));
+pub fn place(items: &mut Items) {
+    let names = SEGMENTS.each_ref().map(|segment| items.names.find(segment.span));
+    let sides = side_names(items);
     let mut with_spans: HashMap<u32, [Option<u32>; 2]> = HashMap::new();
-    if sides.iter().any(|s| *s != NONE) {
-        for i in 0..items.given {
-            let side = sides.iter().position(|s| *s != NONE && *s == items.name[i]);
-            if let (Some(side), Ok(parent)) = (side, u32::try_from(items.parent[i])) {
+    if sides.iter().any(Option::is_some) {
+        for i in 0..items.len() {
+            let side = sides.iter().position(|side| *side == Some(items.name[i]));
+            let parent = items.forest.parent[i];
+            if let (Some(side), true) = (side, parent != NONE) {
                 with_spans.entry(parent).or_default()[side] = Some(i as u32);
             }
         }
@@ -62,29 +65,25 @@ pub fn place(items: &mut Items, parent_ids: &[u64]) {
     for (row, times) in std::mem::take(&mut items.pd) {
         let i = row as usize;
         // The segments of the newer style carry their own duration as an attribute.
-        let is_part = names.contains(&items.name[i]) || sides.contains(&items.name[i]);
-        if !is_part && !with_spans.contains_key(&row) && items.state(i) == flag::CLOSED {
+        let name = Some(items.name[i]);
+        let is_part = names.contains(&name) || sides.contains(&name);
+        if !is_part && !with_spans.contains_key(&row) && items.forest.state[i] == State::Closed {
             make_rows(items, i, &times);
         }
     }
-    debug_assert_eq!(parent_ids.len(), items.given);
-}
-
-fn code_of(items: &Items, name: &str) -> i32 {
-    items.names.texts.iter().position(|t| t == name).map_or(NONE, |p| p as i32)
 }
 
 /// Newer style. Segments that are laid flat under their side, as slime does, are moved to where they belong; those that
 /// are nested already are right as they are.
-fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u32>; 2]>) {
-    let which: HashMap<i32, usize> =
-        names.iter().enumerate().filter(|(_, n)| **n != NONE).map(|(w, n)| (*n, w)).collect();
+fn place_spans(items: &mut Items, names: &[Option<u32>], sides: &HashMap<u32, [Option<u32>; 2]>) {
+    let which: HashMap<u32, usize> =
+        names.iter().enumerate().filter_map(|(which, name)| Some(((*name)?, which))).collect();
     let of_side: HashMap<u32, u32> =
         sides.iter().flat_map(|(g, s)| s.iter().flatten().map(|side| (*side, *g))).collect();
     let mut segments: HashMap<u32, [Option<u32>; 10]> = HashMap::new();
-    for i in 0..items.given {
+    for i in 0..items.len() {
         let Some(w) = which.get(&items.name[i]) else { continue };
-        let Some(generate) = u32::try_from(items.parent[i]).ok().and_then(|p| of_side.get(&p)) else { continue };
+        let Some(generate) = of_side.get(&items.forest.parent[i]) else { continue };
         segments.entry(*generate).or_insert([None; 10])[*w] = Some(i as u32);
     }
     for (generate, side) in sides {
@@ -93,21 +92,21 @@ fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u3
         let Some(found) = segments.get(generate) else { continue };
         // Flat: something that belongs inside another stands beside it.
         let flat = (0..10).any(|w| found[w].is_some() && SEGMENTS[w].inside.is_some_and(|c| found[c].is_some()));
-        if !flat || items.end[g] == UNKNOWN {
+        if !flat || items.forest.state[g] == State::Open {
             continue;
         }
         let mut times: Times = [None; 10];
         for w in 0..10 {
-            times[w] = found[w].map(|i| (items.end[i as usize].max(items.start[i as usize])) - items.start[i as usize]);
+            times[w] = found[w].map(|i| items.forest.length(i as usize));
         }
-        let (from, to) = (items.start[g], items.end[g]);
+        let (from, to) = (items.forest.start[g], items.forest.end[g]);
         let placed = arrange(&times, from, to);
         for w in 0..10 {
             let (Some(row), Some((start, end))) = (found[w], placed[w]) else { continue };
             let row = row as usize;
-            (items.start[row], items.end[row]) = (start, end);
+            (items.forest.start[row], items.forest.end[row]) = (start, end);
             if let Some(outer) = SEGMENTS[w].inside.and_then(|c| found[c]) {
-                items.parent[row] = outer as i32;
+                items.forest.parent[row] = outer;
                 items.flags[outer as usize] |= flag::PARENT;
                 items.depth[row] = items.depth[outer as usize].saturating_add(1);
             }
@@ -115,14 +114,14 @@ fn place_spans(items: &mut Items, names: &[i32], sides: &HashMap<u32, [Option<u3
         for (n, side) in side.iter().enumerate() {
             let Some(side) = side.map(|s| s as usize) else { continue };
             let last = placed[n * PER_SIDE..][..PER_SIDE].iter().flatten().map(|(_, end)| *end).max().unwrap_or(from);
-            (items.start[side], items.end[side]) = (from, last);
+            (items.forest.start[side], items.forest.end[side]) = (from, last);
         }
     }
 }
 
 /// Older style: a row for each side and segment.
 fn make_rows(items: &mut Items, generate: usize, times: &Times) {
-    let (from, to) = (items.start[generate], items.end[generate]);
+    let (from, to) = (items.forest.start[generate], items.forest.end[generate]);
     let placed = arrange(times, from, to);
     items.flags[generate] |= flag::HAS_PD | flag::PARENT;
     for (n, side) in SIDES.iter().enumerate() {
@@ -140,37 +139,31 @@ fn make_rows(items: &mut Items, generate: usize, times: &Times) {
 }
 
 fn push(items: &mut Items, parent: usize, name: &str, start: i64, end: i64) -> usize {
-    let code = items.names.add(name);
-    items.start.push(start);
-    items.end.push(end);
-    items.parent.push(parent as i32);
+    let name = items.names.number(name);
     items.depth.push(items.depth[parent].saturating_add(1));
     items.flags.push(flag::VIRTUAL | flag::CLOSED);
-    items.name.push(code);
+    items.name.push(name);
     items.phase.push(NONE);
-    items.span.push(0);
-    for column in [&mut items.sample, &mut items.group, &mut items.worker, &mut items.trace] {
+    for column in [&mut items.sample, &mut items.group, &mut items.worker] {
         column.push(column[parent]);
     }
     items.attempt.push(items.attempt[parent]);
-    items.len() - 1
+    items.forest.add_below(parent, start, end)
 }
 
-/// First lane below the generating span for a row under it: prefill, then decode, then everything else.
-pub fn lane_below(items: &Items, parent: usize, i: usize, [prefill, decode]: [i32; 2]) -> u8 {
-    if items.flags[parent] & flag::HAS_PD == 0 || items.name[i] == prefill {
+/// Lanes between the generating span and a row under it: prefill, then decode, then everything else.
+pub fn lanes_below(items: &Items, parent: usize, child: usize, [prefill, decode]: [Option<u32>; 2]) -> u8 {
+    let name = Some(items.name[child]);
+    if items.flags[parent] & flag::HAS_PD == 0 || name == prefill {
         1
-    } else if items.name[i] == decode {
+    } else if name == decode {
         4
     } else {
         7
     }
 }
 
-pub fn side_codes(items: &Items) -> [i32; 2] {
-    // NONE would match spans without a name.
-    SIDES.each_ref().map(|side| match code_of(items, side.span) {
-        NONE => i32::MIN,
-        code => code,
-    })
+/// What spans of prefill and of decode are called, where there are any.
+pub fn side_names(items: &Items) -> [Option<u32>; 2] {
+    SIDES.each_ref().map(|side| items.names.find(side.span))
 }

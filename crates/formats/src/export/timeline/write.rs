@@ -10,40 +10,41 @@ use arrow::buffer::{Buffer, NullBuffer};
 use arrow::datatypes::{ArrowDictionaryKeyType, DataType, Field, Int32Type, Schema, UInt16Type};
 use arrow::error::ArrowError;
 
+use rollscope_spans::lanes::Lanes;
+use rollscope_spans::{NONE, Texts};
+
 use super::Options;
-use super::lanes::Placed;
-use super::read::{Items, NONE, Texts};
+use super::read::Items;
 
 /// More different phases than this are hostile; the rest count as none.
-const MAX_PHASES: i32 = u16::MAX as i32;
+const MAX_PHASES: u32 = u16::MAX as u32;
 
-pub fn write(items: &Items, placed: &Placed, parent_ids: &[u64], options: Options) -> Result<RecordBatch, ArrowError> {
-    let order = &placed.order;
+pub fn write(items: &Items, placed: &Lanes, options: Options) -> Result<RecordBatch, ArrowError> {
+    let (order, forest) = (&placed.order, &items.forest);
+    let base_ns = forest.start.iter().copied().min().unwrap_or(0);
     let mut place = vec![0i32; items.len()];
     order.iter().enumerate().for_each(|(at, i)| place[*i as usize] = at as i32);
     let ms = |column: &[i64]| -> ArrayRef {
-        Arc::new(Float64Array::from_iter_values(order.iter().map(|i| column[*i as usize] as f64 / 1e6)))
+        let since = |i: &u32| column[*i as usize].saturating_sub(base_ns) as f64 / 1e6;
+        Arc::new(Float64Array::from_iter_values(order.iter().map(since)))
     };
     let bytes = |column: &[u8]| -> ArrayRef {
         Arc::new(UInt8Array::from_iter_values(order.iter().map(|i| column[*i as usize])))
     };
-    let parents = order.iter().map(|i| match items.parent[*i as usize] {
-        NONE => NONE,
-        p => place[p as usize],
+    let parents = order.iter().map(|i| match forest.parent[*i as usize] {
+        NONE => -1,
+        parent => place[parent as usize],
     });
-    let ids = |column: &[u64]| -> Result<ArrayRef, ArrowError> {
-        let words: Vec<u64> = order.iter().map(|i| column.get(*i as usize).copied().unwrap_or(0)).collect();
-        Ok(Arc::new(FixedSizeBinaryArray::try_new(8, Buffer::from_vec(words), None)?))
-    };
-    let phases: Vec<i32> = items.phase.iter().map(|p| if *p < MAX_PHASES { *p } else { NONE }).collect();
-    let phase_keys: Vec<u16> = order.iter().map(|i| phases[*i as usize].max(0) as u16).collect();
-    let phase_texts = &items.phases.texts[..items.phases.texts.len().min(MAX_PHASES as usize)];
+    let spans: Vec<u8> = order.iter().flat_map(|i| forest.span[*i as usize]).collect();
+    let phases: Vec<u32> = items.phase.iter().map(|p| if *p < MAX_PHASES { *p } else { NONE }).collect();
+    let phase_keys: Vec<u16> = order.iter().map(|i| number(phases[*i as usize]) as u16).collect();
+    let phase_texts = &items.phases.list[..items.phases.list.len().min(MAX_PHASES as usize)];
     let phase_keys = UInt16Array::new(phase_keys.into(), nulls(&phases, order));
-    let traces = FixedSizeBinaryArray::try_new(16, Buffer::from_vec(items.traces.concat()), None)?;
+    let traces = FixedSizeBinaryArray::try_new(16, Buffer::from_vec(forest.traces.concat()), None)?;
 
     let mut columns: Vec<(&str, ArrayRef)> = vec![
-        ("start", ms(&items.start)),
-        ("end", ms(&items.end)),
+        ("start", ms(&forest.start)),
+        ("end", ms(&forest.end)),
         ("parent", Arc::new(Int32Array::from_iter_values(parents))),
         ("flags", bytes(&items.flags)),
         ("depth", bytes(&items.depth)),
@@ -54,37 +55,39 @@ pub fn write(items: &Items, placed: &Placed, parent_ids: &[u64], options: Option
         ("sample", texts(&items.sample, &items.samples, order)?),
         ("group", texts(&items.group, &items.groups, order)?),
         ("worker", texts(&items.worker, &items.workers, order)?),
-        ("trace", dictionary::<Int32Type>(keys(&items.trace, order), Arc::new(traces))?),
-        ("span_id", ids(&items.span)?),
+        ("trace", dictionary::<Int32Type>(keys(&forest.trace, order), Arc::new(traces))?),
+        ("span_id", Arc::new(FixedSizeBinaryArray::try_new(8, Buffer::from_vec(spans), None)?)),
     ];
-    if options.live {
-        columns.push(("parent_span_id", ids(parent_ids)?));
-    }
     if options.source {
-        let given = order.iter().map(|i| if (*i as usize) < items.given { *i as i32 } else { NONE });
+        let given = order.iter().map(|i| forest.source[*i as usize] as i32);
         columns.push(("source", Arc::new(Int32Array::from_iter_values(given))));
     }
     let fields: Vec<Field> =
         columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
     let metadata = [
-        ("base_ns".to_string(), items.base_ns.to_string()),
-        ("extent_ms".to_string(), (items.extent as f64 / 1e6).to_string()),
+        ("base_ns".to_string(), base_ns.to_string()),
+        ("extent_ms".to_string(), (forest.latest.saturating_sub(base_ns) as f64 / 1e6).to_string()),
     ];
     let schema = Arc::new(Schema::new(fields).with_metadata(metadata.into()));
     RecordBatch::try_new(schema, columns.into_iter().map(|(_, array)| array).collect())
 }
 
-fn nulls(codes: &[i32], order: &[u32]) -> Option<NullBuffer> {
-    codes.contains(&NONE).then(|| order.iter().map(|i| codes[*i as usize] != NONE).collect())
+fn nulls(numbers: &[u32], order: &[u32]) -> Option<NullBuffer> {
+    numbers.contains(&NONE).then(|| order.iter().map(|i| numbers[*i as usize] != NONE).collect())
 }
 
-fn keys(codes: &[i32], order: &[u32]) -> Int32Array {
-    let values: Vec<i32> = order.iter().map(|i| codes[*i as usize].max(0)).collect();
-    Int32Array::new(values.into(), nulls(codes, order))
+/// Anything, where there is none: it is null.
+fn number(number: u32) -> i32 {
+    if number == NONE { 0 } else { number as i32 }
 }
 
-fn texts(codes: &[i32], texts: &Texts, order: &[u32]) -> Result<ArrayRef, ArrowError> {
-    dictionary::<Int32Type>(keys(codes, order), Arc::new(StringArray::from_iter_values(&texts.texts)))
+fn keys(numbers: &[u32], order: &[u32]) -> Int32Array {
+    let values: Vec<i32> = order.iter().map(|i| number(numbers[*i as usize])).collect();
+    Int32Array::new(values.into(), nulls(numbers, order))
+}
+
+fn texts(numbers: &[u32], texts: &Texts, order: &[u32]) -> Result<ArrayRef, ArrowError> {
+    dictionary::<Int32Type>(keys(numbers, order), Arc::new(StringArray::from_iter_values(&texts.list)))
 }
 
 fn dictionary<K: ArrowDictionaryKeyType>(keys: PrimitiveArray<K>, values: ArrayRef) -> Result<ArrayRef, ArrowError> {

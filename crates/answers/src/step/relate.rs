@@ -1,0 +1,180 @@
+//! What follows from all spans of a step together.
+
+use hashbrown::HashMap;
+use rollscope_spans::{Forest, NONE, Walk, samples};
+
+use super::{DETACHED, StepData, flag};
+use crate::clocks;
+use crate::kinds::Kind;
+
+/// Ends of a shared span's copies agree to this: they are written one after the other.
+const SHARED_NS: i64 = 5_000_000;
+
+impl StepData {
+    pub(super) fn relate(&mut self, traces: usize) {
+        self.adopt(traces);
+        self.clocks = clocks::correct(self);
+        self.find_step();
+        self.share();
+        self.find_waiters();
+    }
+
+    /// See [`samples`]. Where there are no samples at all, every trace with a generation is one.
+    pub(super) fn give_samples(&mut self, forest: &Forest, walk: &Walk) {
+        samples::inherit(forest, walk, &mut self.sample);
+        let mut of_trace = samples::of_traces(forest, &self.sample, |row| self.kind[row].is_trainers());
+        let is_root = |row: usize| forest.parent[row] == NONE;
+        if self.samples.is_empty() {
+            let mut numbers = HashMap::new();
+            for row in 0..self.len() {
+                let trace = forest.trace[row] as usize;
+                if of_trace[trace] == NONE && is_root(row) && self.kind[row] == Kind::Generate {
+                    let id = self.texts.number(self.name_of(row).trim().to_string().as_str());
+                    of_trace[trace] = self.sample_number(id, &mut numbers);
+                }
+            }
+        }
+        if !self.flags.iter().any(|f| f & flag::GENERATION != 0) {
+            // Only an engine's spans: its requests are the generations.
+            for row in 0..self.len() {
+                if self.kind[row] == Kind::Generate && is_root(row) && !self.is(row, flag::POINT) {
+                    self.flags[row] |= flag::GENERATION;
+                }
+            }
+        }
+        samples::lend(forest, &of_trace, &mut self.sample);
+        for row in 0..self.len() {
+            if self.sample[row] != NONE {
+                let known = &mut self.samples[self.sample[row] as usize];
+                if known.group == NONE {
+                    known.group = self.group[row];
+                }
+            }
+        }
+    }
+
+    /// Spans whose parent never came hang under the longest span of their trace.
+    fn adopt(&mut self, traces: usize) {
+        let mut longest = vec![NONE; traces];
+        for row in 0..self.len() {
+            let slot = &mut longest[self.trace[row] as usize];
+            if self.parent[row] == NONE
+                && !self.is(row, flag::MISSING_PARENT)
+                && (*slot == NONE || self.length(row) > self.length(*slot as usize))
+            {
+                *slot = row as u32;
+            }
+        }
+        for row in 0..self.len() {
+            let over = longest[self.trace[row] as usize];
+            if self.is(row, flag::MISSING_PARENT) && over != NONE && over != row as u32 {
+                self.parent[row] = over;
+            }
+        }
+    }
+
+    fn find_step(&mut self) {
+        // A `train_step` that contains rollouts is a step.
+        for row in 0..self.len() {
+            if self.parent[row] != NONE && self.kind[row] == Kind::Rollout && self.sample[row] == NONE {
+                let up = self.parent[row] as usize;
+                if self.parent[up] == NONE && self.kind[up] == Kind::Train {
+                    self.kind[up] = Kind::Step;
+                }
+            }
+        }
+        let steps = || (0..self.len()).filter(|r| self.kind[*r] == Kind::Step && self.sample[*r] == NONE);
+        let own: Vec<usize> = steps().filter(|r| self.parent[*r] == NONE).collect();
+        let spans: Vec<usize> = match own.is_empty() {
+            // Without a trainer's span the step is as long as its roots.
+            true => (0..self.len()).filter(|r| self.parent[*r] == NONE && !self.is(*r, flag::POINT)).collect(),
+            false => own.clone(),
+        };
+        // Right under the step, a rollout is what its sender calls one, whatever its name.
+        for row in 0..self.len() {
+            let up = self.parent[row];
+            if up != NONE
+                && self.is(row, flag::SAID_ROLLOUT)
+                && self.sample[row] == NONE
+                && own.contains(&(up as usize))
+            {
+                self.kind[row] = Kind::Rollout;
+                self.flags[row] &= !flag::GENERATION;
+            }
+        }
+        self.root = (own.len() == 1).then(|| own[0] as u32);
+        self.step_start = spans.iter().map(|r| self.start[*r]).min().unwrap_or(0);
+        self.step_end = spans.iter().map(|r| self.end[*r]).max().unwrap_or(0);
+        self.running = spans.iter().any(|r| self.is(*r, flag::OPEN));
+    }
+
+    fn share(&mut self) {
+        self.shared = (0..self.len() as u32).collect();
+        let mut copies: HashMap<(u32, u32, i32), Vec<u32>> = HashMap::new();
+        for row in 0..self.len() {
+            if self.group[row] != NONE && self.kind[row] == Kind::Rollout && !self.is(row, flag::POINT) {
+                copies.entry((self.name[row], self.group[row], self.attempt[row])).or_default().push(row as u32);
+            }
+        }
+        for rows in copies.values().filter(|rows| rows.len() > 1) {
+            let ends = || rows.iter().map(|r| self.end[*r as usize]);
+            let (first, last) = (ends().min().unwrap_or(0), ends().max().unwrap_or(0));
+            let mut traces: Vec<u32> = rows.iter().map(|r| self.trace[*r as usize]).collect();
+            traces.sort_unstable();
+            if last - first > SHARED_NS || traces.windows(2).any(|w| w[0] == w[1]) {
+                continue;
+            }
+            // The first, which starts first unless its clock was off, stands for all, from the first start to the last end.
+            let stands = rows[0];
+            let start = rows.iter().map(|r| self.start[*r as usize]).min().unwrap_or(0);
+            (self.start[stands as usize], self.end[stands as usize]) = (start, last);
+            for row in rows {
+                self.shared[*row as usize] = stands;
+                self.flags[*row as usize] |= flag::SHARED;
+            }
+        }
+    }
+
+    fn find_waiters(&mut self) {
+        let rollouts: Vec<usize> = (0..self.len())
+            .filter(|r| self.sample[*r] == NONE && matches!(self.kind[*r], Kind::Rollout | Kind::Generate))
+            .collect();
+        self.waiter = vec![NONE; self.len()];
+        for row in 0..self.len() {
+            let contains = |r: usize| r != row && self.start[r] <= self.start[row] && self.end[r] >= self.end[row];
+            let up = self.parent[row];
+            if up == NONE {
+                let linked = self
+                    .links(row)
+                    .iter()
+                    .map(|r| *r as usize)
+                    .find(|r| contains(*r) && self.trace[*r] != self.trace[row]);
+                // Only samples look for a rollout around them; there are few rollouts in a step.
+                let around = || match self.sample[row] {
+                    NONE => None,
+                    _ => rollouts.iter().rev().copied().find(|r| contains(*r)),
+                };
+                self.waiter[row] = match linked.or_else(around) {
+                    Some(r) => self.shared[r],
+                    None if self.end[row] > self.step_end => DETACHED,
+                    None => NONE,
+                };
+                continue;
+            }
+            let mut at = self.shared[up as usize];
+            loop {
+                if self.end[at as usize] >= self.end[row] {
+                    self.waiter[row] = at;
+                    break;
+                }
+                at = match self.parent[at as usize] {
+                    NONE => {
+                        self.waiter[row] = if self.end[row] > self.step_end { DETACHED } else { NONE };
+                        break;
+                    }
+                    up => self.shared[up as usize],
+                };
+            }
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Spans and their parents.
+
+use std::cmp::Reverse;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
+use hashbrown::HashMap;
+use rollscope_model::ids::{SpanId, TraceId};
+use rollscope_model::names::state;
+use rollscope_model::read::{Ids, Ints, column};
+
+use crate::texts::Texts;
+
+/// No row, no text, no number.
+pub const NONE: u32 = u32::MAX;
+
+/// Row numbers go over the wire as signed ones, and rows are added.
+const MAX_ROWS: usize = i32::MAX as usize / 4;
+
+/// The columns of `spans` that [`Forest::read`] needs.
+pub const COLUMNS: &[&str] = &["trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "state"];
+
+/// What is known of a span's times.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum State {
+    Closed = 0,
+    /// It has no end yet, or never got one.
+    Open = 1,
+    Instant = 2,
+    /// Only its end came.
+    OrphanEnd = 3,
+}
+
+impl State {
+    /// It has no length.
+    pub fn is_point(self) -> bool {
+        matches!(self, State::Instant | State::OrphanEnd)
+    }
+}
+
+/// Bits of [`Forest::faults`].
+pub mod fault {
+    /// It names a parent that is not here, or that is below itself.
+    pub const LOST_PARENT: u8 = 1;
+    /// It ends before it begins; its end is taken for its start.
+    pub const BACKWARDS: u8 = 2;
+}
+
+/// Spans, column by column, and who is whose parent. Rows stand by start, the longest first, then by their ids.
+///
+/// A parent is a span of the same trace. An end without a start stands for nothing: it carries the id of a span that is not
+/// here. In a circle of spans that name each other as parents, one loses its own.
+#[derive(Default)]
+pub struct Forest {
+    pub start: Vec<i64>,
+    /// Of an open span: the latest time of all spans.
+    pub end: Vec<i64>,
+    pub state: Vec<State>,
+    /// See [`fault`].
+    pub faults: Vec<u8>,
+    /// Rows; [`NONE`] for roots.
+    pub parent: Vec<u32>,
+    /// The parent as the span names it, zero where it names none.
+    pub parent_id: Vec<SpanId>,
+    pub span: Vec<SpanId>,
+    /// Places in `traces`.
+    pub trace: Vec<u32>,
+    pub traces: Vec<TraceId>,
+    /// The row among those that were given.
+    pub source: Vec<u32>,
+    pub latest: i64,
+    in_order: bool,
+    /// Where each batch begins among the rows that were given.
+    begins: Vec<u32>,
+    trace_numbers: HashMap<TraceId, u32>,
+    by_id: HashMap<(u32, SpanId), u32, BuildHasherDefault<Mix>>,
+}
+
+impl Forest {
+    pub fn read(batches: &[RecordBatch]) -> Result<Forest, ArrowError> {
+        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
+        if rows > MAX_ROWS {
+            return Err(ArrowError::InvalidArgumentError(format!("{rows} spans are too many for one picture")));
+        }
+        let mut forest = Forest::default();
+        let mut words = Texts::default();
+        let states = words.column(batches, "state")?;
+        let state_of = |word: u32, has_end: bool| match words.get(word) {
+            state::INSTANT => State::Instant,
+            state::ORPHAN_END => State::OrphanEnd,
+            state::OPEN => State::Open,
+            _ if !has_end => State::Open,
+            _ => State::Closed,
+        };
+        for batch in batches {
+            let at = forest.start.len();
+            forest.begins.push(at as u32);
+            let (traces, spans, parents): (Ids<16>, Ids<8>, Ids<8>) =
+                (column(batch, "trace_id")?, column(batch, "span_id")?, column(batch, "parent_span_id")?);
+            let (starts, ends): (Ints, Ints) = (column(batch, "start_ns")?, column(batch, "end_ns")?);
+            for row in 0..batch.num_rows() {
+                let number = forest.number_of(traces.get(row).unwrap_or_default());
+                forest.trace.push(number);
+                forest.span.push(spans.get(row).unwrap_or_default());
+                forest.parent_id.push(parents.get(row).unwrap_or_default());
+                let (from, to) = (starts.get(row).unwrap_or_default(), ends.get(row));
+                let state = state_of(states[at + row], to.is_some());
+                let (start, end) = match state {
+                    State::Instant => (from, from),
+                    State::OrphanEnd => (to.unwrap_or(from), to.unwrap_or(from)),
+                    State::Open => (from, from),
+                    State::Closed => (from, to.unwrap_or(from).max(from)),
+                };
+                let backwards = state == State::Closed && to.is_some_and(|to| to < from);
+                forest.start.push(start);
+                forest.end.push(end);
+                forest.state.push(state);
+                forest.faults.push(if backwards { fault::BACKWARDS } else { 0 });
+            }
+        }
+        forest.latest = forest.end.iter().copied().max().unwrap_or(0);
+        for (end, state) in forest.end.iter_mut().zip(&forest.state) {
+            if *state == State::Open {
+                *end = forest.latest;
+            }
+        }
+        forest.put_in_order();
+        forest.find_parents();
+        forest.cut_circles();
+        Ok(forest)
+    }
+
+    pub fn len(&self) -> usize {
+        self.start.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.start.is_empty()
+    }
+
+    pub fn length(&self, row: usize) -> i64 {
+        self.end[row] - self.start[row]
+    }
+
+    pub fn is_lost(&self, row: usize) -> bool {
+        self.faults[row] & fault::LOST_PARENT != 0
+    }
+
+    /// The row of a span.
+    pub fn find(&self, trace: &TraceId, span: &SpanId) -> Option<u32> {
+        self.by_id.get(&(*self.trace_numbers.get(trace)?, *span)).copied()
+    }
+
+    /// The batch that a row came in, and its row there.
+    pub fn place(&self, row: usize) -> (usize, usize) {
+        let source = self.source[row];
+        let batch = self.begins.partition_point(|begin| *begin <= source) - 1;
+        (batch, (source - self.begins[batch]) as usize)
+    }
+
+    /// Values that stand in the order of the rows that were given, in the order of the forest.
+    pub fn arrange<T: Copy>(&self, given: Vec<T>) -> Vec<T> {
+        if self.in_order { given } else { self.source.iter().map(|row| given[*row as usize]).collect() }
+    }
+
+    /// A text column, in the order of the forest.
+    pub fn texts(&self, batches: &[RecordBatch], name: &str, texts: &mut Texts) -> Result<Vec<u32>, ArrowError> {
+        Ok(self.arrange(texts.column(batches, name)?))
+    }
+
+    /// Adds a span that nobody sent, below one that somebody did. It has no id.
+    pub fn add_below(&mut self, parent: usize, start: i64, end: i64) -> usize {
+        self.start.push(start);
+        self.end.push(end);
+        self.state.push(State::Closed);
+        self.faults.push(0);
+        self.parent.push(parent as u32);
+        self.parent_id.push(SpanId::default());
+        self.span.push(SpanId::default());
+        self.trace.push(self.trace[parent]);
+        self.source.push(NONE);
+        self.len() - 1
+    }
+
+    /// Spans of a trace mostly come together, so the one before is tried first.
+    fn number_of(&mut self, id: TraceId) -> u32 {
+        if let Some(last) = self.trace.last().filter(|last| self.traces[**last as usize] == id) {
+            return *last;
+        }
+        *self.trace_numbers.entry(id).or_insert_with(|| {
+            self.traces.push(id);
+            self.traces.len() as u32 - 1
+        })
+    }
+
+    fn put_in_order(&mut self) {
+        let key = |row: usize| (self.start[row], Reverse(self.end[row]), self.span[row]);
+        let trace = |row: usize| self.traces[self.trace[row] as usize];
+        let mut order: Vec<_> = (0..self.len()).map(|row| (key(row), row as u32)).collect();
+        let compare = |a: &(_, u32), b: &(_, u32)| {
+            Ord::cmp(&a.0, &b.0).then_with(|| trace(a.1 as usize).cmp(&trace(b.1 as usize)))
+        };
+        self.in_order = order.is_sorted_by(|a, b| compare(a, b).is_le());
+        if !self.in_order {
+            order.sort_unstable_by(compare);
+        }
+        self.source = order.into_iter().map(|(_, row)| row).collect();
+        if !self.in_order {
+            fn sort<T: Copy>(values: &mut Vec<T>, source: &[u32]) {
+                *values = source.iter().map(|row| values[*row as usize]).collect();
+            }
+            sort(&mut self.start, &self.source);
+            sort(&mut self.end, &self.source);
+            sort(&mut self.state, &self.source);
+            sort(&mut self.faults, &self.source);
+            sort(&mut self.parent_id, &self.source);
+            sort(&mut self.span, &self.source);
+            sort(&mut self.trace, &self.source);
+        }
+    }
+
+    fn find_parents(&mut self) {
+        let nobody = SpanId::default();
+        self.by_id = HashMap::with_capacity_and_hasher(self.len(), BuildHasherDefault::default());
+        for row in 0..self.len() {
+            if self.state[row] != State::OrphanEnd && self.span[row] != nobody {
+                self.by_id.entry((self.trace[row], self.span[row])).or_insert(row as u32);
+            }
+        }
+        self.parent = vec![NONE; self.len()];
+        for row in 0..self.len() {
+            if self.parent_id[row] == nobody {
+                continue;
+            }
+            match self.by_id.get(&(self.trace[row], self.parent_id[row])) {
+                Some(parent) if *parent as usize != row => self.parent[row] = *parent,
+                _ => self.faults[row] |= fault::LOST_PARENT,
+            }
+        }
+    }
+
+    fn cut_circles(&mut self) {
+        // 0: not seen, 1: on the way up, 2: leads to a root.
+        let mut seen = vec![0u8; self.len()];
+        let mut path: Vec<usize> = Vec::new();
+        for row in 0..self.len() {
+            let mut at = row as u32;
+            while at != NONE && seen[at as usize] == 0 {
+                seen[at as usize] = 1;
+                path.push(at as usize);
+                at = self.parent[at as usize];
+            }
+            if at != NONE && seen[at as usize] == 1 {
+                self.parent[at as usize] = NONE;
+                self.faults[at as usize] |= fault::LOST_PARENT;
+            }
+            path.drain(..).for_each(|row| seen[row] = 2);
+        }
+    }
+}
+
+/// Ids are random already; this only mixes trace and span.
+#[derive(Default)]
+struct Mix(u64);
+
+impl Hasher for Mix {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u64(&mut self, word: u64) {
+        self.0 = (self.0.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    }
+
+    fn write_u32(&mut self, word: u32) {
+        self.write_u64(u64::from(word));
+    }
+
+    // The length of an id: it is always the same.
+    fn write_usize(&mut self, _: usize) {}
+}

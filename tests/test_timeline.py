@@ -1,0 +1,82 @@
+"""The timeline as the page gets it: whole, and what changed of it."""
+
+import random
+import time
+
+import pyarrow as pa
+import requests
+
+from otlp import attribute, request, span
+
+OPEN = 1
+
+
+def send(server, spans, **resource):
+    answer = requests.post(server.http + "/v1/traces", data=request(spans, **resource).SerializeToString(),
+                           headers={"content-type": "application/x-protobuf"}, timeout=30)
+    assert answer.ok, answer.text
+
+
+def timeline(server, run, **params):
+    answer = server.get(f"/api/v1/runs/{run}/timeline", params=params)
+    assert answer.ok, answer.text
+    table = pa.ipc.open_stream(answer.content).read_all()
+    base = int(table.schema.metadata[b"base_ns"])
+    rows = table.to_pylist()
+    for row in rows:
+        row["parent_id"] = rows[row["parent"]]["span_id"] if row["parent"] >= 0 else None
+        row["start"], row["end"] = base + round(row["start"] * 1e6), base + round(row["end"] * 1e6)
+    return answer.headers["rollscope-version"], answer.headers["rollscope-delta"] == "true", rows
+
+
+def picture(rows):
+    """What a row shows, apart from its place among the others. Where an open span ends depends on when it was asked for."""
+    told = ("start", "parent_id", "flags", "depth", "attempt", "name", "phase", "sample", "group", "worker", "trace")
+    return {row["span_id"]: ([row[key] for key in told], None if row["flags"] & 3 == OPEN else row["end"]) for row in rows}
+
+
+def test_what_changed_takes_the_place_of_what_was_there(server):
+    """Spans of many traces in any order, children before parents; after each part, old rows and changed traces make the whole."""
+    dice, base = random.Random(3), time.time_ns() - 100_000_000_000
+    spans = []
+    for trace in range(1, 9):
+        for number in range(6):
+            start = base + trace * 1_000_000_000 + number * 10_000_000
+            named = [attribute("rl.step", 4), attribute("rl.sample.id", f"s{trace % 5}")] if number < 2 or trace == 8 else []
+            spans.append(span(0, trace_id=trace.to_bytes(16, "big"), span_id=(trace * 10 + number + 1).to_bytes(8, "big"),
+                              parent_span_id=b"" if number == 0 else (trace * 10 + dice.randrange(number) + 1).to_bytes(8, "big"),
+                              name=dice.choice(["turn", "sglang_generate", "tool"]), start_time_unix_nano=start,
+                              end_time_unix_nano=start + dice.randrange(1, 900) * 1_000_000, attributes=named))
+    dice.shuffle(spans)
+    where = {"rl__run__id": "r", "host__name": "0123456789abcdef"}
+    send(server, spans[:12], **where)
+    version, delta, rows = timeline(server, "r", step=4, live=1)
+    assert not delta
+    known = {row["span_id"]: row for row in rows}
+    sizes = []
+    for at in range(12, len(spans), 4):
+        send(server, spans[at:at + 4], **where)
+        version, delta, changed = timeline(server, "r", step=4, live=1, since=version)
+        assert delta
+        sizes.append(len(changed))
+        replaced = {row["trace"] for row in changed}
+        known = {id: row for id, row in known.items() if row["trace"] not in replaced} | {row["span_id"]: row for row in changed}
+        whole = timeline(server, "r", step=4, live=1)[2]
+        assert picture(known.values()) == picture(whole)
+        assert len({row["worker"] for row in known.values()}) == 1, "a worker is called the same in both"
+    assert len(known) == len(spans) and max(sizes) < len(spans), "traces that did not change are not sent again"
+    # Nothing new: nothing is sent.
+    assert timeline(server, "r", step=4, live=1, since=version)[1:] == (True, [])
+
+
+def test_one_trace_that_is_about_the_step_has_no_sample_to_lend(server):
+    """The report and the timeline agree: training is not part of the only sample in its trace."""
+    base = time.time_ns() - 10_000_000_000
+    at = lambda number, parent, name, start, end, **attrs: span(
+        0, trace_id=b"\7" * 16, span_id=number.to_bytes(8, "big"), parent_span_id=parent and parent.to_bytes(8, "big") or b"", name=name,
+        start_time_unix_nano=base + start * 10**9, end_time_unix_nano=base + end * 10**9,
+        attributes=[attribute("rl.step", 1), *(attribute(key, value) for key, value in attrs.items())])
+    send(server, [at(1, 0, "train_step", 0, 9), at(2, 1, "rollout", 0, 4), at(3, 2, "sglang_generate", 0, 4, **{"rl.sample.id": "a"}),
+                  at(4, 1, "update_actor", 4, 9)], rl__run__id="one")
+    samples = {row["name"]: row["sample"] for row in timeline(server, "one", step=1)[2]}
+    assert samples == {"train_step": None, "rollout": None, "sglang_generate": "a", "update_actor": None}
