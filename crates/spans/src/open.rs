@@ -18,10 +18,10 @@ pub fn close(forest: &mut Forest, sample: &[u32], live: bool) {
         parent => (parent, NONE),
     };
     let mut families: HashMap<(u32, u32), Vec<i64>> = open.iter().map(|row| (family(*row), Vec::new())).collect();
-    for row in 0..forest.len() {
+    for (row, sample) in sample.iter().enumerate() {
         // What is known of an open span is its start.
         let known = if forest.state[row] == State::Open { forest.start[row] } else { forest.end[row] };
-        if let Some(end) = sample_end.get_mut(sample[row] as usize) {
+        if let Some(end) = sample_end.get_mut(*sample as usize) {
             *end = known.max(*end);
         }
         if !forest.state[row].is_point()
