@@ -2,12 +2,14 @@
 //! only the steps from the lowest one on that got rows since are read again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
 
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::{Int32Type, Int64Type};
 use futures::StreamExt;
+use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_answers::Answers;
 use rollscope_answers::phase_time::{Claim, divide, length, union};
@@ -22,13 +24,18 @@ use super::ns;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 
-/// Runs whose steps are cached. Beyond this, the cache is emptied.
-const MAX_RUNS: usize = 256;
+/// Runs whose steps are cached, those asked for last.
+const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
-#[derive(Default)]
-pub struct StepsCache(Mutex<HashMap<String, Known>>);
+pub struct StepsCache(Mutex<LruCache<String, KnownSteps>>);
 
-struct Known {
+impl Default for StepsCache {
+    fn default() -> Self {
+        StepsCache(Mutex::new(LruCache::new(MAX_RUNS)))
+    }
+}
+
+struct KnownSteps {
     /// Which segments there were.
     segments: u64,
     /// The store's version at that time.
@@ -63,17 +70,10 @@ impl StepsCache {
             };
             steps.extend(fresh);
         }
-        self.keep(run, Known { segments, version: snapshot.version, steps: steps.clone() });
+        let known = KnownSteps { segments, version: snapshot.version, steps: steps.clone() };
+        self.0.lock().put(run.to_string(), known);
         let goes_on = answers.goes_on(run).await?;
         Ok(steps.into_iter().map(|(step, info)| StepInfo { step, running: goes_on && info.open > 0, ..info }).collect())
-    }
-
-    fn keep(&self, run: &str, known: Known) {
-        let mut all = self.0.lock();
-        if all.len() >= MAX_RUNS && !all.contains_key(run) {
-            all.clear();
-        }
-        all.insert(run.to_string(), known);
     }
 }
 

@@ -9,6 +9,7 @@ use anyhow::Context;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 use futures::StreamExt;
+use rollscope_formats::export::PendingFile;
 use rollscope_formats::export::html::{Page, Window};
 use rollscope_model::Table;
 use rollscope_query::{Engine, QueryLimits};
@@ -72,19 +73,13 @@ pub fn engine(store: impl SnapshotSource + 'static) -> anyhow::Result<Engine> {
 
 /// Writes runs, each with some of its steps (none named: the newest that fit), into one file. Returns the number of spans.
 pub async fn write(engine: &Engine, runs: &[(String, Vec<i64>)], out: &Path) -> anyhow::Result<u64> {
-    // The file is renamed into place at the end; the queries in between are asynchronous, so that is done by hand here.
-    let mut partial = out.as_os_str().to_os_string();
-    partial.push(format!(".{}.partial", std::process::id()));
-    let partial = PathBuf::from(partial);
-    let file = std::fs::File::create(&partial).with_context(|| out.display().to_string())?;
-    let written = fill(engine, runs, Box::new(BufWriter::with_capacity(1 << 20, file))).await;
-    match written.and_then(|spans| Ok(std::fs::rename(&partial, out).map(|()| spans)?)) {
-        Ok(spans) => Ok(spans),
-        Err(e) => {
-            let _ = std::fs::remove_file(&partial);
-            Err(e.context(out.display().to_string()))
-        }
-    }
+    let write = async {
+        let pending = PendingFile::create(out)?;
+        let spans = fill(engine, runs, Box::new(BufWriter::with_capacity(1 << 20, pending.writer()?))).await?;
+        pending.finish()?;
+        Ok(spans)
+    };
+    write.await.map_err(|e: anyhow::Error| e.context(out.display().to_string()))
 }
 
 async fn fill(engine: &Engine, runs: &[(String, Vec<i64>)], out: Box<dyn Write + Send>) -> anyhow::Result<u64> {

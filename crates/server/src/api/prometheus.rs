@@ -9,6 +9,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rollscope_app::duration::parse_duration;
 use rollscope_model::time::now_ns;
 use rollscope_query::promql::{Answer, Labels, Points, PromQuery, SeriesInfo, kinds, label_names, label_values};
 use rollscope_query::{ErrorKind, QueryError};
@@ -18,7 +19,6 @@ use crate::App;
 use crate::metrics::add;
 use crate::params::pairs;
 use crate::problem::Problem;
-use crate::scrape::config::duration;
 
 /// Selectors in one question.
 const MAX_SELECTORS: usize = 100;
@@ -166,45 +166,7 @@ fn time(text: &str) -> Option<i64> {
     if let Ok(seconds) = text.parse::<f64>() {
         return (seconds.is_finite() && seconds.abs() < 1e12).then(|| (seconds * 1000.0).round() as i64);
     }
-    rfc3339(text)
-}
-
-/// `2026-11-15T12:00:00.5Z` or with an offset.
-fn rfc3339(text: &str) -> Option<i64> {
-    let bytes = text.as_bytes();
-    let number = |from: usize, to: usize| -> Option<i64> {
-        let part = text.get(from..to)?;
-        part.bytes().all(|b| b.is_ascii_digit()).then(|| part.parse().ok())?
-    };
-    if bytes.len() < 20 || bytes[4] != b'-' || bytes[7] != b'-' || !matches!(bytes[10], b'T' | b't' | b' ') {
-        return None;
-    }
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    let mut rest = &text[19..];
-    let mut millis = 0;
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let digits = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
-        millis = (format!("0.{}", &fraction[..digits]).parse::<f64>().ok()? * 1000.0).round() as i64;
-        rest = &fraction[digits..];
-    }
-    let offset = match rest.as_bytes() {
-        b"Z" | b"z" => 0,
-        [sign @ (b'+' | b'-'), ..] if rest.len() == 6 => {
-            let minutes = rest[1..3].parse::<i64>().ok()? * 60 + rest[4..6].parse::<i64>().ok()?;
-            if *sign == b'+' { minutes } else { -minutes }
-        }
-        _ => return None,
-    };
-    // Days since the epoch, by counting March as the first month.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let era = y.div_euclid(400);
-    let doe = (y - era * 400) * 365 + (y - era * 400) / 4 - (y - era * 400) / 100 + (153 * m + 2) / 5 + day - 1;
-    let days = era * 146_097 + doe - 719_468;
-    Some((((days * 24 + hour) * 60 + minute - offset) * 60 + second) * 1000 + millis)
+    Some(chrono::DateTime::parse_from_rfc3339(text).ok()?.timestamp_millis())
 }
 
 /// Seconds as a number, or a duration.
@@ -212,7 +174,7 @@ fn step(text: &str) -> Option<i64> {
     let ms = match text.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() && seconds < 1e10 => (seconds * 1000.0).round() as i64,
         Ok(_) => return None,
-        Err(_) => i64::try_from(duration(text).ok()?.as_millis()).ok()?,
+        Err(_) => i64::try_from(parse_duration(text).ok()?.as_millis()).ok()?,
     };
     (ms > 0).then_some(ms)
 }

@@ -4,10 +4,11 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rollscope_app::duration::parse_duration;
 use serde::Deserialize;
 use serde_yaml_ng::Value;
 
-use super::config::{ScrapeTarget, ScrapeTls, duration};
+use super::config::{ScrapeTarget, ScrapeTls};
 use crate::config::Secret;
 
 /// Largest file that is read.
@@ -184,7 +185,7 @@ fn with_params(job: &Job) -> String {
 
 fn template(job: &Job, global: &Global, base: &Path) -> Result<ScrapeTarget, String> {
     let seconds = |own: &Option<String>, shared: &Option<String>, default: f64| -> Result<f64, String> {
-        own.as_ref().or(shared.as_ref()).map_or(Ok(default), |text| Ok(duration(text)?.as_secs_f64()))
+        own.as_ref().or(shared.as_ref()).map_or(Ok(default), |text| Ok(parse_duration(text)?.as_secs_f64()))
     };
     let mut headers = BTreeMap::new();
     if let Some(auth) = &job.basic_auth {
