@@ -411,12 +411,11 @@ pub(crate) fn read_batches(table: Table, data: Bytes) -> Result<Vec<RecordBatch>
     reader.map(|batch| upgrade(table, &batch?)).collect()
 }
 
+/// Batches of a segment, decoded on demand.
+pub type SegmentBatches = Box<dyn Iterator<Item = Result<RecordBatch, StoreError>> + Send>;
+
 /// Some columns of a segment, in small batches.
-pub(crate) fn read_columns(
-    table: Table,
-    data: Bytes,
-    columns: &[&str],
-) -> Result<crate::snapshot::SegmentBatches, StoreError> {
+pub(crate) fn read_columns(table: Table, data: Bytes, columns: &[&str]) -> Result<SegmentBatches, StoreError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(1024);
     let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().copied());
     let reader = builder.with_projection(mask).build()?;
