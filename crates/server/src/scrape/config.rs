@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rollscope_app::duration::parse_duration;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// `[server.scrape]` of the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_yaml_ng::Value;
 
 use super::config::{ScrapeTarget, ScrapeTls};
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 8 << 20;
@@ -121,7 +121,7 @@ pub struct Discovery {
     patterns: Vec<String>,
 }
 
-fn read(path: &Path) -> Result<String, String> {
+fn read_small_file(path: &Path) -> Result<String, String> {
     let size = std::fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?.len();
     if size > MAX_BYTES {
         return Err(format!("{}: the file is larger than {MAX_BYTES} bytes", path.display()));
@@ -141,7 +141,7 @@ fn refuse(path: &Path, place: &str, rest: &BTreeMap<String, Value>) -> Result<()
 }
 
 pub fn load(path: &Path) -> Result<Jobs, String> {
-    let text = read(path)?;
+    let text = read_small_file(path)?;
     let file: File = serde_yaml_ng::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
     refuse(path, "", &file.rest)?;
     refuse(path, "global.", &file.global.rest)?;
@@ -190,7 +190,7 @@ fn template(job: &Job, global: &Global, base: &Path) -> Result<ScrapeTarget, Str
     let mut headers = BTreeMap::new();
     if let Some(auth) = &job.basic_auth {
         let password = match &auth.password_file {
-            Some(file) => read(&base.join(file))?.trim().to_string(),
+            Some(file) => read_small_file(&base.join(file))?.trim().to_string(),
             None => auth.password.clone(),
         };
         let token = crate::scrape::base64(format!("{}:{password}", auth.username).as_bytes());
@@ -268,7 +268,7 @@ impl Discovery {
             };
             for path in paths {
                 // JSON is YAML.
-                let groups = read(&path).and_then(|text| {
+                let groups = read_small_file(&path).and_then(|text| {
                     serde_yaml_ng::from_str::<Vec<Group>>(&text).map_err(|e| format!("{}: {e}", path.display()))
                 });
                 match groups.and_then(|groups| {
