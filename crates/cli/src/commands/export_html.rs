@@ -12,7 +12,7 @@ use futures::StreamExt;
 use rollscope_formats::export::PendingFile;
 use rollscope_formats::export::html::{Page, Window};
 use rollscope_model::Table;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, SnapshotSource};
 
 use crate::args::ExportHtmlArgs;
@@ -109,7 +109,7 @@ async fn windows(engine: &Engine, run: &str, named: &[i64], page: &mut Page) -> 
            select step, count(*) as n from spans where run_id = {run} and step is not null group by step union all \
            select step, count(*) as n from samples where run_id = {run} and step is not null group by step) \
          group by step order by step desc",
-        run = text(run)
+        run = sql_text(run)
     );
     let (mut found, mut fitting, mut total) = (Vec::new(), Vec::new(), page.spans());
     for batch in collect(engine, &sql).await? {
@@ -156,8 +156,8 @@ pub async fn runs_to_show(engine: &Engine) -> anyhow::Result<Vec<String>> {
 /// `alone`: the page holds no other run, in whose steps spans could be shown.
 async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, page: &mut Page) -> anyhow::Result<()> {
     let own = match step {
-        Some(step) => format!("run_id = {} and step = {step}", text(run)),
-        None => format!("run_id = {}", text(run)),
+        Some(step) => format!("run_id = {} and step = {step}", sql_text(run)),
+        None => format!("run_id = {}", sql_text(run)),
     };
     let mut window = Window::begin(vec![page], run, step);
     let columns = |table: Table, from: &str| -> String {
@@ -198,7 +198,7 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
         (Table::Spans, spans),
         (Table::Samples, of(Table::Samples, "sample_id")),
         (Table::Conversations, of(Table::Conversations, "sample_id, id")),
-        (Table::Runs, format!("select {} from runs where run_id = {}", columns(Table::Runs, ""), text(run))),
+        (Table::Runs, format!("select {} from runs where run_id = {}", columns(Table::Runs, ""), sql_text(run))),
     ];
     for (table, sql) in parts {
         let mut running = engine.sql(&sql).await?;
@@ -211,10 +211,6 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
     }
     window.finish()?;
     Ok(())
-}
-
-pub fn text(value: &str) -> String {
-    format!("'{}'", value.replace('\'', "''"))
 }
 
 async fn collect(engine: &Engine, sql: &str) -> anyhow::Result<Vec<RecordBatch>> {

@@ -147,7 +147,7 @@ fn vector(expr: &Expr, cx: &Context) -> Result<Vec<Row>, Failed> {
     }
 }
 
-fn text(expr: &Expr, cx: &Context) -> Result<String, Failed> {
+fn text_argument(expr: &Expr, cx: &Context) -> Result<String, Failed> {
     match eval(expr, cx)? {
         Value::Text(text) => Ok(text),
         _ => Err(format!("{expr} is not a string")),
@@ -472,8 +472,8 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
         return Err("label_replace expects a vector and four strings".into());
     };
     let rows = vector(rows, cx)?;
-    let (target, replacement) = (text(target, cx)?, text(replacement, cx)?);
-    let (source, pattern) = (text(source, cx)?, text(pattern, cx)?);
+    let (target, replacement) = (text_argument(target, cx)?, text_argument(replacement, cx)?);
+    let (source, pattern) = (text_argument(source, cx)?, text_argument(pattern, cx)?);
     label_name(&target)?;
     let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
     // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
@@ -496,9 +496,9 @@ fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
         return Err("label_join expects a vector, a label and a separator".into());
     };
     let rows = vector(rows, cx)?;
-    let (target, separator) = (text(target, cx)?, text(separator, cx)?);
+    let (target, separator) = (text_argument(target, cx)?, text_argument(separator, cx)?);
     label_name(&target)?;
-    let sources: Vec<String> = sources.iter().map(|s| text(s, cx)).collect::<Result<_, _>>()?;
+    let sources: Vec<String> = sources.iter().map(|s| text_argument(s, cx)).collect::<Result<_, _>>()?;
     let rows = rows.into_iter().map(|row| {
         let value: Vec<&str> = sources.iter().map(|s| row.labels.get(s)).collect();
         Row { labels: row.labels.with(&target, &value.join(&separator)), values: row.values }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use rollscope_app::duration::parse_duration;
 use rollscope_model::time::now_ns;
-use rollscope_query::promql::{Answer, Labels, Points, PromQuery, SeriesInfo, kinds, label_names, label_values};
+use rollscope_query::promql::{Labels, Points, PromAnswer, PromQuery, SeriesInfo, kinds, label_names, label_values};
 use rollscope_query::{ErrorKind, QueryError};
 
 use super::json;
@@ -94,7 +94,7 @@ pub(super) fn unknown_path(path: &str) -> Response {
 struct Form(Vec<(String, String)>);
 
 impl Form {
-    async fn read(app: &App, request: Request) -> Result<Form, Failed> {
+    async fn from_request(app: &App, request: Request) -> Result<Form, Failed> {
         let mut all: Vec<_> = pairs(request.uri().query().unwrap_or("")).collect();
         if request.method() == axum::http::Method::POST {
             let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
@@ -251,7 +251,7 @@ async fn work_out(
     form: &Form,
     query: PromQuery,
     (start, end, step): (i64, i64, i64),
-) -> Result<Answer, Failed> {
+) -> Result<PromAnswer, Failed> {
     add(&app.counters.queries, 1);
     let answer = app.engine.promql(query, start, end, step, &app.promql);
     let Some(timeout) = form.timeout()? else { return Ok(answer.await?) };
@@ -285,30 +285,30 @@ fn matrix(rows: &[(Labels, Points)]) -> String {
 }
 
 async fn query(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let now = now_ns() / 1_000_000;
     let limit = form.limit()?;
     let at = form.time("time")?.unwrap_or(now);
     let mut truncated = false;
     let data = match work_out(&app, &form, form.query()?, (at, at, 1)).await? {
-        Answer::Scalar(points) => {
+        PromAnswer::Scalar(points) => {
             let mut out = String::from("{\"resultType\":\"scalar\",\"result\":");
             write_point(&mut out, points.first().copied().unwrap_or((at, f64::NAN)));
             out + "}"
         }
-        Answer::Text(text) => {
+        PromAnswer::Text(text) => {
             let mut out = String::from("{\"resultType\":\"string\",\"result\":[");
             let _ = write!(out, "{},", at as f64 / 1000.0);
             write_text(&mut out, &text);
             out + "]}"
         }
-        Answer::Vector(mut rows) => {
+        PromAnswer::Vector(mut rows) => {
             truncated = cut(&mut rows, limit);
             let mut out = String::from("{\"resultType\":\"vector\",\"result\":");
             write_rows(&mut out, &rows, "value", |out, points| write_point(out, points[0]));
             out + "}"
         }
-        Answer::Matrix(mut rows) => {
+        PromAnswer::Matrix(mut rows) => {
             truncated = cut(&mut rows, limit);
             matrix(&rows)
         }
@@ -317,7 +317,7 @@ async fn query(State(app): State<App>, request: Request) -> Result<Response, Fai
 }
 
 async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     let needed = |name: &str| Failed::bad(format!("missing parameter \"{name}\""));
     let start = form.time("start")?.ok_or_else(|| needed("start"))?;
@@ -348,13 +348,13 @@ async fn query_range(State(app): State<App>, request: Request) -> Result<Respons
     }
     let mut truncated = false;
     let data = match work_out(&app, &form, query, (start, end, step)).await? {
-        Answer::Scalar(points) => matrix(&[(Labels::default(), points)]),
-        Answer::Vector(mut rows) => {
+        PromAnswer::Scalar(points) => matrix(&[(Labels::default(), points)]),
+        PromAnswer::Vector(mut rows) => {
             rows.sort_by(|a, b| a.0.cmp(&b.0));
             truncated = cut(&mut rows, limit);
             matrix(&rows)
         }
-        Answer::Text(_) | Answer::Matrix(_) => return Err(wrong_type()),
+        PromAnswer::Text(_) | PromAnswer::Matrix(_) => return Err(wrong_type()),
     };
     Ok(success_of(&data, truncated))
 }
@@ -367,7 +367,7 @@ async fn found(app: &App, form: &Form) -> Result<Vec<SeriesInfo>, Failed> {
 }
 
 async fn series(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     if form.selectors()?.is_empty() {
         return Err(Failed::bad("no match[] parameter provided"));
     }
@@ -391,20 +391,20 @@ fn list(texts: impl IntoIterator<Item = String>, limit: usize) -> Response {
 }
 
 async fn labels(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     Ok(list(label_names(&found(&app, &form).await?), limit))
 }
 
 async fn values(State(app): State<App>, Path(name): Path<String>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     Ok(list(label_values(&found(&app, &form).await?, &name), limit))
 }
 
 /// Kinds of metrics. Help texts and units are not kept.
 async fn metadata(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let wanted = form.get("metric").map(str::to_string);
     // Here, as in Prometheus, 0 means none, and what is below zero means all. There is one entry per metric.
     let number = |name: &str| match form.get(name).filter(|text| !text.is_empty()) {

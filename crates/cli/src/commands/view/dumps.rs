@@ -45,7 +45,8 @@ pub(super) fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<
         folder.join(format!("{}.{PAGE}", run_of(&dumps[0], args).replace(['/', '\\'], "_")))
     });
     let joint_stamp = Stamp::of(dumps, &run_of(&dumps[0], args))?;
-    let fresh = |page: &Path, stamp: &Stamp| !args.rebuild && Stamp::read(page).is_some_and(|s| s.same_input(stamp));
+    let fresh =
+        |page: &Path, stamp: &Stamp| !args.rebuild && Stamp::read_from(page).is_some_and(|s| s.same_input(stamp));
     // The joint page is made of all dumps: if it must be made, all are read.
     let joint_fresh = joint.as_ref().is_none_or(|page| fresh(page, &joint_stamp));
     let mut together = match &joint {
@@ -58,7 +59,7 @@ pub(super) fn write_dumps(args: &ViewArgs, dumps: &[PathBuf]) -> anyhow::Result<
         let stamp = Stamp::of(std::slice::from_ref(dump), &run_of(dump, args))?;
         let cached = cache.as_ref().is_none_or(|c| newer(c, dump));
         if joint_fresh && cached && fresh(&page, &stamp) {
-            let found = Stamp::read(&page).map(|s| s.found).unwrap_or_default();
+            let found = Stamp::read_from(&page).map(|s| s.found).unwrap_or_default();
             describe(dump, &found, stamp.dumps[0].0, None);
             all.push(found);
         } else {

@@ -66,7 +66,7 @@ impl Stamp {
     }
 
     /// What the page was made from, as recorded in the page.
-    pub(super) fn read(page: &Path) -> Option<Stamp> {
+    pub(super) fn read_from(page: &Path) -> Option<Stamp> {
         let mut file = std::fs::File::open(page).ok()?;
         let length = file.metadata().ok()?.len();
         file.seek(SeekFrom::Start(length.saturating_sub(64 << 10))).ok()?;
@@ -125,6 +125,6 @@ mod tests {
         assert!(!line.contains("<script"));
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), format!("<html>{line}")).unwrap();
-        assert!(Stamp::read(file.path()).unwrap() == stamp);
+        assert!(Stamp::read_from(file.path()).unwrap() == stamp);
     }
 }
