@@ -10,7 +10,8 @@ use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETR
 use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::net::TcpStream;
-use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Endpoint, Protocol};
@@ -197,7 +198,7 @@ fn tls(endpoint: &Endpoint) -> Result<Arc<ClientConfig>, String> {
     let file = file.ok_or("TLS: no certificates to trust were found; set OTEL_EXPORTER_OTLP_CERTIFICATE")?;
     let pem = std::fs::read(&file).map_err(|e| format!("TLS: {}: {e}", file.display()))?;
     let mut roots = RootCertStore::empty();
-    for certificate in rustls_pemfile::certs(&mut &pem[..]).flatten() {
+    for certificate in CertificateDer::pem_slice_iter(&pem).flatten() {
         let _ = roots.add(certificate);
     }
     let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());

@@ -14,7 +14,7 @@ use hashbrown::HashMap;
 use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::scope::{Scope, ScopeRead};
-use rollscope_query::{Engine, ErrorKind, QueryError};
+use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
 
@@ -37,7 +37,7 @@ const MAX_KEPT_UNITS: usize = 3_000_000;
 const MAX_KEPT_ANSWERS: usize = 64;
 
 #[derive(Clone)]
-struct Known {
+struct KnownStep {
     fingerprint: u64,
     used: u64,
     summary: Arc<StepSummary>,
@@ -58,7 +58,7 @@ pub struct Answers {
 /// What was worked out already.
 pub(crate) struct Kept {
     /// By run and step; the number counts uses.
-    known: Mutex<(u64, HashMap<Place, Known>)>,
+    known: Mutex<(u64, HashMap<Place, KnownStep>)>,
     /// Steps are large: few are read at the same time, whoever asks.
     turns: Semaphore,
 }
@@ -70,7 +70,7 @@ impl Default for Kept {
 }
 
 impl Kept {
-    fn get(&self, run: &str, step: Option<i64>, extent: &Extent) -> Option<Known> {
+    fn get(&self, run: &str, step: Option<i64>, extent: &Extent) -> Option<KnownStep> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.0 += 1;
         let now = known.0;
@@ -82,7 +82,7 @@ impl Kept {
         Some(found.clone())
     }
 
-    fn put(&self, run: &str, step: Option<i64>, mut new: Known) {
+    fn put(&self, run: &str, step: Option<i64>, mut new: KnownStep) {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         known.0 += 1;
         new.used = known.0;
@@ -204,14 +204,10 @@ fn count_tail(batch: &RecordBatch, run: &str, counts: &mut BTreeMap<Option<i64>,
     }
 }
 
-fn text(value: &str) -> String {
-    format!("'{}'", value.replace('\'', "''"))
-}
-
 fn filter(run: &str, step: Option<i64>) -> String {
     match step {
-        Some(step) => format!("run_id = {} and step = {step}", text(run)),
-        None => format!("run_id = {} and step is null", text(run)),
+        Some(step) => format!("run_id = {} and step = {step}", sql_text(run)),
+        None => format!("run_id = {} and step is null", sql_text(run)),
     }
 }
 
@@ -244,7 +240,7 @@ impl Answers {
 
     /// The steps of a run, in order; `[None]` for a run whose rows name no step.
     async fn steps_of(&self, run: &str) -> Result<Vec<Option<i64>>, QueryError> {
-        let run_text = text(run);
+        let run_text = sql_text(run);
         let sql = format!(
             "select distinct step from spans where run_id = {run_text} and step is not null union \
              select distinct step from samples where run_id = {run_text} and step is not null"
@@ -284,7 +280,7 @@ impl Answers {
         let (names, spans) = names;
         let mut attributes = Vec::new();
         if !names.is_empty() {
-            let list: Vec<String> = names.iter().map(|n| text(n)).collect();
+            let list: Vec<String> = names.iter().map(|n| sql_text(n)).collect();
             let sql = format!(
                 "select trace_id, span_id, start_attrs, end_attrs from spans where {of_spans} and name in ({})",
                 list.join(", ")
@@ -309,7 +305,7 @@ impl Answers {
         read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 
-    async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<Known, QueryError> {
+    async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<KnownStep, QueryError> {
         if let Some(known) = self.kept.get(run, step, extent).filter(|k| !full || k.answers.is_some()) {
             return Ok(known);
         }
@@ -318,7 +314,7 @@ impl Answers {
         // What has no end in a run that is over was cut off, and goes on no more.
         data.running &= extent.goes_on;
         let (summary, answers, shape) = self.engine.compute(move || answer(step, &mut data)).await?;
-        let known = Known {
+        let known = KnownStep {
             fingerprint: extent.fingerprint(step, summary.window()),
             used: 0,
             summary: Arc::new(summary),
@@ -331,8 +327,10 @@ impl Answers {
 
     /// May rows of this run still come? Not if it says that it is over, nor if it was read from files, which say nothing.
     pub async fn goes_on(&self, run: &str) -> Result<bool, QueryError> {
-        let sql =
-            format!("select status = 'running' and ended_ns is null as goes_on from runs where run_id = {}", text(run));
+        let sql = format!(
+            "select status = 'running' and ended_ns is null as goes_on from runs where run_id = {}",
+            sql_text(run)
+        );
         let rows = self.all_rows(&sql).await?;
         let row = rows.iter().find(|batch| batch.num_rows() > 0);
         // Spans came and no row of the run: nobody has said anything yet.
@@ -346,11 +344,15 @@ impl Answers {
         &'a self,
         run: &'a str,
         around: Option<Option<i64>>,
-    ) -> BoxFuture<'a, Result<(Vec<Known>, usize), QueryError>> {
+    ) -> BoxFuture<'a, Result<(Vec<KnownStep>, usize), QueryError>> {
         Box::pin(self.history_here(run, around))
     }
 
-    async fn history_here(&self, run: &str, around: Option<Option<i64>>) -> Result<(Vec<Known>, usize), QueryError> {
+    async fn history_here(
+        &self,
+        run: &str,
+        around: Option<Option<i64>>,
+    ) -> Result<(Vec<KnownStep>, usize), QueryError> {
         let mut steps = self.steps_of(run).await?;
         let all = steps.len();
         if let Some(step) = around
@@ -371,7 +373,7 @@ impl Answers {
         }
         let goes_on = self.goes_on(run).await?;
         let extent = Extent::new(&self.engine.snapshot(), run, goes_on);
-        let known: Vec<Known> = futures::stream::iter(steps)
+        let known: Vec<KnownStep> = futures::stream::iter(steps)
             .map(|step| self.known(run, step, &extent, around == Some(step)))
             .buffered(AT_ONCE)
             .try_collect()
@@ -423,16 +425,16 @@ impl Answers {
     }
 }
 
-fn chosen<'a>(which: &Which, known: &'a [Known]) -> Vec<&'a Known> {
+fn chosen<'a>(which: &Which, known: &'a [KnownStep]) -> Vec<&'a KnownStep> {
     // Of a run: the steps that are over, unless none is.
-    let of: Vec<&Known> = match which.step {
+    let of: Vec<&KnownStep> = match which.step {
         Some(step) => known.iter().filter(|k| k.summary.step == Some(step)).collect(),
         None => known.iter().filter(|k| !k.summary.running).collect(),
     };
     if of.is_empty() { known.iter().collect() } else { of }
 }
 
-fn side<'a>(which: &Which, other_run: &str, known: &'a [Known]) -> Side<'a> {
+fn side<'a>(which: &Which, other_run: &str, known: &'a [KnownStep]) -> Side<'a> {
     let steps: Vec<&Shape> = chosen(which, known).into_iter().map(|k| k.shape.as_ref()).collect();
     let others = match which.step {
         Some(step) => known
@@ -455,7 +457,7 @@ fn side<'a>(which: &Which, other_run: &str, known: &'a [Known]) -> Side<'a> {
     Side { name, steps, others }
 }
 
-fn phase_changes(before: &[&Known], after: &[&Known]) -> Vec<PhaseChange> {
+fn phase_changes(before: &[&KnownStep], after: &[&KnownStep]) -> Vec<PhaseChange> {
     let mut out: Vec<PhaseChange> = Vec::new();
     for (side, known) in [before, after].into_iter().enumerate() {
         for step in known {

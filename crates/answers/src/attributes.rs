@@ -58,7 +58,7 @@ fn number(value: &str) -> Option<f64> {
 }
 
 impl SpanFacts {
-    fn read<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
+    fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
         let mut facts = SpanFacts::default();
         let [mut tool, mut completion, mut prompt, mut cached, mut queue] =
             [names::TOOL_NAME, names::COMPLETION_TOKENS, names::PROMPT_TOKENS, names::CACHED_TOKENS, names::QUEUE_TIME]
@@ -99,7 +99,7 @@ pub fn read(
     let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
     for row in 0..batch.num_rows() {
         let Some(at) = row_of(traces.at(row), spans.at(row)) else { continue };
-        let found = SpanFacts::read(start.row(row).chain(end.row(row)));
+        let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)));
         if found != SpanFacts::default() {
             facts.insert(at, found);
         }
@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn only_finite_numbers_count() {
-        let facts = SpanFacts::read(
+        let facts = SpanFacts::from_attributes(
             [
                 ("completion_tokens", "12"),
                 ("queue_time", "true"),
@@ -135,7 +135,11 @@ mod tests {
             SpanFacts { completion_tokens: Some(12.0), tool: Some("bash".into()), ..SpanFacts::default() }
         );
         let both = [("prompt_tokens", "5"), ("gen_ai.usage.input_tokens", "6"), ("llm.token_count.prompt", "7")];
-        assert_eq!(SpanFacts::read(both.into_iter()).prompt_tokens, Some(6.0), "the standard's name is believed");
+        assert_eq!(
+            SpanFacts::from_attributes(both.into_iter()).prompt_tokens,
+            Some(6.0),
+            "the standard's name is believed"
+        );
         assert_eq!(integers("[1,\"2\",null,3.5]"), [1, 2]);
         assert!(integers("oops").is_empty());
     }

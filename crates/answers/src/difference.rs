@@ -150,7 +150,7 @@ pub fn difference(before: &Side, after: &Side) -> Difference {
         changes,
         ..Difference::default()
     };
-    out.text = text(&out);
+    out.text = describe(&out);
     out
 }
 
@@ -196,7 +196,7 @@ fn significance(before: &Side, after: &Side, key: Key) -> Option<f64> {
     Some((Side::on_path(step, key) - centre).abs() / spread)
 }
 
-fn text(d: &Difference) -> String {
+fn describe(d: &Difference) -> String {
     let time = words::time;
     let way = if d.change_s >= 0.0 { "longer" } else { "shorter" };
     let mut out = format!(

@@ -12,7 +12,7 @@ use arrow::array::{Array, MapArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float64Type, Int64Type};
 use rollscope_model::pd;
-use rollscope_query::{Engine, QueryError};
+use rollscope_query::{Engine, QueryError, sql_text};
 use serde::{Deserialize, Serialize};
 
 use super::stats::{SUFFIXES, summary};
@@ -97,10 +97,6 @@ pub struct StepFigures {
     pub end_ns: Option<i64>,
 }
 
-fn sql_text(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
-}
-
 fn sql_list(texts: &[String]) -> String {
     let list: Vec<String> = texts.iter().map(|t| sql_text(t)).collect();
     // An empty list is not valid SQL.
@@ -175,7 +171,7 @@ fn float(batch: &RecordBatch, name: &str) -> Vec<Option<f64>> {
     column.map(|c| c.as_primitive::<Float64Type>().iter().collect()).unwrap_or_default()
 }
 
-fn text(batch: &RecordBatch, name: &str) -> Vec<Option<String>> {
+fn text_values(batch: &RecordBatch, name: &str) -> Vec<Option<String>> {
     let column = column(batch, name, &DataType::Utf8);
     column.map(|c| c.as_string::<i32>().iter().map(|t| t.map(str::to_string)).collect()).unwrap_or_default()
 }
@@ -272,7 +268,7 @@ fn put(out: &mut StepMetrics, name: &str, mut values: Vec<f64>) {
 }
 
 fn configured_gpus(batch: &RecordBatch) -> Option<f64> {
-    let config: serde_json::Value = serde_json::from_str(text(batch, "config").first()?.as_deref()?).ok()?;
+    let config: serde_json::Value = serde_json::from_str(text_values(batch, "config").first()?.as_deref()?).ok()?;
     GPU_KEYS.iter().find_map(|key| config.get(key)?.as_f64()).filter(|n| *n > 0.0)
 }
 
@@ -286,7 +282,7 @@ fn from_samples_of_step(
     let (perf, rollout) = (&rules.perf_prefix, &rules.rollout_prefix);
     let all_int = |name: &str| batches.iter().flat_map(|b| int(b, name)).collect::<Vec<_>>();
     let all_float = |name: &str| batches.iter().flat_map(|b| float(b, name)).collect::<Vec<_>>();
-    let all_text = |name: &str| batches.iter().flat_map(|b| text(b, name)).collect::<Vec<_>>();
+    let all_text = |name: &str| batches.iter().flat_map(|b| text_values(b, name)).collect::<Vec<_>>();
     let statuses = all_text("status");
     if let Some(seconds) = rollout_s {
         out.insert(format!("{perf}rollout_time"), seconds);
@@ -369,7 +365,7 @@ fn pass_at(k: usize, n: usize, good: usize) -> f64 {
 /// The share of responses that go round in circles: the end of a long one shrinks more than tenfold.
 fn repetition(batches: &[RecordBatch], prefix: &str, out: &mut StepMetrics) {
     let (mut all, mut repeated) = (0.0, 0.0);
-    for messages in batches.iter().flat_map(|b| text(b, "messages")) {
+    for messages in batches.iter().flat_map(|b| text_values(b, "messages")) {
         all += 1.0;
         repeated += f64::from(messages.is_some_and(|m| repeats(&m)));
     }

@@ -6,10 +6,12 @@
 //! logged itself under the same name is left alone.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use lru::LruCache;
 use rollscope_answers::perf::{PerfRules, step_figures};
 use rollscope_model::Table;
 use rollscope_model::build::{MetricsBuilder, NewMetric};
@@ -32,7 +34,7 @@ const MAX_WAITING: usize = 10_000;
 /// Steps for which we remember what the sinks got.
 const MAX_SENT: usize = 2_000;
 /// Runs whose latest step is remembered.
-const MAX_RUNS: usize = 10_000;
+const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
 #[derive(Debug, Default)]
 pub struct StepCounters {
@@ -128,7 +130,7 @@ impl Waiting {
 impl StepWatcher {
     pub async fn run(self, stop: CancellationToken) {
         let mut waiting: BTreeMap<(String, i64), Waiting> = BTreeMap::new();
-        let mut latest: HashMap<String, i64> = HashMap::new();
+        let mut latest: LruCache<String, i64> = LruCache::new(MAX_RUNS);
         let mut sent = Sent::default();
         let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0));
         loop {
@@ -138,14 +140,11 @@ impl StepWatcher {
             }
             let now = Instant::now();
             for (run, step) in self.store.touched_steps() {
-                if latest.len() >= MAX_RUNS && !latest.contains_key(&run) {
-                    latest.clear();
-                }
-                if !latest.contains_key(&run) {
-                    latest.insert(run.clone(), self.latest(&run).await.unwrap_or(step));
-                }
-                let highest = latest.get_mut(&run).expect("it was put there");
-                *highest = (*highest).max(step);
+                let highest = match latest.get(&run) {
+                    Some(highest) => *highest,
+                    None => self.latest(&run).await.unwrap_or(step),
+                };
+                latest.put(run.clone(), highest.max(step));
                 let entry = waiting.entry((run, step)).or_insert(Waiting { first: now, last: now, asked: None });
                 entry.last = now;
             }
@@ -163,7 +162,7 @@ impl StepWatcher {
                 }
                 let (run, step) = &key;
                 let entry = waiting.get_mut(&key).expect("it is there");
-                let mut complete = latest.get(run).is_some_and(|l| step < l);
+                let mut complete = latest.peek(run).is_some_and(|l| step < l);
                 if !complete && entry.should_ask(now, settle) {
                     entry.asked = Some(now);
                     complete = self.has_ended(run, *step).await;

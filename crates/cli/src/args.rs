@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rollscope_app::duration::parse_duration;
 
 #[derive(Parser)]
 #[command(name = "rollscope", version, about = "See where the time goes, and what the model did, in RL post-training.")]
@@ -84,7 +85,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
     pub max_message_bytes: Option<usize>,
     /// Delete data older than this, such as 30d, 12h or 90m [default: keep everything].
-    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_RETENTION_AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_RETENTION_AGE", value_parser = parse_seconds)]
     pub retention_age: Option<u64>,
     /// Delete the oldest data while the store is larger than this [default: keep everything].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_RETENTION_BYTES")]
@@ -96,7 +97,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
     pub scrape_config: Vec<PathBuf>,
     /// Keep every value of scraped series for this long, such as 7d. Older series are thinned [default: 7d].
-    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = duration)]
+    #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = parse_seconds)]
     pub series_full_age: Option<u64>,
     /// Write the metrics of every step as TensorBoard event files into this folder.
     #[arg(long, value_name = "DIR", env = "ROLLSCOPE_TENSORBOARD")]
@@ -477,18 +478,9 @@ pub struct ExportHtmlArgs {
     pub out: Option<PathBuf>,
 }
 
-/// `30d`, `12h`, `90m`, `45s` or plain seconds.
-fn duration(text: &str) -> Result<u64, String> {
-    let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len()));
-    let scale = match unit {
-        "" | "s" => 1,
-        "m" => 60,
-        "h" => 3_600,
-        "d" => 86_400,
-        _ => return Err(format!("unknown unit {unit:?}; expected s, m, h or d")),
-    };
-    let number: u64 = number.parse().map_err(|_| "expected a number and a unit, such as 30d".to_string())?;
-    number.checked_mul(scale).ok_or_else(|| "the duration is too long".to_string())
+/// Whole seconds: `30d`, `12h`, `1h30m`, `45s` or plain seconds.
+fn parse_seconds(text: &str) -> Result<u64, String> {
+    text.parse().or_else(|_| Ok(parse_duration(text)?.as_secs()))
 }
 
 #[cfg(test)]
@@ -503,10 +495,10 @@ mod tests {
 
     #[test]
     fn durations() {
-        assert_eq!(duration("30d"), Ok(2_592_000));
-        assert_eq!(duration("45"), Ok(45));
-        assert!(duration("1w").is_err());
-        assert!(duration("d").is_err());
-        assert!(duration("99999999999999999999d").is_err());
+        assert_eq!(parse_seconds("30d"), Ok(2_592_000));
+        assert_eq!(parse_seconds("1h30m"), Ok(5_400));
+        assert_eq!(parse_seconds("45"), Ok(45));
+        assert!(parse_seconds("d").is_err());
+        assert!(parse_seconds("99999999999999999999d").is_err());
     }
 }

@@ -10,6 +10,7 @@ mod args;
 mod commands;
 mod config;
 mod progress;
+mod source;
 
 use std::process::ExitCode;
 

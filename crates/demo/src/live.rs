@@ -15,8 +15,8 @@ use rollscope_model::build::{AttrsColumn, DictColumn, EventsColumn};
 use rollscope_model::names::state;
 use rollscope_model::read::{self, Ints, Text};
 
-use crate::run::StepData;
 use crate::sim::MS;
+use crate::step::StepData;
 
 /// Rows that arrive within this time come as one batch.
 pub const TICK: i64 = 250 * MS;

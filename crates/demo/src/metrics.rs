@@ -7,9 +7,9 @@ use rollscope_model::build::{MetricsBuilder, NewMetric};
 
 use crate::dice::Dice;
 use crate::emit::seconds;
-use crate::run::Plan;
 use crate::sample::{pd_segments, transfer_speed_gb_s};
 use crate::sim::MS;
+use crate::step::Plan;
 use crate::task::{DRAFT, Status};
 
 /// GPUs the rollout ran on, per engine rank.

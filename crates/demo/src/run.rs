@@ -19,8 +19,9 @@ use crate::plant::Plant;
 use crate::sample::{SampleWriter, Written};
 use crate::series::{Scrape, Totals, after};
 use crate::sim::{Fleet, MS, Outcome, SECOND, ns, simulate};
+use crate::step::{Plan, StepData};
 use crate::task::{DRAFT, Domain, Shape, Status, Task, draw, give_tool, known_tool};
-use crate::trainer::{self, Phase, Root, StepFigures};
+use crate::trainer::{self, Root, StepFigures};
 use crate::{metrics, text};
 
 /// 2026-01-01T00:00:00Z, the default start of a run.
@@ -74,51 +75,6 @@ impl DemoOptions {
     /// A load for benchmarks: no texts, nothing planted.
     pub fn load(seed: u64, steps: u64, samples: usize, max_turns: usize) -> Self {
         DemoOptions { seed, steps, samples, max_turns, planted: Vec::new(), conversations: false, ..Self::default() }
-    }
-}
-
-/// Everything about a step that has a time. Times are relative to its start.
-pub(crate) struct Plan {
-    pub step: u64,
-    pub tasks: Vec<Task>,
-    pub fleet: Fleet,
-    pub outcome: Outcome,
-    pub phases: Vec<Phase>,
-    pub end: i64,
-    skew: Vec<i64>,
-    lost: f64,
-}
-
-impl Plan {
-    pub fn non_generation_s(&self, sample: usize) -> f64 {
-        let times = &self.outcome.samples[sample];
-        let generating: i64 = self.outcome.of(sample).iter().map(|r| r.done - r.sent).sum();
-        seconds(times.end - times.start - generating)
-    }
-
-    fn tokens(&self) -> i64 {
-        self.tasks.iter().flat_map(|t| &t.turns).map(|t| t.completion_tokens).sum()
-    }
-}
-
-/// The batches of one step.
-#[derive(Clone, Debug)]
-pub struct StepData {
-    pub step: u64,
-    pub start_ns: i64,
-    pub end_ns: i64,
-    pub batches: Vec<(Table, RecordBatch)>,
-    /// Metrics that rollscope should compute from the batches, for tests.
-    pub expected: std::collections::BTreeMap<String, f64>,
-}
-
-impl StepData {
-    pub fn batch(&self, table: Table) -> Option<&RecordBatch> {
-        self.batches.iter().find(|(t, _)| *t == table).map(|(_, batch)| batch)
-    }
-
-    pub fn rows(&self, table: Table) -> usize {
-        self.batches.iter().filter(|(t, _)| *t == table).map(|(_, batch)| batch.num_rows()).sum()
     }
 }
 

@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use arrow::array::cast::AsArray;
-use arrow::array::{Array, ArrayRef, Int64Array, RecordBatch, UInt32Array};
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, take_record_batch};
-use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema};
+use arrow::datatypes::{DataType, Field, Schema};
 use arrow::error::ArrowError;
 use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::read::{Ints, Text, column};
 use rollscope_model::{Table, tables};
 use rollscope_store::{Snapshot, TableSnapshot, identity_hashes};
 use serde::Serialize;
@@ -112,28 +112,25 @@ fn extents(table: Table, snapshot: &TableSnapshot) -> BTreeMap<String, Extent> {
 }
 
 fn add_tail(table: Table, snapshot: &TableSnapshot, batch: &RecordBatch, runs: &mut BTreeMap<String, Extent>) {
-    let (Some(run), Some(start)) = (batch.column_by_name("run_id"), batch.column_by_name(table.time_column())) else {
+    let (Ok(run), Ok(start)) = (column::<Text>(batch, "run_id"), column::<Ints>(batch, table.time_column())) else {
         return;
     };
-    let (Some(run), Some(start)) = (run.as_dictionary_opt::<Int32Type>(), start.as_primitive_opt::<Int64Type>()) else {
-        return;
-    };
-    let end = batch.column_by_name("end_ns").and_then(|c| c.as_primitive_opt::<Int64Type>());
-    let names = run.values().as_string::<i32>();
+    let Some((keys, names)) = run.dictionary() else { return };
+    let end = column::<Ints>(batch, "end_ns").ok();
     // A row that replaces one in a segment has been counted there.
     let hashes = match snapshot.replaced.is_empty() {
         true => Vec::new(),
         false => identity_hashes(table, batch),
     };
     let mut by_key: HashMap<i32, Extent> = HashMap::new();
-    for row in (0..batch.num_rows()).filter(|row| run.keys().is_valid(*row)) {
-        let extent = by_key.entry(run.keys().value(row)).or_default();
+    for (row, key) in keys.iter().enumerate() {
+        let Some(key) = key else { continue };
+        let extent = by_key.entry(key).or_default();
         if hashes.get(row).is_none_or(|hash| !snapshot.replaced.contains(hash)) {
             extent.rows += 1;
         }
-        if start.is_valid(row) {
-            let first = start.value(row);
-            let last = end.filter(|end| end.is_valid(row)).map_or(first, |end| end.value(row).max(first));
+        if let Some(first) = start.get(row) {
+            let last = end.and_then(|end| end.get(row)).map_or(first, |last| last.max(first));
             extent.widen(first, last);
         }
     }
@@ -201,10 +198,9 @@ pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, Ar
     }
     all = concat_batches(&schema, &[all, strangers.finish()?])?;
 
-    let started = all.column_by_name("started_ns").map(|c| c.as_primitive::<Int64Type>().values().to_vec());
-    let started = started.unwrap_or_default();
+    let started = column::<Ints>(&all, "started_ns")?;
     let mut order: Vec<u32> = (0..all.num_rows() as u32).collect();
-    order.sort_by_key(|row| std::cmp::Reverse(started[*row as usize]));
+    order.sort_by_key(|row| std::cmp::Reverse(started.at(*row as usize)));
     let all = take_record_batch(&all, &UInt32Array::from(order))?;
 
     let ids = run_ids(&all);
@@ -229,9 +225,6 @@ pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, Ar
 }
 
 fn run_ids(batch: &RecordBatch) -> Vec<String> {
-    let Some(column) = batch.column_by_name("run_id").and_then(|c| c.as_dictionary_opt::<Int32Type>()) else {
-        return Vec::new();
-    };
-    let names = column.values().as_string::<i32>();
-    (0..column.len()).map(|row| column.key(row).map_or(String::new(), |key| names.value(key).to_string())).collect()
+    let Ok(runs) = column::<Text>(batch, "run_id") else { return Vec::new() };
+    (0..batch.num_rows()).map(|row| runs.at(row).to_string()).collect()
 }

@@ -25,6 +25,7 @@ mod running;
 mod runs;
 pub mod scope;
 mod session;
+mod sql_text;
 pub mod tables;
 
 pub use describe::{ColumnInfo, TableStats};
@@ -33,3 +34,4 @@ pub use error::{ErrorKind, QueryError};
 pub use limits::QueryLimits;
 pub use progress::{Progress, ProgressSnapshot};
 pub use running::{QueryStream, Running};
+pub use sql_text::sql_text;

@@ -21,6 +21,7 @@ use rollscope_model::TraceId;
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
+use crate::sql_text::sql_text;
 
 pub type Traces = HashSet<TraceId>;
 
@@ -69,11 +70,6 @@ impl StepMembers {
             Some(below) => below.of(batch).map_err(internal),
         }
     }
-}
-
-/// `'text'`, quotes doubled.
-fn text(value: &str) -> String {
-    format!("'{}'", value.replace('\'', "''"))
 }
 
 /// Spans that are there at some time between `from` and `to`, as an SQL condition.
@@ -148,7 +144,7 @@ impl Engine {
 
     /// The run's spans in a window of time, and those of other runs in the same traces, such as a serving engine's.
     async fn spans_of_window(&self, run: &str, from: i64, to: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
-        let (run, filter) = (text(run), overlaps(from, to));
+        let (run, filter) = (sql_text(run), overlaps(from, to));
         let mut batches = self.scope_rows(read, &read.columns, &format!("run_id = {run} and {filter}")).await?;
         let traces = traces(&batches).map_err(internal)?;
         if !traces.is_empty() {
@@ -196,7 +192,7 @@ impl Engine {
 
 /// Spans that name the step, as an SQL condition.
 fn own(run: &str, step: i64) -> String {
-    format!("run_id = {} and step = {step}", text(run))
+    format!("run_id = {} and step = {step}", sql_text(run))
 }
 
 /// Trace ids as SQL.

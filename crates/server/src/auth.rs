@@ -16,10 +16,11 @@ use axum::response::{Html, IntoResponse, Redirect, Response};
 use parking_lot::Mutex;
 use subtle::ConstantTimeEq;
 
-use crate::config::{Secret, ServerConfig};
+use crate::config::ServerConfig;
 use crate::ingest::grpc;
 use crate::metrics::{Counters, add};
 use crate::problem::Problem;
+use crate::secret::Secret;
 
 const COOKIE: &str = "rollscope_session";
 const SESSION: Duration = Duration::from_secs(30 * 24 * 3600);

@@ -1,7 +1,6 @@
 //! Everything that an operator can set about the server, with its default. The command line fills this from flags, environment
 //! variables and the file. Nothing here reads any of them. If a limit is exceeded, the error names the field below.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use rollscope_answers::perf::PerfRules;
@@ -9,9 +8,10 @@ use rollscope_app::sinks::SinkConfig;
 use rollscope_formats::import::otlp;
 use rollscope_model::limits::MESSAGE_BYTES;
 use rollscope_query::promql::PromLimits;
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use crate::scrape::config::ScrapeConfig;
+use crate::secret::Secret;
 
 /// Where the server listens, who may use it, and how much it accepts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -66,33 +66,6 @@ pub struct TlsConfig {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-}
-
-/// A token. Never printed.
-#[derive(Clone, PartialEq, Eq, Deserialize)]
-#[serde(transparent)]
-pub struct Secret(String);
-
-impl Secret {
-    pub fn new(text: impl Into<String>) -> Self {
-        Secret(text.into())
-    }
-
-    pub fn expose(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-impl Serialize for Secret {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str("***")
-    }
 }
 
 /// Bounds on what one client and one message may cost. What a query may cost is the engine's

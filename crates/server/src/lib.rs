@@ -21,6 +21,7 @@ mod problem;
 mod query;
 mod run;
 pub mod scrape;
+mod secret;
 pub mod trace_level;
 
 use std::convert::Infallible;
@@ -52,11 +53,12 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
 
 use auth::{Auth, Door};
-pub use config::{Limits, Secret, ServerConfig, TlsConfig};
+pub use config::{Limits, ServerConfig, TlsConfig};
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
 use scrape::Scraping;
+pub use secret::Secret;
 
 /// Why the server did not start and what to do.
 #[derive(Debug, thiserror::Error)]

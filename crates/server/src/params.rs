@@ -1,11 +1,9 @@
 //! Parameters of a request, from its query string and its path. They are judged by [`rollscope_app::params`].
 
-use std::borrow::Cow;
 use std::ops::{Deref, DerefMut};
 
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
-use percent_encoding::percent_decode_str;
 use rollscope_app::params as app;
 use rollscope_model::ids::{SpanId, TraceId};
 
@@ -13,15 +11,7 @@ use crate::problem::Problem;
 
 /// `a=b&c=d`, decoded.
 pub fn pairs(query: &str) -> impl Iterator<Item = (String, String)> + '_ {
-    query.split('&').filter(|p| !p.is_empty()).map(|pair| {
-        let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-        (decode(key), decode(value))
-    })
-}
-
-fn decode(text: &str) -> String {
-    let spaced: Cow<str> = if text.contains('+') { text.replace('+', " ").into() } else { text.into() };
-    percent_decode_str(&spaced).decode_utf8_lossy().into_owned()
+    form_urlencoded::parse(query.as_bytes()).into_owned()
 }
 
 /// The query string.
@@ -89,6 +79,15 @@ mod tests {
         assert_eq!(good.text("missing"), None);
         good.done().unwrap();
         assert!(params("a=1&a=2").await.is_err());
+    }
+
+    #[test]
+    fn odd_encodings_are_taken_as_they_are() {
+        let all = |query: &str| pairs(query).collect::<Vec<_>>();
+        let pair = |key: &str, value: &str| (key.to_string(), value.to_string());
+        assert_eq!(all("&&a=b=c&"), [pair("a", "b=c")]);
+        assert_eq!(all("a=100%&b=%zz"), [pair("a", "100%"), pair("b", "%zz")]);
+        assert_eq!(all("a=%FF"), [pair("a", "\u{fffd}")]);
     }
 
     #[test]

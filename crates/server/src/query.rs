@@ -14,7 +14,7 @@ use crate::metrics::{Counters, add};
 use crate::problem::Problem;
 
 /// A result that is being sent to a client. Dropping it cancels the query.
-pub struct Answer {
+pub struct StreamedResult {
     pub schema: SchemaRef,
     pub batches: BoxStream<'static, Result<RecordBatch, QueryError>>,
     /// Set once the engine has left out rows. Final when the stream has ended.
@@ -22,7 +22,7 @@ pub struct Answer {
 }
 
 /// Starts a query for a client and counts it.
-pub async fn start(engine: &Engine, counters: &Arc<Counters>, sql: &str) -> Result<Answer, Problem> {
+pub async fn start(engine: &Engine, counters: &Arc<Counters>, sql: &str) -> Result<StreamedResult, Problem> {
     let mut meter = Meter { counters: counters.clone(), started: Instant::now(), done: false };
     add(&counters.queries, 1);
     let running = match engine.sql(sql).await {
@@ -49,7 +49,7 @@ pub async fn start(engine: &Engine, counters: &Arc<Counters>, sql: &str) -> Resu
             }
         }
     });
-    Ok(Answer { schema, batches: batches.boxed(), truncated })
+    Ok(StreamedResult { schema, batches: batches.boxed(), truncated })
 }
 
 struct Meter {

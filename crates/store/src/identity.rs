@@ -9,6 +9,7 @@ use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, RecordBatch, StringArr
 use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
 use rollscope_model::Table;
 use rollscope_model::names::state;
+use rollscope_model::read::{self, Text};
 use rollscope_model::tables::Keep;
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
@@ -102,14 +103,13 @@ pub(crate) fn open_rows(table: Table, batch: &RecordBatch) -> Vec<bool> {
     if table.keep() != Keep::FirstClosed {
         return Vec::new();
     }
-    let states = batch.column_by_name("state").expect("spans have a state").as_dictionary::<Int32Type>();
-    let values = states.values().as_string::<i32>();
+    let states = read::column::<Text>(batch, "state").expect("spans have a state");
+    let (keys, values) = states.dictionary().expect("it is declared as a dictionary");
     let open: Vec<bool> = values.iter().map(|v| v == Some(state::OPEN)).collect();
     if !open.contains(&true) {
         return Vec::new();
     }
-    let rows: Vec<bool> =
-        states.keys().values().iter().map(|k| open.get(*k as usize).copied().unwrap_or(false)).collect();
+    let rows: Vec<bool> = keys.values().iter().map(|k| open.get(*k as usize).copied().unwrap_or(false)).collect();
     if rows.contains(&true) { rows } else { Vec::new() }
 }
 

@@ -4,7 +4,7 @@
 //! writes the record, syncs the log once for everything that waits ([`wal`]), makes the rows visible in the live tail,
 //! and only then answers. The tail is flushed by size and age into Parquet [`segment`]s, one table and one run each,
 //! listed by the [`manifest`], which is replaced atomically and is the only truth about what is live. In the background
-//! small segments are merged and old ones expire ([`maintain`]).
+//! small segments are merged and old ones expire (`store::upkeep`).
 //!
 //! Read path: [`Snapshot`], a consistent view of segments and tail, from a [`Store`] or from a folder that another process
 //! writes ([`ReadOnlyStore`]).
@@ -23,7 +23,6 @@ mod error;
 mod identity;
 mod known;
 mod lock;
-mod maintain;
 mod manifest;
 mod media;
 mod open;
@@ -44,8 +43,8 @@ pub use identity::{identity_hashes, identity_hashes_of};
 pub use manifest::{AttrTypes, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;
-pub use segment::parquet_file;
-pub use snapshot::{SegmentBatches, Snapshot, SnapshotSource, TableSnapshot};
+pub use segment::{SegmentBatches, parquet_file};
+pub use snapshot::{Snapshot, SnapshotSource, TableSnapshot};
 pub use store::{Appended, Health, Store, StoreStats};
 pub use touched::Step;
 pub use vitals::{Death, Vitals};

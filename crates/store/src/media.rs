@@ -12,7 +12,8 @@ use sha2::{Digest, Sha256};
 use crate::error::StoreError;
 use crate::manifest::Segment;
 use crate::root::Root;
-use crate::snapshot::{SegmentBatches, Snapshot};
+use crate::segment::SegmentBatches;
+use crate::snapshot::Snapshot;
 
 /// Digits of a hash.
 const DIGITS: usize = 64;

@@ -279,11 +279,8 @@ fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
         return order_of_texts(batch, rows, times);
     }
     if !table.sort_columns().is_empty() {
-        let ranks: Vec<Vec<u32>> = table
-            .sort_columns()
-            .iter()
-            .map(|c| ranks(batch.column_by_name(c).expect("declared").as_dictionary::<Int32Type>()))
-            .collect();
+        let ranks: Vec<Vec<u32>> =
+            table.sort_columns().iter().map(|c| ranks(column(batch, c).expect("declared"))).collect();
         let mut rows = rows;
         // Stable: of samples with one time the later arrival stays the later.
         rows.sort_by(|a, b| {
@@ -331,14 +328,14 @@ fn order(table: Table, batch: &RecordBatch, rows: Vec<u32>) -> UInt32Array {
 }
 
 /// The place of every row's text in the order of texts.
-pub(crate) fn ranks(column: &arrow::array::DictionaryArray<Int32Type>) -> Vec<u32> {
-    let values = column.values().as_string::<i32>();
+pub(crate) fn ranks(column: Text) -> Vec<u32> {
+    let (keys, values) = column.dictionary().expect("declared as a dictionary");
     let mut texts: Vec<&str> = values.iter().map(Option::unwrap_or_default).collect();
     texts.sort_unstable();
     texts.dedup();
     let rank: Vec<u32> =
         values.iter().map(|v| texts.binary_search(&v.unwrap_or_default()).unwrap_or(0) as u32).collect();
-    column.keys().iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
+    keys.iter().map(|k| k.map_or(0, |k| rank[k as usize])).collect()
 }
 
 /// Conversations are in the order of their text: siblings of a prompt and successive turns of one conversation begin
@@ -411,12 +408,11 @@ pub(crate) fn read_batches(table: Table, data: Bytes) -> Result<Vec<RecordBatch>
     reader.map(|batch| upgrade(table, &batch?)).collect()
 }
 
+/// Batches of a segment, decoded on demand.
+pub type SegmentBatches = Box<dyn Iterator<Item = Result<RecordBatch, StoreError>> + Send>;
+
 /// Some columns of a segment, in small batches.
-pub(crate) fn read_columns(
-    table: Table,
-    data: Bytes,
-    columns: &[&str],
-) -> Result<crate::snapshot::SegmentBatches, StoreError> {
+pub(crate) fn read_columns(table: Table, data: Bytes, columns: &[&str]) -> Result<SegmentBatches, StoreError> {
     let builder = ParquetRecordBatchReaderBuilder::try_new(data)?.with_batch_size(1024);
     let mask = ProjectionMask::columns(builder.parquet_schema(), columns.iter().copied());
     let reader = builder.with_projection(mask).build()?;

@@ -9,7 +9,7 @@ use rollscope_model::Table;
 
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
-use crate::segment;
+use crate::segment::{self, SegmentBatches};
 
 /// One table at one moment.
 #[derive(Clone, Default)]
@@ -61,9 +61,6 @@ impl Snapshot {
         segment::read_columns(table, data, columns)
     }
 }
-
-/// Batches of a segment, decoded on demand.
-pub type SegmentBatches = Box<dyn Iterator<Item = Result<RecordBatch, StoreError>> + Send>;
 
 /// The server's store, or a folder opened for reading.
 pub trait SnapshotSource: Send + Sync {

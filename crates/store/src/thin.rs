@@ -2,10 +2,9 @@
 //! and largest, a counter's last before it was reset, and all stale markers. What stays is as it was, at its own time, so
 //! that every query keeps working, and no spike is lost.
 
-use arrow::array::cast::AsArray;
 use arrow::array::{BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
-use arrow::datatypes::{Float64Type, Int32Type, Int64Type};
+use rollscope_model::read::{Floats, Ints, Text, column};
 
 use crate::error::StoreError;
 
@@ -13,12 +12,11 @@ const STALE: u64 = 0x7ff0_0000_0000_0002;
 
 /// Rows sorted by series, then by time.
 pub(crate) fn thin(batch: &RecordBatch, bucket_ns: i64) -> Result<RecordBatch, StoreError> {
-    let text = |name: &str| batch.column_by_name(name).expect("declared").as_dictionary::<Int32Type>();
+    let text = |name: &str| column::<Text>(batch, name).expect("declared");
     let ids = ["name", "labels", "target"].map(|c| crate::segment::ranks(text(c)));
     let kinds = text("kind");
-    let kind_names = kinds.values().as_string::<i32>();
-    let times = batch.column_by_name("time_ns").expect("declared").as_primitive::<Int64Type>().values();
-    let values = batch.column_by_name("value").expect("declared").as_primitive::<Float64Type>().values();
+    let times = column::<Ints>(batch, "time_ns").expect("declared").values();
+    let values = column::<Floats>(batch, "value").expect("declared").values();
     let same = |a: usize, b: usize| {
         ids.iter().all(|id| id[a] == id[b]) && times[a].div_euclid(bucket_ns) == times[b].div_euclid(bucket_ns)
     };
@@ -29,7 +27,7 @@ pub(crate) fn thin(batch: &RecordBatch, bucket_ns: i64) -> Result<RecordBatch, S
         while to < keep.len() && same(from, to) {
             to += 1;
         }
-        let counts = matches!(kind_names.value(kinds.keys().value(from) as usize), "counter" | "histogram");
+        let counts = matches!(kinds.at(from), "counter" | "histogram");
         let mut real: Option<(usize, usize, usize)> = None;
         for row in from..to {
             if values[row].to_bits() == STALE {
@@ -73,7 +71,7 @@ mod tests {
             b.push(&NewPoint { run_id: "r", target: "t", name: "n", labels: "{}", kind, time_ns, value: *value });
         }
         let thinned = thin(&b.finish().unwrap(), 300_000_000_000).unwrap();
-        thinned.column_by_name("value").unwrap().as_primitive::<Float64Type>().values().to_vec()
+        column::<Floats>(&thinned, "value").unwrap().values().to_vec()
     }
 
     #[test]

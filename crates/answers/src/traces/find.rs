@@ -3,6 +3,7 @@
 
 use rollscope_model::TraceId;
 use rollscope_model::attrs;
+use rollscope_query::sql_text;
 
 /// What a list of traces can be sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,18 +83,13 @@ impl Default for TraceSearch {
     }
 }
 
-/// `'text'`, quotes doubled.
-fn quoted(text: &str) -> String {
-    format!("'{}'", text.replace('\'', "''"))
-}
-
 impl TraceSearch {
     /// The conditions on one span.
     fn span_filter(&self) -> Option<String> {
         let mut all = Vec::new();
         let mut equal = |column: &str, value: &Option<String>| {
             if let Some(value) = value {
-                all.push(format!("{column} = {}", quoted(value)));
+                all.push(format!("{column} = {}", sql_text(value)));
             }
         };
         equal("run_id", &self.run);
@@ -105,9 +101,9 @@ impl TraceSearch {
         match &self.name {
             Some(name) if name.contains('*') => {
                 let escaped = name.replace('\\', "\\\\").replace('%', "\\%").replace('_', "\\_").replace('*', "%");
-                all.push(format!("name like {}", quoted(&escaped)));
+                all.push(format!("name like {}", sql_text(&escaped)));
             }
-            Some(name) => all.push(format!("name = {}", quoted(name))),
+            Some(name) => all.push(format!("name = {}", sql_text(name))),
             None => {}
         }
         if let Some(step) = self.step {
@@ -173,14 +169,14 @@ fn attribute(key: &str, value: &str) -> String {
     match (key, value) {
         ("error", "true") => return "status = 'error'".into(),
         ("error", "false") => return "status <> 'error'".into(),
-        ("span.kind", kind) => return format!("kind = {}", quoted(kind)),
+        ("span.kind", kind) => return format!("kind = {}", sql_text(kind)),
         _ => {}
     }
     let mut text = Vec::new();
     attrs::write_str(&mut text, value);
     let text = String::from_utf8(text).unwrap_or_default();
-    let either = format!("({}, {})", quoted(&text), quoted(value));
-    let of = |column: &str| format!("attr_json({column}, {}) in {either}", quoted(key));
+    let either = format!("({}, {})", sql_text(&text), sql_text(value));
+    let of = |column: &str| format!("attr_json({column}, {}) in {either}", sql_text(key));
     format!("({} or {} or {})", of("start_attrs"), of("end_attrs"), of("resource"))
 }
 

@@ -22,7 +22,7 @@ pub struct Ask {
 
 impl Ask {
     /// Reads the parameters of a request. Unknown names are refused.
-    pub fn read(mut params: Params) -> Result<Ask, Problem> {
+    pub fn from_params(mut params: Params) -> Result<Ask, Problem> {
         let project = params.text("project").map(str::to_string);
         let run = params.text("run").map(str::to_string);
         let run_id = params.text("run_id").map(str::to_string);
@@ -82,7 +82,7 @@ impl Ask {
 
     /// From `name=value` pairs, as the command line has them.
     pub fn from_pairs(pairs: Vec<(String, String)>) -> Result<Ask, Problem> {
-        Ask::read(Params::from_pairs(pairs)?)
+        Ask::from_params(Params::from_pairs(pairs)?)
     }
 }
 

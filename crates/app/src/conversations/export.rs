@@ -40,7 +40,7 @@ impl Pages {
         Ok(Some(out))
     }
 
-    async fn next(&mut self) -> Result<Option<Vec<super::Found>>, Problem> {
+    async fn next(&mut self) -> Result<Option<Vec<super::FoundConversation>>, Problem> {
         let Some(ask) = self.ask.take() else { return Ok(None) };
         if self.left == 0 {
             return Ok(None);

@@ -44,14 +44,14 @@ pub struct Conversations {
 
 /// A page of conversations.
 pub struct Listed {
-    pub rows: Vec<Found>,
+    pub rows: Vec<FoundConversation>,
     pub total: u64,
     pub next: Option<String>,
     pub facets: Vec<(&'static str, Facet)>,
 }
 
 /// One of them: what the index keeps of it, and what was read for it.
-pub struct Found {
+pub struct FoundConversation {
     pub id: String,
     pub row: Box<RawValue>,
     pub full: Option<Full>,
@@ -159,7 +159,7 @@ impl Conversations {
                     (Some(needles), Some(read)) => needles.find(&Said::from_messages(&read.messages)),
                     _ => None,
                 };
-                Found { id: row.id, row: row.json, full: read.filter(|_| ask.messages), snippet }
+                FoundConversation { id: row.id, row: row.json, full: read.filter(|_| ask.messages), snippet }
             })
             .collect();
         let next = answer.next.map(|place| ask::cursor(&ask.sort, &place));
@@ -275,7 +275,7 @@ impl Listed {
     }
 }
 
-impl Found {
+impl FoundConversation {
     pub fn to_json(&self) -> Vec<u8> {
         let mut out = match &self.full {
             // Long metadata are only in the store.

@@ -2,7 +2,9 @@
 //! `running`. A row that was sent explicitly (the SDK's `init` and `finish`) is never overwritten by this.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZeroUsize;
 
+use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_formats::import::otlp::{RunRecord, RunSeen, runs_batch};
 use rollscope_model::Table;
@@ -14,29 +16,29 @@ use rollscope_store::Store;
 use crate::problem::Problem;
 use crate::query::{int_column, sql_text, text_column};
 
-/// Ids remembered. Past this all are forgotten and looked up again.
-const REMEMBERED: usize = 100_000;
+/// Ids remembered, those used last. Others are looked up again.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
 
 pub struct Runs {
     store: Store,
     engine: Engine,
-    known: Mutex<HashSet<String>>,
+    known: Mutex<LruCache<String, ()>>,
     /// One at a time, so that two messages of a new run do not both write it.
     entering: tokio::sync::Mutex<()>,
 }
 
 impl Runs {
     pub fn new(store: Store, engine: Engine) -> Self {
-        Runs { store, engine, known: Mutex::default(), entering: tokio::sync::Mutex::new(()) }
+        Runs { store, engine, known: Mutex::new(LruCache::new(REMEMBERED)), entering: tokio::sync::Mutex::new(()) }
     }
 
     pub fn forget(&self, run_id: &str) {
-        self.known.lock().remove(run_id);
+        self.known.lock().pop(run_id);
     }
 
     fn unknown<'a>(&self, seen: &'a [RunSeen]) -> Vec<&'a RunSeen> {
-        let known = self.known.lock();
-        seen.iter().filter(|run| !known.contains(&run.run_id)).collect()
+        let mut known = self.known.lock();
+        seen.iter().filter(|run| known.get(&run.run_id).is_none()).collect()
     }
 
     pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Problem> {
@@ -75,11 +77,7 @@ impl Runs {
             let batch = rows.finish().map_err(|e| Problem::internal(e.to_string()))?;
             self.store.append(Table::Runs, batch).await?;
         }
-        let mut known = self.known.lock();
-        if known.len() + unknown.len() > REMEMBERED {
-            known.clear();
-        }
-        known.extend(unknown.iter().map(|run| run.run_id.clone()));
+        self.remember(unknown.iter().map(|run| &run.run_id));
         Ok(())
     }
 
@@ -100,8 +98,15 @@ impl Runs {
             return Ok(());
         }
         self.store.append(Table::Runs, runs_batch(rows.iter().copied())).await?;
-        self.known.lock().extend(rows.iter().map(|r| r.run_id.clone()));
+        self.remember(rows.iter().map(|run| &run.run_id));
         Ok(())
+    }
+
+    fn remember<'a>(&self, ids: impl Iterator<Item = &'a String>) {
+        let mut known = self.known.lock();
+        ids.for_each(|id| {
+            known.put(id.clone(), ());
+        });
     }
 
     /// When the rows that mark these runs as ended were written.

@@ -2,11 +2,10 @@
 
 use std::collections::HashMap;
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::compute::{max, min};
-use arrow::datatypes::{Int32Type, Int64Type};
+use arrow::array::{Array, RecordBatch};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::read::{Ints, Text, column};
 use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
 use rollscope_store::{Snapshot, Store};
@@ -111,26 +110,26 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
             }
         }
         for batch in &rows.tail {
-            let Some(run) = batch.column_by_name("run_id") else { continue };
-            let run = run.as_dictionary::<Int32Type>();
-            let step = batch.column_by_name("step").map(|column| column.as_primitive::<Int64Type>());
+            let Ok(run) = column::<Text>(batch, "run_id") else { continue };
+            let Some((keys, names)) = run.dictionary() else { continue };
+            let step = column::<Ints>(batch, "step").ok();
             // The log has a batch as it arrived, not compressed: what it takes here, by rows.
             let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
-            let names = run.values().as_string::<i32>();
-            if let (1, 0) = (names.len(), run.null_count()) {
+            if let (1, 0) = (names.len(), keys.null_count()) {
                 // One sender, one run: the usual batch.
                 let extent = runs.entry(names.value(0).to_string()).or_default();
                 extent.log_bytes += bytes(batch.num_rows());
-                if let Some(steps) = step.and_then(|s| min(s).zip(max(s))) {
+                if let Some(steps) = step.and_then(|s| s.iter().flatten().min().zip(s.iter().flatten().max())) {
                     extent.widen(steps);
                 }
                 continue;
             }
             let mut by_key: HashMap<i32, (usize, Extent)> = HashMap::new();
-            for row in (0..batch.num_rows()).filter(|row| run.is_valid(*row)) {
-                let (rows, found) = by_key.entry(run.keys().value(row)).or_default();
+            for (row, key) in keys.iter().enumerate() {
+                let Some(key) = key else { continue };
+                let (rows, found) = by_key.entry(key).or_default();
                 *rows += 1;
-                if let Some(step) = step.filter(|s| s.is_valid(row)).map(|s| s.value(row)) {
+                if let Some(step) = step.and_then(|s| s.get(row)) {
                     found.widen((step, step));
                 }
             }

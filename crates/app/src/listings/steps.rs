@@ -2,17 +2,18 @@
 //! only the steps from the lowest one on that got rows since are read again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroUsize;
 
-use arrow::array::{Array, AsArray};
-use arrow::datatypes::{Int32Type, Int64Type};
 use futures::StreamExt;
+use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_answers::Answers;
 use rollscope_answers::phase_time::{Claim, divide};
 use rollscope_model::Table;
 use rollscope_model::kinds::{Kind, classify};
+use rollscope_model::read::{Ints, Text, column};
 use rollscope_query::Engine;
 use rollscope_spans::intervals::{length, union};
 use rollscope_store::Snapshot;
@@ -23,13 +24,18 @@ use super::ns;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 
-/// Runs whose steps are cached. Beyond this, the cache is emptied.
-const MAX_RUNS: usize = 256;
+/// Runs whose steps are cached, those asked for last.
+const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
-#[derive(Default)]
-pub struct StepsCache(Mutex<HashMap<String, Known>>);
+pub struct StepsCache(Mutex<LruCache<String, KnownSteps>>);
 
-struct Known {
+impl Default for StepsCache {
+    fn default() -> Self {
+        StepsCache(Mutex::new(LruCache::new(MAX_RUNS)))
+    }
+}
+
+struct KnownSteps {
     /// Which segments there were.
     segments: u64,
     /// The store's version at that time.
@@ -58,23 +64,16 @@ impl StepsCache {
         if from < i64::MAX {
             steps.retain(|step, _| *step < from);
             // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
-            let fresh = match read(engine, run, from).await {
-                Err(_) => read(engine, run, from).await?,
+            let fresh = match read_steps(engine, run, from).await {
+                Err(_) => read_steps(engine, run, from).await?,
                 Ok(fresh) => fresh,
             };
             steps.extend(fresh);
         }
-        self.keep(run, Known { segments, version: snapshot.version, steps: steps.clone() });
+        let known = KnownSteps { segments, version: snapshot.version, steps: steps.clone() };
+        self.0.lock().put(run.to_string(), known);
         let goes_on = answers.goes_on(run).await?;
         Ok(steps.into_iter().map(|(step, info)| StepInfo { step, running: goes_on && info.open > 0, ..info }).collect())
-    }
-
-    fn keep(&self, run: &str, known: Known) {
-        let mut all = self.0.lock();
-        if all.len() >= MAX_RUNS && !all.contains_key(run) {
-            all.clear();
-        }
-        all.insert(run.to_string(), known);
     }
 }
 
@@ -92,15 +91,13 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
         for batch in snapshot.tail_since(table, version)? {
-            let (runs, steps) = (batch.column_by_name("run_id")?, batch.column_by_name("step")?);
-            let (runs, steps) = (runs.as_dictionary_opt::<Int32Type>()?, steps.as_primitive_opt::<Int64Type>()?);
-            let Some(key) = runs.values().as_string::<i32>().iter().position(|name| name == Some(run)) else {
-                continue;
-            };
-            for row in 0..batch.num_rows() {
-                if runs.is_valid(row) && runs.keys().value(row) == key as i32 {
+            let (runs, steps) = (column::<Text>(batch, "run_id").ok()?, column::<Ints>(batch, "step").ok()?);
+            let (keys, names) = runs.dictionary()?;
+            let Some(wanted) = names.iter().position(|name| name == Some(run)) else { continue };
+            for (row, key) in keys.iter().enumerate() {
+                if key == Some(wanted as i32) {
                     // A row that names no step may belong to any.
-                    lowest = lowest.min(steps.is_valid(row).then(|| steps.value(row))?);
+                    lowest = lowest.min(steps.get(row)?);
                 }
             }
         }
@@ -130,7 +127,7 @@ pub struct StepInfo {
 }
 
 /// The steps from `from` on.
-async fn read(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>, Problem> {
+async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>, Problem> {
     let run = sql_text(run);
     let from = if from == i64::MIN { String::new() } else { format!(" and step >= {from}") };
     let spans_by_step = spans_by_step(engine, &run, &from).await?;
@@ -218,20 +215,20 @@ async fn intervals(engine: &Engine, sql: &str) -> Result<BTreeMap<i64, BTreeMap<
     let mut out: BTreeMap<i64, BTreeMap<String, Intervals>> = BTreeMap::new();
     while let Some(batch) = running.stream.next().await {
         let batch = batch?;
-        let int = |name| batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
-        let phase = batch.column_by_name("phase").and_then(|c| c.as_dictionary_opt::<Int32Type>());
-        let (Some(step), Some(phase), Some(start), Some(end)) = (int("step"), phase, int("start_ns"), int("end_ns"))
+        let int = |name| column::<Ints>(&batch, name).ok();
+        let phase = column::<Text>(&batch, "phase").ok().and_then(|phase| phase.dictionary());
+        let (Some(step), Some((phases, names)), Some(start), Some(end)) =
+            (int("step"), phase, int("start_ns"), int("end_ns"))
         else {
             return Err(Problem::internal("spans lack a column of the steps"));
         };
-        let names = phase.values().as_string::<i32>();
         // Spans come in runs of one step and phase, and the look-up is the cost.
         let mut row = 0;
         while row < batch.num_rows() {
-            let (s, key) = (step.value(row), phase.keys().value(row));
+            let (s, key) = (step.at(row), phases.value(row));
             let list = out.entry(s).or_default().entry(names.value(key as usize).to_string()).or_default();
-            while row < batch.num_rows() && step.value(row) == s && phase.keys().value(row) == key {
-                list.push((start.value(row), end.value(row).max(start.value(row))));
+            while row < batch.num_rows() && step.at(row) == s && phases.value(row) == key {
+                list.push((start.at(row), end.at(row).max(start.at(row))));
                 row += 1;
             }
         }

@@ -4,13 +4,15 @@
 
 mod wandb;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufWriter, Write as _};
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_formats::export::tensorboard::EventWriter;
 use rollscope_model::time::ns_to_seconds;
@@ -115,7 +117,7 @@ impl Sinks {
         let mut running = Vec::new();
         let mut add = |name, sink: Box<dyn Sink>| running.push(start(name, sink, config.max_backlog.max(1), vitals));
         if let Some(folder) = &config.tensorboard {
-            add("tensorboard", Box::new(TensorBoard { folder: folder.clone(), files: HashMap::new() }));
+            add("tensorboard", Box::new(TensorBoard { folder: folder.clone(), files: LruCache::new(MAX_OPEN) }));
         }
         if let Some(path) = &config.json_lines {
             add("json_lines", Box::new(JsonLines { path: path.clone(), file: None }));
@@ -186,12 +188,12 @@ pub(crate) fn folder_name(run: &str) -> String {
     }
 }
 
-/// How many event files are open at the same time.
-const MAX_OPEN: usize = 64;
+/// How many event files are open at the same time: those written to last.
+const MAX_OPEN: NonZeroUsize = NonZeroUsize::new(64).unwrap();
 
 struct TensorBoard {
     folder: PathBuf,
-    files: HashMap<String, EventWriter<BufWriter<File>>>,
+    files: LruCache<String, EventWriter<BufWriter<File>>>,
 }
 
 /// A fresh event file in a run's folder.
@@ -214,14 +216,8 @@ pub fn event_file(folder: &Path, run: &str, time_ns: i64) -> std::io::Result<Eve
 impl Sink for TensorBoard {
     fn write(&mut self, row: &StepRow) -> Result<(), String> {
         let mut write = || -> std::io::Result<()> {
-            if !self.files.contains_key(&row.run) {
-                if self.files.len() >= MAX_OPEN {
-                    self.files.clear();
-                }
-                let file = event_file(&self.folder, &row.run, rollscope_model::time::now_ns())?;
-                self.files.insert(row.run.clone(), file);
-            }
-            let file = self.files.get_mut(&row.run).expect("it was put there");
+            let create = || event_file(&self.folder, &row.run, rollscope_model::time::now_ns());
+            let file = self.files.try_get_or_insert_mut(row.run.clone(), create)?;
             for (name, value) in &row.metrics {
                 file.scalar(ns_to_seconds(row.time_ns), row.step, name, *value)?;
             }
@@ -230,7 +226,7 @@ impl Sink for TensorBoard {
         let written = write();
         if written.is_err() {
             // A file that failed half-way is not written to again.
-            self.files.remove(&row.run);
+            self.files.pop(&row.run);
         }
         written.map_err(|e| format!("{}: {e}", self.folder.display()))
     }
@@ -283,6 +279,18 @@ mod tests {
         let status = &sinks.status()[0];
         assert!(status.backlog <= 2 && status.dropped >= 7, "{status:?}");
         assert_eq!(status.written, 0);
+    }
+
+    #[test]
+    fn a_busy_run_keeps_its_event_file_while_others_come_and_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut sink = TensorBoard { folder: folder.path().to_path_buf(), files: LruCache::new(MAX_OPEN) };
+        for step in 0..2 * MAX_OPEN.get() as i64 {
+            sink.write(&StepRow { run: "busy".into(), ..row(step) }).unwrap();
+            sink.write(&StepRow { run: format!("other-{step}"), ..row(step) }).unwrap();
+        }
+        assert_eq!(sink.files.len(), MAX_OPEN.get());
+        assert_eq!(folder.path().join("busy").read_dir().unwrap().count(), 1);
     }
 
     #[test]

@@ -1,17 +1,18 @@
-//! Weights & Biases, through its own Python package: one small process a run, which reads JSON lines.
+//! Weights & Biases, through its own Python package: one small process per run, which reads JSON lines.
 
-use std::collections::HashMap;
 use std::io::{BufRead as _, BufReader, Write as _};
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
+use lru::LruCache;
 use serde::{Deserialize, Serialize};
 
 use super::{Sink, StepRow, folder_name};
 
 const HELPER: &str = include_str!("wandb_sink.py");
-/// How many runs are written at the same time.
-const MAX_RUNS: usize = 8;
+/// How many runs are written at the same time: those written to last.
+const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(8).unwrap();
 
 /// `[server.sinks.wandb]` of the configuration file. Credentials are W&B's own business (`wandb login`, `WANDB_API_KEY`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -75,48 +76,43 @@ impl Helper {
 
 pub struct Wandb {
     config: WandbConfig,
-    helpers: HashMap<String, Helper>,
+    helpers: LruCache<String, Helper>,
 }
 
 impl Wandb {
     pub fn new(config: WandbConfig) -> Self {
-        Wandb { config, helpers: HashMap::new() }
+        Wandb { config, helpers: LruCache::new(MAX_RUNS) }
     }
+}
 
-    fn start(&self, run: &str) -> Result<Helper, String> {
-        let settings = serde_json::json!({
-            "project": self.config.project,
-            "entity": self.config.entity,
-            "mode": self.config.mode,
-            "dir": self.config.dir,
-            "run": run,
-            "id": folder_name(run),
-        });
-        std::fs::create_dir_all(&self.config.dir).map_err(|e| format!("{}: {e}", self.config.dir.display()))?;
-        let mut child = Command::new(&self.config.python)
-            .args(["-c", HELPER, &settings.to_string()])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|e| format!("{}: {e}", self.config.python.display()))?;
-        let answers = BufReader::new(child.stdout.take().expect("it is piped"));
-        let mut helper = Helper { child, answers };
-        helper.answer()?;
-        Ok(helper)
-    }
+/// Starts the process of a run.
+fn start(config: &WandbConfig, run: &str) -> Result<Helper, String> {
+    let settings = serde_json::json!({
+        "project": config.project,
+        "entity": config.entity,
+        "mode": config.mode,
+        "dir": config.dir,
+        "run": run,
+        "id": folder_name(run),
+    });
+    std::fs::create_dir_all(&config.dir).map_err(|e| format!("{}: {e}", config.dir.display()))?;
+    let mut child = Command::new(&config.python)
+        .args(["-c", HELPER, &settings.to_string()])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| format!("{}: {e}", config.python.display()))?;
+    let answers = BufReader::new(child.stdout.take().expect("it is piped"));
+    let mut helper = Helper { child, answers };
+    helper.answer()?;
+    Ok(helper)
 }
 
 impl Sink for Wandb {
     fn write(&mut self, row: &StepRow) -> Result<(), String> {
-        if !self.helpers.contains_key(&row.run) {
-            if self.helpers.len() >= MAX_RUNS {
-                self.helpers.clear();
-            }
-            let helper = self.start(&row.run)?;
-            self.helpers.insert(row.run.clone(), helper);
-        }
-        let helper = self.helpers.get_mut(&row.run).expect("it was put there");
+        let start = || start(&self.config, &row.run);
+        let helper = self.helpers.try_get_or_insert_mut(row.run.clone(), start)?;
         let line = format!("{}\n", row.json());
         let sent = match helper.child.stdin.as_mut() {
             Some(stdin) => stdin.write_all(line.as_bytes()).map_err(|e| e.to_string()),
@@ -124,7 +120,7 @@ impl Sink for Wandb {
         };
         let done = sent.and_then(|()| helper.answer());
         if done.is_err() && helper.child.try_wait().ok().flatten().is_some() {
-            self.helpers.remove(&row.run);
+            self.helpers.pop(&row.run);
         }
         done.map(|_| ())
     }

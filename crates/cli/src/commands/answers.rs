@@ -11,16 +11,16 @@ use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
 
 use crate::args::{AnswerArgs, DiffArgs, ReportArgs, SourceArgs};
-use crate::config::{DEFAULT_DATA, Usage};
+use crate::config::Usage;
 use crate::output;
 use crate::output::answers::{Style, diff as print_diff, run as print_run, step as print_step};
+use crate::source::{encode_path_part, local_folder, server_url};
 
-const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
 const TIMEOUT: Duration = Duration::from_secs(600);
 
 pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
     let run = args.run.clone();
-    let mut answer = match (folder(&args.answer.source), args.step) {
+    let mut answer = match (local_folder(&args.answer.source), args.step) {
         (Some(data), step) => {
             let answers = open(data).await?;
             match step {
@@ -28,16 +28,18 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
                 None => serde_json::to_value(answers.run_findings(&run).await.map_err(usage)?)?,
             }
         }
-        (None, Some(step)) => ask(&args.answer.source, format!("/runs/{}/steps/{step}/report", encode(&run))).await?,
-        (None, None) => ask(&args.answer.source, format!("/runs/{}/findings", encode(&run))).await?,
+        (None, Some(step)) => {
+            ask(&args.answer.source, format!("/runs/{}/steps/{step}/report", encode_path_part(&run))).await?
+        }
+        (None, None) => ask(&args.answer.source, format!("/runs/{}/findings", encode_path_part(&run))).await?,
     };
     // A run without steps is reported like one step.
     let whole =
         args.step.is_none() && answer["steps"].as_array().is_some_and(|s| s.len() == 1 && s[0]["step"].is_null());
     if whole {
-        answer = match folder(&args.answer.source) {
+        answer = match local_folder(&args.answer.source) {
             Some(data) => serde_json::to_value(open(data).await?.step_report(&run, None).await.map_err(usage)?)?,
-            None => ask(&args.answer.source, format!("/runs/{}/steps/-/report", encode(&run))).await?,
+            None => ask(&args.answer.source, format!("/runs/{}/steps/-/report", encode_path_part(&run))).await?,
         };
     }
     print(&args.answer, &answer, if args.step.is_some() || whole { print_step } else { print_run })
@@ -46,10 +48,11 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
 pub async fn diff(args: DiffArgs) -> anyhow::Result<()> {
     let before = which(&args.before, args.run.as_deref())?;
     let after = which(&args.after, args.run.as_deref())?;
-    let answer = match folder(&args.answer.source) {
+    let answer = match local_folder(&args.answer.source) {
         Some(data) => serde_json::to_value(open(data).await?.difference(&before, &after).await.map_err(usage)?)?,
         None => {
-            let mut query = format!("/runs/{}/diff?other={}", encode(&before.run), encode(&after.run));
+            let mut query =
+                format!("/runs/{}/diff?other={}", encode_path_part(&before.run), encode_path_part(&after.run));
             for (key, step) in [("step", before.step), ("with", after.step)] {
                 if let Some(step) = step {
                     query.push_str(&format!("&{key}={step}"));
@@ -88,14 +91,6 @@ fn print(args: &AnswerArgs, answer: &Value, show: fn(&Value, Style) -> String) -
     Ok(())
 }
 
-pub fn folder(source: &SourceArgs) -> Option<PathBuf> {
-    match (&source.data, &source.server) {
-        (Some(data), _) => Some(data.clone()),
-        (None, Some(_)) => None,
-        (None, None) => Some(PathBuf::from(DEFAULT_DATA)).filter(|d| d.is_dir()),
-    }
-}
-
 async fn open(data: PathBuf) -> anyhow::Result<Answers> {
     let store = ReadOnlyStore::open(&data).await?;
     Ok(Answers::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
@@ -106,25 +101,19 @@ pub fn usage(error: QueryError) -> anyhow::Error {
     if error.is_users() { Usage(error.to_string()).into() } else { error.into() }
 }
 
-/// Percent-encodes a part of a path: everything except letters, digits and a few signs becomes `%XX`.
-fn encode(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.' | b'~');
-    text.bytes().map(|b| if plain(b) { (b as char).to_string() } else { format!("%{b:02X}") }).collect()
-}
-
 /// The id of a run that is named by its id, its name, `project/name`, or a beginning that fits only one run.
 pub async fn find_run(source: &SourceArgs, run: &str) -> anyhow::Result<String> {
-    match folder(source) {
+    match local_folder(source) {
         Some(data) => open(data).await?.engine().find_run(run).await.map_err(usage),
         None => {
-            let found = ask(source, format!("/runs/{}", encode(run))).await?;
+            let found = ask(source, format!("/runs/{}", encode_path_part(run))).await?;
             Ok(found["run_id"].as_str().unwrap_or(run).to_string())
         }
     }
 }
 
 async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
-    let url = source.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into());
+    let url = server_url(source);
     let token = source.token.clone();
     tokio::task::spawn_blocking(move || -> anyhow::Result<Value> {
         let agent: ureq::Agent =
@@ -162,6 +151,5 @@ mod tests {
         assert_eq!(which("a:b:4", None).unwrap(), w("a:b", Some(4)));
         assert_eq!(which("23", Some("demo")).unwrap(), w("demo", Some(23)));
         assert!(which("x", Some("demo")).is_err());
-        assert_eq!(encode("a b/ü"), "a%20b%2F%C3%BC");
     }
 }

@@ -17,10 +17,10 @@ use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
 
 use crate::args::{ConversationsArgs, ConversationsFormat, FolderArgs};
-use crate::config::{DEFAULT_DATA, Usage};
+use crate::config::Usage;
 use crate::output::{count, printable, stdout};
+use crate::source::{encode_path_part, local_folder, server_url};
 
-const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
 /// How many conversations a table shows.
 const SHOWN: usize = 20;
 
@@ -35,15 +35,10 @@ pub async fn run(args: ConversationsArgs) -> anyhow::Result<()> {
     if args.format == ConversationsFormat::Parquet && args.out.is_none() {
         return Err(Usage("--format parquet requires --out FILE".into()).into());
     }
-    let data = match (&args.source.data, &args.source.server) {
-        (Some(data), _) => Some(data.clone()),
-        (None, Some(_)) => None,
-        (None, None) => Some(PathBuf::from(DEFAULT_DATA)).filter(|d| d.is_dir()),
-    };
-    let bytes = match data {
+    let bytes = match local_folder(&args.source) {
         Some(data) => ask_folder(&args, data).await?,
         None => {
-            let url = args.source.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into());
+            let url = server_url(&args.source);
             let pairs = pairs(&args);
             let (id, format, token) = (args.id.clone(), args.format, args.source.token.clone());
             tokio::task::spawn_blocking(move || ask_server(&url, token.as_deref(), id.as_deref(), format, &pairs))
@@ -132,7 +127,7 @@ fn ask_server(
     let base = format!("{}/api/v1/conversations", url.trim_end_matches('/'));
     let mut request = match id {
         Some(id) => agent
-            .get(format!("{base}/{}", id.split('/').map(encoded).collect::<Vec<_>>().join("/")))
+            .get(format!("{base}/{}", id.split('/').map(encode_path_part).collect::<Vec<_>>().join("/")))
             .query("timing", "true"),
         None => {
             let request = agent.get(if is_file(format) { format!("{base}-export") } else { base });
@@ -160,17 +155,6 @@ fn ask_server(
         400 | 404 => Err(Usage(detail).into()),
         _ => anyhow::bail!("{detail}"),
     }
-}
-
-fn encoded(part: &str) -> String {
-    let mut out = String::new();
-    for byte in part.bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => out.push(byte as char),
-            other => out.push_str(&format!("%{other:02X}")),
-        }
-    }
-    out
 }
 
 /// A list for people.

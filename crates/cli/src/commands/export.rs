@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::StreamExt;
 use rollscope_model::Table;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::ExportOtlpArgs;
@@ -24,7 +24,7 @@ pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     let mut filters = Vec::new();
     if let Some(run) = &args.run {
         let run = engine.find_run(run).await.map_err(super::answers::usage)?;
-        filters.push(format!("run_id = '{}'", run.replace('\'', "''")));
+        filters.push(format!("run_id = {}", sql_text(&run)));
     }
     if let Some(step) = args.step {
         filters.push(format!("step = {step}"));

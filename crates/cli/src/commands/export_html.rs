@@ -9,9 +9,10 @@ use anyhow::Context;
 use arrow::array::{Array, AsArray, RecordBatch};
 use arrow::datatypes::Int64Type;
 use futures::StreamExt;
+use rollscope_formats::export::PendingFile;
 use rollscope_formats::export::html::{Page, Window};
 use rollscope_model::Table;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, SnapshotSource};
 
 use crate::args::ExportHtmlArgs;
@@ -72,19 +73,13 @@ pub fn engine(store: impl SnapshotSource + 'static) -> anyhow::Result<Engine> {
 
 /// Writes runs, each with some of its steps (none named: the newest that fit), into one file. Returns the number of spans.
 pub async fn write(engine: &Engine, runs: &[(String, Vec<i64>)], out: &Path) -> anyhow::Result<u64> {
-    // The file is renamed into place at the end; the queries in between are asynchronous, so that is done by hand here.
-    let mut partial = out.as_os_str().to_os_string();
-    partial.push(format!(".{}.partial", std::process::id()));
-    let partial = PathBuf::from(partial);
-    let file = std::fs::File::create(&partial).with_context(|| out.display().to_string())?;
-    let written = fill(engine, runs, Box::new(BufWriter::with_capacity(1 << 20, file))).await;
-    match written.and_then(|spans| Ok(std::fs::rename(&partial, out).map(|()| spans)?)) {
-        Ok(spans) => Ok(spans),
-        Err(e) => {
-            let _ = std::fs::remove_file(&partial);
-            Err(e.context(out.display().to_string()))
-        }
-    }
+    let write = async {
+        let pending = PendingFile::create(out)?;
+        let spans = fill(engine, runs, Box::new(BufWriter::with_capacity(1 << 20, pending.writer()?))).await?;
+        pending.finish()?;
+        Ok(spans)
+    };
+    write.await.map_err(|e: anyhow::Error| e.context(out.display().to_string()))
 }
 
 async fn fill(engine: &Engine, runs: &[(String, Vec<i64>)], out: Box<dyn Write + Send>) -> anyhow::Result<u64> {
@@ -114,7 +109,7 @@ async fn windows(engine: &Engine, run: &str, named: &[i64], page: &mut Page) -> 
            select step, count(*) as n from spans where run_id = {run} and step is not null group by step union all \
            select step, count(*) as n from samples where run_id = {run} and step is not null group by step) \
          group by step order by step desc",
-        run = text(run)
+        run = sql_text(run)
     );
     let (mut found, mut fitting, mut total) = (Vec::new(), Vec::new(), page.spans());
     for batch in collect(engine, &sql).await? {
@@ -161,8 +156,8 @@ pub async fn runs_to_show(engine: &Engine) -> anyhow::Result<Vec<String>> {
 /// `alone`: the page holds no other run, in whose steps spans could be shown.
 async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, page: &mut Page) -> anyhow::Result<()> {
     let own = match step {
-        Some(step) => format!("run_id = {} and step = {step}", text(run)),
-        None => format!("run_id = {}", text(run)),
+        Some(step) => format!("run_id = {} and step = {step}", sql_text(run)),
+        None => format!("run_id = {}", sql_text(run)),
     };
     let mut window = Window::begin(vec![page], run, step);
     let columns = |table: Table, from: &str| -> String {
@@ -203,7 +198,7 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
         (Table::Spans, spans),
         (Table::Samples, of(Table::Samples, "sample_id")),
         (Table::Conversations, of(Table::Conversations, "sample_id, id")),
-        (Table::Runs, format!("select {} from runs where run_id = {}", columns(Table::Runs, ""), text(run))),
+        (Table::Runs, format!("select {} from runs where run_id = {}", columns(Table::Runs, ""), sql_text(run))),
     ];
     for (table, sql) in parts {
         let mut running = engine.sql(&sql).await?;
@@ -216,10 +211,6 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
     }
     window.finish()?;
     Ok(())
-}
-
-pub fn text(value: &str) -> String {
-    format!("'{}'", value.replace('\'', "''"))
 }
 
 async fn collect(engine: &Engine, sql: &str) -> anyhow::Result<Vec<RecordBatch>> {

@@ -12,10 +12,9 @@ use rollscope_formats::export::atomically;
 use rollscope_formats::export::perfetto::{Exporter, Format, Options, Written};
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported, chrome};
 use rollscope_model::Table;
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::ReadOnlyStore;
 
-use super::export_html::text;
 use super::files;
 use crate::args::{ExportPerfettoArgs, TraceFormat};
 use crate::config::Usage;
@@ -132,7 +131,7 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
         Some(run) => Some(engine.find_run(run).await.map_err(super::answers::usage)?),
         None => None,
     };
-    let of_run = run.as_deref().map(|run| format!("run_id = {}", text(run)));
+    let of_run = run.as_deref().map(|run| format!("run_id = {}", sql_text(run)));
     let members = match (&run, args.step) {
         (Some(run), Some(step)) => Some(engine.members_of_step(run, step).await?),
         _ => None,

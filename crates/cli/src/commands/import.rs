@@ -12,9 +12,10 @@ use rollscope_app::intake;
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_query::sql_text;
 use rollscope_store::{Store, StoreOptions};
 
-use super::export_html::{engine, text};
+use super::export_html::engine;
 use super::files;
 use crate::args::ImportArgs;
 use crate::output::count;
@@ -98,11 +99,11 @@ pub async fn file(
 /// The runs that the files name, each from its first time in any file to its last.
 #[derive(Default)]
 pub struct Runs {
-    found: BTreeMap<String, Known>,
+    found: BTreeMap<String, KnownRun>,
 }
 
 #[derive(Clone, Default, PartialEq)]
-struct Known {
+struct KnownRun {
     project: Option<String>,
     name: Option<String>,
     framework: Option<String>,
@@ -114,9 +115,9 @@ struct Known {
     updated_ns: i64,
 }
 
-impl Known {
+impl KnownRun {
     /// `other` knows better what it knows at all; the times are those of both.
-    fn join(&mut self, other: Known) {
+    fn join(&mut self, other: KnownRun) {
         let newer = |old: &mut Option<String>, new: Option<String>| {
             if new.is_some() {
                 *old = new;
@@ -134,7 +135,7 @@ impl Known {
     }
 }
 
-fn read(batch: &RecordBatch) -> anyhow::Result<Vec<(String, Known)>> {
+fn read_runs(batch: &RecordBatch) -> anyhow::Result<Vec<(String, KnownRun)>> {
     let column = |name: &str, kind: &DataType| -> anyhow::Result<_> {
         Ok(arrow::compute::cast(batch.column(batch.schema_ref().index_of(name)?), kind)?)
     };
@@ -153,7 +154,7 @@ fn read(batch: &RecordBatch) -> anyhow::Result<Vec<(String, Known)>> {
             let column = times[i].as_primitive::<Int64Type>();
             column.is_valid(row).then(|| column.value(row))
         };
-        let known = Known {
+        let known = KnownRun {
             project: text(1),
             name: text(2),
             framework: text(3),
@@ -171,7 +172,7 @@ fn read(batch: &RecordBatch) -> anyhow::Result<Vec<(String, Known)>> {
 
 impl Runs {
     fn widen(&mut self, batch: &RecordBatch) -> anyhow::Result<()> {
-        for (run, known) in read(batch)? {
+        for (run, known) in read_runs(batch)? {
             match self.found.get_mut(&run) {
                 Some(before) => before.join(known),
                 None => {
@@ -192,12 +193,12 @@ impl Runs {
         if self.found.is_empty() {
             return Ok(());
         }
-        let names: Vec<String> = self.found.keys().map(|r| text(r)).collect();
-        let mut before: BTreeMap<String, Known> = BTreeMap::new();
+        let names: Vec<String> = self.found.keys().map(|r| sql_text(r)).collect();
+        let mut before: BTreeMap<String, KnownRun> = BTreeMap::new();
         let engine = engine(store.clone())?;
         let mut running = engine.sql(&format!("select * from runs where run_id in ({})", names.join(", "))).await?;
         while let Some(batch) = running.stream.next().await {
-            before.extend(read(&batch?)?);
+            before.extend(read_runs(&batch?)?);
         }
         let mut rows = RunsBuilder::default();
         let mut changed = 0;

@@ -10,18 +10,14 @@ use futures::StreamExt;
 use rollscope_answers::perf::PerfRules;
 use rollscope_app::{sinks, steps};
 use rollscope_model::time::{now_ns, ns_to_seconds};
-use rollscope_query::{Engine, QueryLimits};
+use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, Store};
 
 use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs};
 use crate::output::count;
 
-fn text(value: &str) -> String {
-    format!("'{}'", value.replace('\'', "''"))
-}
-
 pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
-    let run = text(&super::answers::find_run(&args.source, &args.run).await?);
+    let run = sql_text(&super::answers::find_run(&args.source, &args.run).await?);
     let step = match args.step {
         Some(step) => step.to_string(),
         None => format!("(select max(step) from metrics where run_id = {run})"),
@@ -30,7 +26,7 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
         "select step, name, last_value(value order by time_ns) as value, \
                 case when max(source) is null then 'the run' else max(source) end as source \
          from metrics where run_id = {run} and step = {step} and starts_with(name, {}) group by step, name order by name",
-        text(&args.prefix)
+        sql_text(&args.prefix)
     );
     super::sql::run(SqlArgs { source: args.source, format: args.format, max_rows: 100_000, timeout: 300, query }).await
 }
@@ -53,7 +49,7 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
         QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;
     let filter = match &args.run {
-        Some(run) => format!("run_id = {}", text(&engine.find_run(run).await.map_err(super::answers::usage)?)),
+        Some(run) => format!("run_id = {}", sql_text(&engine.find_run(run).await.map_err(super::answers::usage)?)),
         None => "true".into(),
     };
     let sql = format!(

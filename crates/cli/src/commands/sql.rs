@@ -16,26 +16,20 @@ use rollscope_query::QueryLimits;
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::{Format, SqlArgs};
-use crate::config::{DEFAULT_DATA, Usage};
+use crate::config::Usage;
 use crate::output;
 use crate::progress::Bar;
-
-const DEFAULT_SERVER: &str = "http://127.0.0.1:7200";
+use crate::source::{local_folder, server_url};
 
 pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
     if args.query == "-" {
         args.query.clear();
         std::io::stdin().read_to_string(&mut args.query)?;
     }
-    let data = match (&args.source.data, &args.source.server) {
-        (Some(data), _) => Some(data.clone()),
-        (None, Some(_)) => None,
-        (None, None) => Some(PathBuf::from(DEFAULT_DATA)).filter(|d| d.is_dir()),
-    };
-    match data {
+    match local_folder(&args.source) {
         Some(data) => ask_folder(&args, data).await,
         None => {
-            let url = args.source.server.clone().unwrap_or_else(|| DEFAULT_SERVER.into());
+            let url = server_url(&args.source);
             tokio::task::spawn_blocking(move || ask_server(&args, &url)).await?
         }
     }

@@ -68,7 +68,7 @@ impl As {
             As::Bool => Arc::new((0..rows).map(|row| boolean(get(row)?)).collect::<BooleanArray>()),
             As::Str => {
                 let mut out = StringBuilder::with_capacity(rows, rows * 8);
-                (0..rows).for_each(|row| out.append_option(get(row).and_then(text)));
+                (0..rows).for_each(|row| out.append_option(get(row).and_then(json_as_text)));
                 Arc::new(out.finish())
             }
             As::Json => {
@@ -97,7 +97,7 @@ fn boolean(json: &str) -> Option<bool> {
 }
 
 /// Text without quotes; a number that JSON cannot write by its name; everything else as JSON. JSON's null is null.
-fn text(json: &str) -> Option<Cow<'_, str>> {
+fn json_as_text(json: &str) -> Option<Cow<'_, str>> {
     match json.as_bytes().first()? {
         b'n' => None,
         b'{' if json.starts_with("{\"$double\":") => attrs::number(json).map(|d| d.to_string().into()),

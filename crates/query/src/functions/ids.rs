@@ -150,7 +150,7 @@ fn id_size(expr: &Expr, schema: &DFSchema) -> Option<i32> {
     }
 }
 
-fn text(expr: &Expr) -> Option<&str> {
+fn literal_text(expr: &Expr) -> Option<&str> {
     match expr {
         Expr::Literal(value, _) => value.try_as_str().flatten(),
         _ => None,
@@ -169,8 +169,8 @@ impl ExprPlanner for IdText {
             _ => return Ok(PlannerResult::Original(expr)),
         };
         let sides = match (id_size(&expr.left, schema), id_size(&expr.right, schema)) {
-            (Some(size), _) => text(&expr.right).map(|t| (expr.left.clone(), literal(size, t))),
-            (_, Some(size)) => text(&expr.left).map(|t| (literal(size, t), expr.right.clone())),
+            (Some(size), _) => literal_text(&expr.right).map(|t| (expr.left.clone(), literal(size, t))),
+            (_, Some(size)) => literal_text(&expr.left).map(|t| (literal(size, t), expr.right.clone())),
             _ => None,
         };
         Ok(match sides {
@@ -189,10 +189,11 @@ impl FunctionRewrite for IdText {
 
     fn rewrite(&self, expr: Expr, schema: &DFSchema, _: &ConfigOptions) -> Result<Transformed<Expr>> {
         let Expr::InList(list) = expr else { return Ok(Transformed::no(expr)) };
-        let Some(size) = id_size(&list.expr, schema).filter(|_| list.list.iter().any(|e| text(e).is_some())) else {
+        let Some(size) = id_size(&list.expr, schema).filter(|_| list.list.iter().any(|e| literal_text(e).is_some()))
+        else {
             return Ok(Transformed::no(Expr::InList(list)));
         };
-        let values = list.list.into_iter().map(|e| text(&e).map(|t| literal(size, t)).unwrap_or(e)).collect();
+        let values = list.list.into_iter().map(|e| literal_text(&e).map(|t| literal(size, t)).unwrap_or(e)).collect();
         Ok(Transformed::yes(Expr::InList(InList::new(list.expr, values, list.negated))))
     }
 }

@@ -11,7 +11,7 @@ use promql_parser::util::{ExprVisitor, walk_expr};
 use rollscope_model::Table;
 use serde::{Deserialize, Serialize};
 
-use super::eval::{self, Answer, Context, Data, Room, Steps};
+use super::eval::{self, Context, Data, PromAnswer, Room, Steps};
 use super::labels::{Labels, NAME};
 use super::source::{self, Budget, Wanted};
 use crate::Engine;
@@ -161,7 +161,7 @@ impl Engine {
         end: i64,
         step: i64,
         limits: &'a PromLimits,
-    ) -> BoxFuture<'a, Result<Answer, QueryError>> {
+    ) -> BoxFuture<'a, Result<PromAnswer, QueryError>> {
         Box::pin(self.evaluate(query, start, end, step, limits))
     }
 
@@ -172,7 +172,7 @@ impl Engine {
         end: i64,
         step: i64,
         limits: &PromLimits,
-    ) -> Result<Answer, QueryError> {
+    ) -> Result<PromAnswer, QueryError> {
         if step <= 0 || end < start {
             return Err(refused("the end must not be before the start, and the step must be positive"));
         }
@@ -195,7 +195,7 @@ impl Engine {
         self.with_table(Table::Series, query.text.clone(), move |state, table| async move {
             let mut data = Data::new();
             for (key, wanted) in wanted {
-                data.insert(key, Arc::new(source::read(&state, &table, &wanted, &mut budget).await?));
+                data.insert(key, Arc::new(source::read_selector(&state, &table, &wanted, &mut budget).await?));
             }
             let room = Room::new(budget.samples);
             let cx = Context::new(steps, lookback, max_steps, &data, &room);

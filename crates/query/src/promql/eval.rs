@@ -99,7 +99,7 @@ pub type Points = Vec<(i64, f64)>;
 
 /// What a query answers.
 #[derive(Debug)]
-pub enum Answer {
+pub enum PromAnswer {
     Scalar(Points),
     Text(String),
     /// Only the steps where there is a value.
@@ -366,7 +366,7 @@ fn slide(
 }
 
 /// The answer of a whole query.
-pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
+pub fn answer(expr: &Expr, cx: &Context) -> Result<PromAnswer, Failed> {
     let mut bare = expr;
     while let Expr::Paren(e) = bare {
         bare = &e.expr;
@@ -381,7 +381,7 @@ pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
             let inside = times.iter().zip(values).filter(|(t, _)| **t > start && **t <= end);
             (series.labels.clone(), inside.map(|(t, v)| (*t, *v)).collect::<Points>())
         });
-        return Ok(Answer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
+        return Ok(PromAnswer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
     }
     if let Expr::Subquery(sub) = bare
         && cx.steps.count() == 1
@@ -396,18 +396,18 @@ pub fn answer(expr: &Expr, cx: &Context) -> Result<Answer, Failed> {
             let inside = there.map(|(i, v)| (inner.steps.at(i), v)).filter(|(t, _)| *t <= end);
             (row.labels, inside.collect::<Points>())
         });
-        return Ok(Answer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
+        return Ok(PromAnswer::Matrix(rows.filter(|(_, points)| !points.is_empty()).collect()));
     }
     let points = |values: Vec<f64>| -> Points {
         values.into_iter().enumerate().filter(|(_, v)| !is_absent(*v)).map(|(i, v)| (cx.steps.at(i), v)).collect()
     };
     Ok(match eval(expr, cx)? {
-        Value::Text(text) => Answer::Text(text),
-        Value::Scalar(values) => Answer::Scalar(points(values)),
+        Value::Text(text) => PromAnswer::Text(text),
+        Value::Scalar(values) => PromAnswer::Scalar(points(values)),
         Value::Vector(rows) => {
             let rows = functions::merge(rows)?;
             let rows = rows.into_iter().map(|row| (row.labels, points(row.values)));
-            Answer::Vector(rows.filter(|(_, points)| !points.is_empty()).collect())
+            PromAnswer::Vector(rows.filter(|(_, points)| !points.is_empty()).collect())
         }
     })
 }

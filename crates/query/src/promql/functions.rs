@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Datelike as _, Timelike as _, Utc};
 use promql_parser::parser::{Call, Expr};
 
 use super::eval::{Context, Failed, Value, eval, instant, windows};
@@ -146,7 +147,7 @@ fn vector(expr: &Expr, cx: &Context) -> Result<Vec<Row>, Failed> {
     }
 }
 
-fn text(expr: &Expr, cx: &Context) -> Result<String, Failed> {
+fn text_argument(expr: &Expr, cx: &Context) -> Result<String, Failed> {
     match eval(expr, cx)? {
         Value::Text(text) => Ok(text),
         _ => Err(format!("{expr} is not a string")),
@@ -181,7 +182,9 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
             Some(e) => vector(e, cx)?,
             None => vec![Row { labels: Labels::default(), values: now(cx) }],
         };
-        return Ok(Value::Vector(map_rows(rows, |v| if v.is_finite() { f(v as i64) } else { f64::NAN })?));
+        // A number that is no date has none of its parts.
+        let date = |v: f64| DateTime::from_timestamp(v as i64, 0).filter(|_| v.is_finite());
+        return Ok(Value::Vector(map_rows(rows, |v| date(v).map_or(f64::NAN, f))?));
     }
     Ok(match name {
         "time" => Value::Scalar(now(cx)),
@@ -391,42 +394,17 @@ fn over_time(name: &str) -> Option<fn(&Window) -> Option<f64>> {
     })
 }
 
-/// Days since the epoch to year, month and day (Howard Hinnant's algorithm).
-fn civil(days: i64) -> (i64, i64, i64) {
-    let z = days + 719_468;
-    let era = z.div_euclid(146_097);
-    let doe = z.rem_euclid(146_097);
-    let yoe = (doe - doe / 1460 + doe / 36_524 - doe / 146_096) / 365;
-    let doy = doe - (365 * yoe + yoe / 4 - yoe / 100);
-    let mp = (5 * doy + 2) / 153;
-    let month = if mp < 10 { mp + 3 } else { mp - 9 };
-    (yoe + era * 400 + i64::from(month <= 2), month, doy - (153 * mp + 2) / 5 + 1)
-}
-
-fn is_leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-fn month_days(year: i64, month: i64) -> i64 {
-    [31, if is_leap(year) { 29 } else { 28 }, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31][(month - 1) as usize]
-}
-
-fn calendar(name: &str) -> Option<fn(i64) -> f64> {
-    fn day(s: i64) -> (i64, i64, i64) {
-        civil(s.div_euclid(86_400))
-    }
+/// What a calendar function takes out of a date in UTC.
+fn calendar(name: &str) -> Option<fn(DateTime<Utc>) -> f64> {
     Some(match name {
-        "minute" => |s| (s.rem_euclid(3600) / 60) as f64,
-        "hour" => |s| (s.rem_euclid(86_400) / 3600) as f64,
-        "day_of_week" => |s| (s.div_euclid(86_400) + 4).rem_euclid(7) as f64,
-        "day_of_month" => |s| day(s).2 as f64,
-        "day_of_year" => |s| {
-            let (year, month, day) = day(s);
-            ((1..month).map(|m| month_days(year, m)).sum::<i64>() + day) as f64
-        },
-        "days_in_month" => |s| month_days(day(s).0, day(s).1) as f64,
-        "month" => |s| day(s).1 as f64,
-        "year" => |s| day(s).0 as f64,
+        "minute" => |t| f64::from(t.minute()),
+        "hour" => |t| f64::from(t.hour()),
+        "day_of_week" => |t| f64::from(t.weekday().num_days_from_sunday()),
+        "day_of_month" => |t| f64::from(t.day()),
+        "day_of_year" => |t| f64::from(t.ordinal()),
+        "days_in_month" => |t| f64::from(t.num_days_in_month()),
+        "month" => |t| f64::from(t.month()),
+        "year" => |t| f64::from(t.year()),
         _ => return None,
     })
 }
@@ -494,8 +472,8 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
         return Err("label_replace expects a vector and four strings".into());
     };
     let rows = vector(rows, cx)?;
-    let (target, replacement) = (text(target, cx)?, text(replacement, cx)?);
-    let (source, pattern) = (text(source, cx)?, text(pattern, cx)?);
+    let (target, replacement) = (text_argument(target, cx)?, text_argument(replacement, cx)?);
+    let (source, pattern) = (text_argument(source, cx)?, text_argument(pattern, cx)?);
     label_name(&target)?;
     let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
     // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
@@ -518,9 +496,9 @@ fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
         return Err("label_join expects a vector, a label and a separator".into());
     };
     let rows = vector(rows, cx)?;
-    let (target, separator) = (text(target, cx)?, text(separator, cx)?);
+    let (target, separator) = (text_argument(target, cx)?, text_argument(separator, cx)?);
     label_name(&target)?;
-    let sources: Vec<String> = sources.iter().map(|s| text(s, cx)).collect::<Result<_, _>>()?;
+    let sources: Vec<String> = sources.iter().map(|s| text_argument(s, cx)).collect::<Result<_, _>>()?;
     let rows = rows.into_iter().map(|row| {
         let value: Vec<&str> = sources.iter().map(|s| row.labels.get(s)).collect();
         Row { labels: row.labels.with(&target, &value.join(&separator)), values: row.values }

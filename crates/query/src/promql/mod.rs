@@ -20,7 +20,7 @@ mod tests;
 mod window;
 
 pub use api::{PromLimits, PromQuery, SeriesInfo, kinds, label_names, label_values};
-pub use eval::{Answer, Points};
+pub use eval::{Points, PromAnswer};
 pub use labels::Labels;
 pub use promql_parser::label::Matcher;
 

@@ -3,9 +3,8 @@
 use std::collections::HashMap;
 use std::sync::{Arc, OnceLock};
 
-use arrow::array::cast::AsArray;
-use arrow::array::{DictionaryArray, RecordBatch, StringArray};
-use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
+use arrow::array::{RecordBatch, StringArray};
+use arrow::datatypes::DataType;
 use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, col, lit};
@@ -16,6 +15,7 @@ use promql_parser::label::{MatchOp, Matcher};
 use promql_parser::parser::VectorSelector;
 use rollscope_model::Table;
 use rollscope_model::names::SCRAPED_RUN;
+use rollscope_model::read::{Floats, Ints, Text, column};
 
 use super::is_absent;
 use super::labels::{Labels, NAME};
@@ -93,7 +93,7 @@ pub struct Budget {
     pub series: usize,
 }
 
-fn text(value: &str) -> Expr {
+fn text_literal(value: &str) -> Expr {
     lit(ScalarValue::Dictionary(Box::new(DataType::Int32), Box::new(ScalarValue::from(value))))
 }
 
@@ -106,8 +106,8 @@ fn filter(wanted: &Wanted) -> Vec<Expr> {
     for m in &wanted.matchers {
         if matches!(m.op, MatchOp::Equal) && !m.value.is_empty() {
             match m.name.as_str() {
-                NAME => filters.push(col("name").eq(text(&m.value))),
-                "run" => filters.push(col("run_id").eq(text(&m.value))),
+                NAME => filters.push(col("name").eq(text_literal(&m.value))),
+                "run" => filters.push(col("run_id").eq(text_literal(&m.value))),
                 _ => {}
             }
         }
@@ -135,7 +135,7 @@ fn plan(
 const COLUMNS: [&str; 6] = ["run_id", "target", "name", "labels", "time_ns", "value"];
 
 /// Reads a selector's series, sorted by labels.
-pub async fn read(
+pub async fn read_selector(
     state: &SessionState,
     table: &SnapshotTable,
     wanted: &Wanted,
@@ -151,7 +151,7 @@ pub async fn read(
         .map(|mut stream| {
             let (matchers, limit) = (wanted.matchers.clone(), budget.samples);
             tokio::spawn(async move {
-                let mut found = Found::default();
+                let mut found = FoundSeries::default();
                 while let Some(batch) = stream.next().await {
                     found.take(&batch?, &matchers)?;
                     if found.samples > limit {
@@ -195,43 +195,32 @@ struct Chunk {
 }
 
 #[derive(Default)]
-struct Found {
+struct FoundSeries {
     /// Position in `series` by run, target, name and labels as they are stored; none if the matchers do not hold.
     known: HashMap<[Arc<str>; 4], Option<usize>>,
     series: Vec<(Labels, Vec<Chunk>)>,
     samples: usize,
 }
 
-struct Text<'a> {
-    keys: &'a [i32],
-    values: &'a StringArray,
+/// Keys and distinct values of a column of `series`.
+fn dictionary<'a>(batch: &'a RecordBatch, name: &str) -> Result<(&'a [i32], &'a StringArray)> {
+    let (keys, values) = column::<Text>(batch, name)?
+        .dictionary()
+        .ok_or_else(|| DataFusionError::Internal(format!("series.{name} is not as declared")))?;
+    Ok((keys.values(), values))
 }
 
-impl<'a> Text<'a> {
-    fn of(batch: &'a RecordBatch, name: &str) -> Result<Self> {
-        let array: &DictionaryArray<Int32Type> = batch
-            .column_by_name(name)
-            .and_then(|c| c.as_dictionary_opt::<Int32Type>())
-            .ok_or_else(|| DataFusionError::Internal(format!("series.{name} is not as declared")))?;
-        Ok(Text { keys: array.keys().values(), values: array.values().as_string::<i32>() })
-    }
-
-    fn get(&self, key: i32) -> &'a str {
-        self.values.value(key as usize)
-    }
-}
-
-impl Found {
+impl FoundSeries {
     fn take(&mut self, batch: &RecordBatch, matchers: &[Matcher]) -> Result<()> {
-        let columns = [
-            Text::of(batch, "run_id")?,
-            Text::of(batch, "target")?,
-            Text::of(batch, "name")?,
-            Text::of(batch, "labels")?,
+        let texts = [
+            dictionary(batch, "run_id")?,
+            dictionary(batch, "target")?,
+            dictionary(batch, "name")?,
+            dictionary(batch, "labels")?,
         ];
-        let times = batch.column_by_name("time_ns").expect("projected").as_primitive::<Int64Type>().values();
-        let values = batch.column_by_name("value").expect("projected").as_primitive::<Float64Type>().values();
-        let key = |row: usize| [0, 1, 2, 3].map(|c: usize| columns[c].keys[row]);
+        let times = column::<Ints>(batch, "time_ns")?.values();
+        let values = column::<Floats>(batch, "value")?.values();
+        let key = |row: usize| texts.map(|(keys, _)| keys[row]);
         let mut in_batch: HashMap<[i32; 4], Option<usize>> = HashMap::new();
         let mut row = 0;
         while row < batch.num_rows() {
@@ -243,8 +232,8 @@ impl Found {
             let place = match in_batch.get(&first) {
                 Some(place) => *place,
                 None => {
-                    let texts = [0, 1, 2, 3].map(|c: usize| Arc::from(columns[c].get(first[c])));
-                    let place = self.place(texts, matchers);
+                    let of_first = [0, 1, 2, 3].map(|c: usize| Arc::from(texts[c].1.value(first[c] as usize)));
+                    let place = self.place(of_first, matchers);
                     in_batch.insert(first, place);
                     place
                 }
@@ -339,19 +328,20 @@ pub async fn list(
         while let Some(batch) = stream.next().await {
             let batch = batch?;
             let columns = [
-                Text::of(&batch, "run_id")?,
-                Text::of(&batch, "target")?,
-                Text::of(&batch, "name")?,
-                Text::of(&batch, "labels")?,
-                Text::of(&batch, "kind")?,
+                dictionary(&batch, "run_id")?,
+                dictionary(&batch, "target")?,
+                dictionary(&batch, "name")?,
+                dictionary(&batch, "labels")?,
+                dictionary(&batch, "kind")?,
             ];
             let mut seen = std::collections::HashSet::new();
             for row in 0..batch.num_rows() {
-                let key = [0, 1, 2, 3, 4].map(|c: usize| columns[c].keys[row]);
+                let key = columns.map(|(keys, _)| keys[row]);
                 if !seen.insert(key) {
                     continue;
                 }
-                let texts: [Arc<str>; 5] = [0, 1, 2, 3, 4].map(|c: usize| Arc::from(columns[c].get(key[c])));
+                let texts: [Arc<str>; 5] =
+                    [0, 1, 2, 3, 4].map(|c: usize| Arc::from(columns[c].1.value(key[c] as usize)));
                 if known.contains_key(&texts) {
                     continue;
                 }

@@ -7,14 +7,14 @@ use std::sync::Arc;
 use promql_parser::parser;
 use proptest::prelude::*;
 
-use super::eval::{self, Answer, Context, Data, Room, Steps, wanted};
+use super::eval::{self, Context, Data, PromAnswer, Room, Steps, wanted};
 use super::source::{Stored, matches, stored_for_tests};
 use super::{ABSENT, window};
 
 const MAX_STEPS: usize = 11_000;
 const MAX_VALUES: usize = 1 << 20;
 
-fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Result<Answer, String> {
+fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Result<PromAnswer, String> {
     let expr = parser::parse(text)?;
     let steps = Steps { start, end, step };
     let empty = Data::new();
@@ -39,8 +39,8 @@ fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Resu
 /// The values of an instant query, as `labels => value`.
 fn instant(text: &str, stored: Vec<Stored>, at: i64) -> Vec<(String, f64)> {
     match ask(text, stored, at, at, 1).unwrap() {
-        Answer::Vector(rows) => rows.into_iter().map(|(l, p)| (l.to_string(), p[0].1)).collect(),
-        Answer::Scalar(points) => vec![("scalar".into(), points[0].1)],
+        PromAnswer::Vector(rows) => rows.into_iter().map(|(l, p)| (l.to_string(), p[0].1)).collect(),
+        PromAnswer::Scalar(points) => vec![("scalar".into(), points[0].1)],
         other => panic!("{other:?}"),
     }
 }
@@ -173,7 +173,7 @@ proptest! {
         let samples: Vec<(i64, f64)> = values.iter().zip(&gaps).map(|(v, g)| { t += g; (t, *v) }).collect();
         let series = || vec![stored_for_tests(&[("__name__", "m")], &samples)];
         let end = start + 20 * step;
-        let Answer::Vector(rows) = ask(query, series(), start, end, step).unwrap() else { panic!() };
+        let PromAnswer::Vector(rows) = ask(query, series(), start, end, step).unwrap() else { panic!() };
         let together: HashMap<i64, f64> = rows.iter().flat_map(|(_, p)| p.iter().copied()).collect();
         for i in 0..=20 {
             let at = start + i * step;
@@ -216,7 +216,7 @@ fn subqueries_are_bounded_like_ranges() {
     let at = 1_700_000_000_000;
     // Per window: as many steps as a range may have.
     let most = ask("count_over_time(vector(1)[11000s:1s])", vec![], at, at, 1).unwrap();
-    assert!(matches!(most, Answer::Vector(rows) if rows[0].1[0].1 == 11_000.0));
+    assert!(matches!(most, PromAnswer::Vector(rows) if rows[0].1[0].1 == 11_000.0));
     for query in [
         "count_over_time(vector(1)[10y:1s])",
         "count_over_time(vector(1)[10y:1s] @ 0)",

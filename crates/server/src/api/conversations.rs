@@ -48,7 +48,7 @@ fn conversations(app: &App) -> Result<&Conversations, Problem> {
     (status = 400, description = "Invalid parameter. `detail` states what is expected", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Problem> {
-    let listed = conversations(&app)?.list(Ask::read(params.0)?).await?;
+    let listed = conversations(&app)?.list(Ask::from_params(params.0)?).await?;
     Ok(json(listed.to_json()))
 }
 
@@ -93,7 +93,7 @@ pub async fn export(State(app): State<App>, mut params: Params) -> Result<Respon
         None => None,
         Some(text) => Some(text.parse().map_err(|_| Problem::parameter("limit", "a non-negative integer"))?),
     };
-    let mut pages = Pages::new(conversations(&app)?.clone(), Ask::read(params.0)?, limit);
+    let mut pages = Pages::new(conversations(&app)?.clone(), Ask::from_params(params.0)?, limit);
     let named = |name: &'static str| (header::CONTENT_DISPOSITION, HeaderValue::from_static(name));
     match format.as_str() {
         "jsonl" => {

@@ -548,39 +548,7 @@ fn search_v3(query: &Query) -> Result<TraceSearch, Failure> {
 
 /// `2026-11-15T13:00:00.123456789Z`, also with an offset such as `+02:00`.
 fn rfc3339_ns(text: &str) -> Option<i64> {
-    let bytes = text.as_bytes();
-    let number = |from: usize, len: usize| text.get(from..from + len)?.parse::<i64>().ok();
-    if bytes.len() < 20 || bytes[4] != b'-' || bytes[7] != b'-' || bytes[13] != b':' || bytes[16] != b':' {
-        return None;
-    }
-    let (year, month, day) = (number(0, 4)?, number(5, 2)?, number(8, 2)?);
-    let (hour, minute, second) = (number(11, 2)?, number(14, 2)?, number(17, 2)?);
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    let mut rest = &text[19..];
-    let mut ns = 0;
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let len = fraction.find(|c: char| !c.is_ascii_digit())?;
-        ns = format!("{:0<9}", &fraction[..len.min(9)]).parse().ok()?;
-        rest = &fraction[len..];
-    }
-    let offset = match rest.as_bytes() {
-        [b'Z' | b'z'] => 0,
-        [sign @ (b'+' | b'-'), _, _, b':', _, _] => {
-            let minutes = rest[1..3].parse::<i64>().ok()? * 60 + rest[4..6].parse::<i64>().ok()?;
-            if *sign == b'-' { -minutes } else { minutes }
-        }
-        _ => return None,
-    };
-    // Days since 1970, by the civil calendar.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let era = y.div_euclid(400);
-    let of_era = y - era * 400;
-    let day_of_year = (153 * m + 2) / 5 + day - 1;
-    let days = era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + day_of_year - 719_468;
-    let seconds = days * 86_400 + hour * 3600 + minute * 60 + second - offset * 60;
-    seconds.checked_mul(time::NS_PER_S)?.checked_add(ns)
+    chrono::DateTime::parse_from_rfc3339(text).ok()?.timestamp_nanos_opt()
 }
 
 #[cfg(test)]
@@ -597,7 +565,14 @@ mod tests {
         ] {
             assert_eq!(rfc3339_ns(text), Some(ns), "{text}");
         }
-        for bad in ["", "2026-11-15", "2026-13-15T13:00:00Z", "2026-11-15T13:00:00", "2026-11-15T13:00:00.Z!"] {
+        for bad in [
+            "",
+            "2026-11-15",
+            "2026-13-15T13:00:00Z",
+            "2026-11-15T13:00:00",
+            "2026-11-15T13:00:00.Z!",
+            "2026-02-30T00:00:00Z",
+        ] {
             assert_eq!(rfc3339_ns(bad), None, "{bad}");
         }
     }

@@ -9,8 +9,9 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rollscope_app::duration::parse_duration;
 use rollscope_model::time::now_ns;
-use rollscope_query::promql::{Answer, Labels, Points, PromQuery, SeriesInfo, kinds, label_names, label_values};
+use rollscope_query::promql::{Labels, Points, PromAnswer, PromQuery, SeriesInfo, kinds, label_names, label_values};
 use rollscope_query::{ErrorKind, QueryError};
 
 use super::json;
@@ -18,7 +19,6 @@ use crate::App;
 use crate::metrics::add;
 use crate::params::pairs;
 use crate::problem::Problem;
-use crate::scrape::config::duration;
 
 /// Selectors in one question.
 const MAX_SELECTORS: usize = 100;
@@ -94,7 +94,7 @@ pub(super) fn unknown_path(path: &str) -> Response {
 struct Form(Vec<(String, String)>);
 
 impl Form {
-    async fn read(app: &App, request: Request) -> Result<Form, Failed> {
+    async fn from_request(app: &App, request: Request) -> Result<Form, Failed> {
         let mut all: Vec<_> = pairs(request.uri().query().unwrap_or("")).collect();
         if request.method() == axum::http::Method::POST {
             let kind = request.headers().get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or("");
@@ -166,45 +166,7 @@ fn time(text: &str) -> Option<i64> {
     if let Ok(seconds) = text.parse::<f64>() {
         return (seconds.is_finite() && seconds.abs() < 1e12).then(|| (seconds * 1000.0).round() as i64);
     }
-    rfc3339(text)
-}
-
-/// `2026-11-15T12:00:00.5Z` or with an offset.
-fn rfc3339(text: &str) -> Option<i64> {
-    let bytes = text.as_bytes();
-    let number = |from: usize, to: usize| -> Option<i64> {
-        let part = text.get(from..to)?;
-        part.bytes().all(|b| b.is_ascii_digit()).then(|| part.parse().ok())?
-    };
-    if bytes.len() < 20 || bytes[4] != b'-' || bytes[7] != b'-' || !matches!(bytes[10], b'T' | b't' | b' ') {
-        return None;
-    }
-    let (year, month, day) = (number(0, 4)?, number(5, 7)?, number(8, 10)?);
-    let (hour, minute, second) = (number(11, 13)?, number(14, 16)?, number(17, 19)?);
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) || hour > 23 || minute > 59 || second > 60 {
-        return None;
-    }
-    let mut rest = &text[19..];
-    let mut millis = 0;
-    if let Some(fraction) = rest.strip_prefix('.') {
-        let digits = fraction.find(|c: char| !c.is_ascii_digit()).unwrap_or(fraction.len());
-        millis = (format!("0.{}", &fraction[..digits]).parse::<f64>().ok()? * 1000.0).round() as i64;
-        rest = &fraction[digits..];
-    }
-    let offset = match rest.as_bytes() {
-        b"Z" | b"z" => 0,
-        [sign @ (b'+' | b'-'), ..] if rest.len() == 6 => {
-            let minutes = rest[1..3].parse::<i64>().ok()? * 60 + rest[4..6].parse::<i64>().ok()?;
-            if *sign == b'+' { minutes } else { -minutes }
-        }
-        _ => return None,
-    };
-    // Days since the epoch, by counting March as the first month.
-    let (y, m) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let era = y.div_euclid(400);
-    let doe = (y - era * 400) * 365 + (y - era * 400) / 4 - (y - era * 400) / 100 + (153 * m + 2) / 5 + day - 1;
-    let days = era * 146_097 + doe - 719_468;
-    Some((((days * 24 + hour) * 60 + minute - offset) * 60 + second) * 1000 + millis)
+    Some(chrono::DateTime::parse_from_rfc3339(text).ok()?.timestamp_millis())
 }
 
 /// Seconds as a number, or a duration.
@@ -212,7 +174,7 @@ fn step(text: &str) -> Option<i64> {
     let ms = match text.parse::<f64>() {
         Ok(seconds) if seconds.is_finite() && seconds < 1e10 => (seconds * 1000.0).round() as i64,
         Ok(_) => return None,
-        Err(_) => i64::try_from(duration(text).ok()?.as_millis()).ok()?,
+        Err(_) => i64::try_from(parse_duration(text).ok()?.as_millis()).ok()?,
     };
     (ms > 0).then_some(ms)
 }
@@ -289,7 +251,7 @@ async fn work_out(
     form: &Form,
     query: PromQuery,
     (start, end, step): (i64, i64, i64),
-) -> Result<Answer, Failed> {
+) -> Result<PromAnswer, Failed> {
     add(&app.counters.queries, 1);
     let answer = app.engine.promql(query, start, end, step, &app.promql);
     let Some(timeout) = form.timeout()? else { return Ok(answer.await?) };
@@ -323,30 +285,30 @@ fn matrix(rows: &[(Labels, Points)]) -> String {
 }
 
 async fn query(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let now = now_ns() / 1_000_000;
     let limit = form.limit()?;
     let at = form.time("time")?.unwrap_or(now);
     let mut truncated = false;
     let data = match work_out(&app, &form, form.query()?, (at, at, 1)).await? {
-        Answer::Scalar(points) => {
+        PromAnswer::Scalar(points) => {
             let mut out = String::from("{\"resultType\":\"scalar\",\"result\":");
             write_point(&mut out, points.first().copied().unwrap_or((at, f64::NAN)));
             out + "}"
         }
-        Answer::Text(text) => {
+        PromAnswer::Text(text) => {
             let mut out = String::from("{\"resultType\":\"string\",\"result\":[");
             let _ = write!(out, "{},", at as f64 / 1000.0);
             write_text(&mut out, &text);
             out + "]}"
         }
-        Answer::Vector(mut rows) => {
+        PromAnswer::Vector(mut rows) => {
             truncated = cut(&mut rows, limit);
             let mut out = String::from("{\"resultType\":\"vector\",\"result\":");
             write_rows(&mut out, &rows, "value", |out, points| write_point(out, points[0]));
             out + "}"
         }
-        Answer::Matrix(mut rows) => {
+        PromAnswer::Matrix(mut rows) => {
             truncated = cut(&mut rows, limit);
             matrix(&rows)
         }
@@ -355,7 +317,7 @@ async fn query(State(app): State<App>, request: Request) -> Result<Response, Fai
 }
 
 async fn query_range(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     let needed = |name: &str| Failed::bad(format!("missing parameter \"{name}\""));
     let start = form.time("start")?.ok_or_else(|| needed("start"))?;
@@ -386,13 +348,13 @@ async fn query_range(State(app): State<App>, request: Request) -> Result<Respons
     }
     let mut truncated = false;
     let data = match work_out(&app, &form, query, (start, end, step)).await? {
-        Answer::Scalar(points) => matrix(&[(Labels::default(), points)]),
-        Answer::Vector(mut rows) => {
+        PromAnswer::Scalar(points) => matrix(&[(Labels::default(), points)]),
+        PromAnswer::Vector(mut rows) => {
             rows.sort_by(|a, b| a.0.cmp(&b.0));
             truncated = cut(&mut rows, limit);
             matrix(&rows)
         }
-        Answer::Text(_) | Answer::Matrix(_) => return Err(wrong_type()),
+        PromAnswer::Text(_) | PromAnswer::Matrix(_) => return Err(wrong_type()),
     };
     Ok(success_of(&data, truncated))
 }
@@ -405,7 +367,7 @@ async fn found(app: &App, form: &Form) -> Result<Vec<SeriesInfo>, Failed> {
 }
 
 async fn series(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     if form.selectors()?.is_empty() {
         return Err(Failed::bad("no match[] parameter provided"));
     }
@@ -429,20 +391,20 @@ fn list(texts: impl IntoIterator<Item = String>, limit: usize) -> Response {
 }
 
 async fn labels(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     Ok(list(label_names(&found(&app, &form).await?), limit))
 }
 
 async fn values(State(app): State<App>, Path(name): Path<String>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let limit = form.limit()?;
     Ok(list(label_values(&found(&app, &form).await?, &name), limit))
 }
 
 /// Kinds of metrics. Help texts and units are not kept.
 async fn metadata(State(app): State<App>, request: Request) -> Result<Response, Failed> {
-    let form = Form::read(&app, request).await?;
+    let form = Form::from_request(&app, request).await?;
     let wanted = form.get("metric").map(str::to_string);
     // Here, as in Prometheus, 0 means none, and what is below zero means all. There is one entry per metric.
     let number = |name: &str| match form.get(name).filter(|text| !text.is_empty()) {

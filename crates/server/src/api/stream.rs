@@ -15,7 +15,7 @@ use http_body::Frame;
 use http_body_util::StreamBody;
 
 use crate::problem::Problem;
-use crate::query::Answer;
+use crate::query::StreamedResult;
 use rollscope_app::encode::{self, ArrowStream};
 
 /// `true` or `false`: header of a short answer, trailer of a long one.
@@ -49,7 +49,7 @@ enum Encoder {
 }
 
 struct Rows {
-    answer: Answer,
+    answer: StreamedResult,
     encoder: Encoder,
     out: Vec<u8>,
     /// Rows that may still go out, by the request's own wish.
@@ -59,7 +59,7 @@ struct Rows {
 }
 
 impl Rows {
-    fn new(answer: Answer, format: Format, max_rows: u64) -> Result<Self, Problem> {
+    fn new(answer: StreamedResult, format: Format, max_rows: u64) -> Result<Self, Problem> {
         let mut out = Vec::new();
         let encoder = match format {
             Format::Arrow => Encoder::Arrow(Box::new(ArrowStream::new(&answer.schema).map_err(internal)?)),
@@ -137,7 +137,7 @@ fn internal(error: arrow::error::ArrowError) -> Problem {
 }
 
 /// Answers with the rows of a query, at most `max_rows` of them.
-pub async fn respond(answer: Answer, format: Format, max_rows: u64) -> Result<Response, Problem> {
+pub async fn respond(answer: StreamedResult, format: Format, max_rows: u64) -> Result<Response, Problem> {
     let mut rows = Rows::new(answer, format, max_rows)?;
     let first = rows.part().await?;
     let mut headers = HeaderMap::new();

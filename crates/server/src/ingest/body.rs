@@ -111,7 +111,7 @@ pub async fn discard(mut body: Body) {
 }
 
 /// The whole body, at most `limit` bytes.
-pub async fn read(mut body: Body, limit: usize, silence: Duration, charge: &mut Charge) -> Result<Bytes, Refusal> {
+pub async fn read_body(mut body: Body, limit: usize, silence: Duration, charge: &mut Charge) -> Result<Bytes, Refusal> {
     let result = read_within(&mut body, limit, silence, charge).await;
     if matches!(result, Err(Refusal::TooLarge { .. } | Refusal::Overload { .. })) {
         discard(body).await;
@@ -251,10 +251,10 @@ mod tests {
         };
         let budget = Budget::new(100);
         let wait = Duration::from_secs(5);
-        assert_eq!(read(body(), 5, wait, &mut budget.charge()).await.unwrap(), "abcde");
-        assert!(matches!(read(body(), 4, wait, &mut budget.charge()).await, Err(Refusal::TooLarge { .. })));
+        assert_eq!(read_body(body(), 5, wait, &mut budget.charge()).await.unwrap(), "abcde");
+        assert!(matches!(read_body(body(), 4, wait, &mut budget.charge()).await, Err(Refusal::TooLarge { .. })));
         let silent = Body::from_stream(futures::stream::pending::<Result<Bytes, std::io::Error>>());
         let wait = Duration::from_millis(20);
-        assert!(matches!(read(silent, 4, wait, &mut budget.charge()).await, Err(Refusal::Timeout(_))));
+        assert!(matches!(read_body(silent, 4, wait, &mut budget.charge()).await, Err(Refusal::Timeout(_))));
     }
 }

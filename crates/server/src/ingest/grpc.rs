@@ -76,7 +76,7 @@ async fn take(ingest: &Ingest, signal: Signal, request: Request) -> Result<Outco
         return Err(Refusal::Unsupported(format!("grpc-encoding must be one of {}", Encoding::ACCEPTED)));
     };
     let mut charge = ingest.charge();
-    let body = ingest.read(request.into_body(), &mut charge).await?;
+    let body = ingest.read_body(request.into_body(), &mut charge).await?;
     let (compressed, bytes) = unframe(body)?;
     let encoding = match (compressed, named) {
         (false, _) => Encoding::Identity,

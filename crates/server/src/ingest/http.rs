@@ -91,7 +91,7 @@ async fn take(
         return Err(Refusal::Unsupported(format!("content-encoding must be one of {}", Encoding::ACCEPTED)));
     };
     let mut charge = ingest.charge();
-    let bytes = ingest.read(request.into_body(), &mut charge).await?;
+    let bytes = ingest.read_body(request.into_body(), &mut charge).await?;
     ingest.accept(Message { protocol, signal, form, encoding, bytes, charge }).await
 }
 

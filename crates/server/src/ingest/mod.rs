@@ -190,9 +190,9 @@ impl Ingest {
         &self.inner.level
     }
 
-    async fn read(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
+    async fn read_body(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
         let limits = &self.inner.limits;
-        body::read(body, limits.max_message_bytes, Duration::from_secs(limits.body_timeout_s), charge).await
+        body::read_body(body, limits.max_message_bytes, Duration::from_secs(limits.body_timeout_s), charge).await
     }
 
     fn charge(&self) -> Charge {

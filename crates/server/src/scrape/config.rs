@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::Duration;
 
+use rollscope_app::duration::parse_duration;
 use serde::{Deserialize, Serialize};
 
-use crate::config::Secret;
+use crate::secret::Secret;
 
 /// `[server.scrape]` of the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -117,7 +117,7 @@ impl ScrapeTarget {
             }
             _ => (text, None),
         };
-        let interval_s = interval.map(duration).transpose()?.map_or(0.0, |d| d.as_secs_f64());
+        let interval_s = interval.map(parse_duration).transpose()?.map_or(0.0, |d| d.as_secs_f64());
         if interval.is_some() && interval_s < 0.1 {
             return Err(format!("{text}: the interval must be at least 100ms"));
         }
@@ -146,30 +146,6 @@ impl ScrapeTarget {
     pub fn job(&self) -> &str {
         if self.job.is_empty() { "rollscope" } else { &self.job }
     }
-}
-
-/// Prometheus's durations: `10s`, `1m30s`, `500ms`.
-pub fn duration(text: &str) -> Result<Duration, String> {
-    let bad = || format!("{text:?} is not a duration; expected one such as 10s, 1m or 500ms");
-    let (mut rest, mut total) = (text.trim(), Duration::ZERO);
-    while !rest.is_empty() {
-        let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(bad)?;
-        let number: u32 = rest[..digits].parse().map_err(|_| bad())?;
-        rest = &rest[digits..];
-        let end = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
-        let unit = match &rest[..end] {
-            "ms" => Duration::from_millis(1),
-            "s" => Duration::from_secs(1),
-            "m" => Duration::from_secs(60),
-            "h" => Duration::from_secs(3600),
-            "d" => Duration::from_secs(86_400),
-            "w" => Duration::from_secs(7 * 86_400),
-            _ => return Err(bad()),
-        };
-        total = unit.checked_mul(number).and_then(|d| total.checked_add(d)).ok_or_else(bad)?;
-        rest = &rest[end..];
-    }
-    if total.is_zero() { Err(bad()) } else { Ok(total) }
 }
 
 #[cfg(test)]

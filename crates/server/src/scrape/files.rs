@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use rollscope_app::duration::parse_duration;
 use serde::Deserialize;
 use serde_yaml_ng::Value;
 
-use super::config::{ScrapeTarget, ScrapeTls, duration};
-use crate::config::Secret;
+use super::config::{ScrapeTarget, ScrapeTls};
+use crate::secret::Secret;
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 8 << 20;
@@ -120,7 +121,7 @@ pub struct Discovery {
     patterns: Vec<String>,
 }
 
-fn read(path: &Path) -> Result<String, String> {
+fn read_small_file(path: &Path) -> Result<String, String> {
     let size = std::fs::metadata(path).map_err(|e| format!("{}: {e}", path.display()))?.len();
     if size > MAX_BYTES {
         return Err(format!("{}: the file is larger than {MAX_BYTES} bytes", path.display()));
@@ -140,7 +141,7 @@ fn refuse(path: &Path, place: &str, rest: &BTreeMap<String, Value>) -> Result<()
 }
 
 pub fn load(path: &Path) -> Result<Jobs, String> {
-    let text = read(path)?;
+    let text = read_small_file(path)?;
     let file: File = serde_yaml_ng::from_str(&text).map_err(|e| format!("{}: {e}", path.display()))?;
     refuse(path, "", &file.rest)?;
     refuse(path, "global.", &file.global.rest)?;
@@ -184,12 +185,12 @@ fn with_params(job: &Job) -> String {
 
 fn template(job: &Job, global: &Global, base: &Path) -> Result<ScrapeTarget, String> {
     let seconds = |own: &Option<String>, shared: &Option<String>, default: f64| -> Result<f64, String> {
-        own.as_ref().or(shared.as_ref()).map_or(Ok(default), |text| Ok(duration(text)?.as_secs_f64()))
+        own.as_ref().or(shared.as_ref()).map_or(Ok(default), |text| Ok(parse_duration(text)?.as_secs_f64()))
     };
     let mut headers = BTreeMap::new();
     if let Some(auth) = &job.basic_auth {
         let password = match &auth.password_file {
-            Some(file) => read(&base.join(file))?.trim().to_string(),
+            Some(file) => read_small_file(&base.join(file))?.trim().to_string(),
             None => auth.password.clone(),
         };
         let token = crate::scrape::base64(format!("{}:{password}", auth.username).as_bytes());
@@ -267,7 +268,7 @@ impl Discovery {
             };
             for path in paths {
                 // JSON is YAML.
-                let groups = read(&path).and_then(|text| {
+                let groups = read_small_file(&path).and_then(|text| {
                     serde_yaml_ng::from_str::<Vec<Group>>(&text).map_err(|e| format!("{}: {e}", path.display()))
                 });
                 match groups.and_then(|groups| {

@@ -277,7 +277,7 @@ impl Job {
             Err(why) => Err(why),
             Ok((text, open_metrics)) => {
                 let task = tokio::task::spawn_blocking(move || {
-                    let read = pages.read(&text, open_metrics, at_ms, took_s);
+                    let read = pages.read_page(&text, open_metrics, at_ms, took_s);
                     (pages, read)
                 });
                 match task.await {

@@ -37,7 +37,7 @@ pub struct Outcome {
     pub reasons: Vec<String>,
 }
 
-struct Known {
+struct KnownSeries {
     name: String,
     labels: String,
     kind: &'static str,
@@ -58,7 +58,7 @@ pub struct Pages {
     ignore_timestamps: bool,
     max_samples: usize,
     limits: Limits,
-    known: HashMap<String, Known>,
+    known: HashMap<String, KnownSeries>,
     page: u64,
 }
 
@@ -82,7 +82,7 @@ impl Pages {
     }
 
     /// Rows of a page that came, and of the figures that every scrape has.
-    pub fn read(
+    pub fn read_page(
         &mut self,
         text: &str,
         open_metrics: bool,
@@ -126,8 +126,14 @@ impl Pages {
                             let kind = kinds.of(&series.name);
                             let labels = with_target(series.labels, target_labels, honor_labels);
                             let labels = serde_json::to_string(&labels).expect("text maps to text");
-                            let new =
-                                Known { name: series.name, labels, kind, page: 0, last_ms: i64::MIN, own_times: false };
+                            let new = KnownSeries {
+                                name: series.name,
+                                labels,
+                                kind,
+                                page: 0,
+                                last_ms: i64::MIN,
+                                own_times: false,
+                            };
                             known.insert(line.series.to_string(), new);
                             out.added += 1;
                         }
@@ -314,43 +320,45 @@ mod tests {
     #[test]
     fn a_series_that_goes_gets_a_stale_marker_once() {
         let mut pages = pages(|_, _| {});
-        let (batch, out) = pages.read("a 1\nb{x=\"1\"} 2\n", false, 1000, 0.1).unwrap();
+        let (batch, out) = pages.read_page("a 1\nb{x=\"1\"} 2\n", false, 1000, 0.1).unwrap();
         assert_eq!((out.kept, out.added, rows(&batch).len()), (2, 2, 2));
-        let (batch, _) = pages.read("a 3\n", false, 2000, 0.1).unwrap();
+        let (batch, _) = pages.read_page("a 3\n", false, 2000, 0.1).unwrap();
         let found = rows(&batch);
         assert_eq!((found[0].0.as_str(), found[0].3), ("a", 3.0));
         assert!(found[1].0 == "b" && found[1].3.to_bits() == STALE.to_bits());
-        assert_eq!(rows(&pages.read("a 3\n", false, 3000, 0.1).unwrap().0).len(), 1);
+        assert_eq!(rows(&pages.read_page("a 3\n", false, 3000, 0.1).unwrap().0).len(), 1);
         // A scrape that fails ends everything; the next begins again.
         assert_eq!(rows(&pages.failed(4000, 0.1).unwrap()).len(), 1);
         assert_eq!(rows(&pages.failed(5000, 0.1).unwrap()).len(), 0);
-        assert_eq!(rows(&pages.read("a 1\n", false, 6000, 0.1).unwrap().0).len(), 1);
+        assert_eq!(rows(&pages.read_page("a 1\n", false, 6000, 0.1).unwrap().0).len(), 1);
     }
 
     #[test]
     fn duplicates_bad_lines_and_times_that_go_back_are_counted_and_named() {
         let mut pages = pages(|_, _| {});
-        let (batch, out) = pages.read("a 1\na 2\nbad\nc{ 1\nd 4 5000\n", false, 10_000, 0.0).unwrap();
+        let (batch, out) = pages.read_page("a 1\na 2\nbad\nc{ 1\nd 4 5000\n", false, 10_000, 0.0).unwrap();
         assert_eq!((out.duplicates, out.bad_lines, out.kept), (1, 2, 2));
         assert_eq!(rows(&batch)[0].3, 1.0);
         assert!(
             out.reasons.iter().any(|r| r.contains("line 3")) && out.reasons.iter().any(|r| r.contains("duplicate"))
         );
-        let (_, out) = pages.read("a 1\nd 5 4000\n", false, 11_000, 0.0).unwrap();
+        let (_, out) = pages.read_page("a 1\nd 5 4000\n", false, 11_000, 0.0).unwrap();
         assert_eq!(out.out_of_order, 1);
         // The same time again is neither a mistake nor a new sample.
-        let (batch, out) = pages.read("a 1\nd 4 5000\n", false, 12_000, 0.0).unwrap();
+        let (batch, out) = pages.read_page("a 1\nd 4 5000\n", false, 12_000, 0.0).unwrap();
         assert_eq!((out.out_of_order, rows(&batch).len()), (0, 1));
         // A series with its own times does not end when it is missing.
-        assert_eq!(rows(&pages.read("a 1\n", false, 13_000, 0.0).unwrap().0).len(), 1);
-        assert!(pages.read("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("not Prometheus text"));
+        assert_eq!(rows(&pages.read_page("a 1\n", false, 13_000, 0.0).unwrap().0).len(), 1);
+        assert!(
+            pages.read_page("<html>\n<p>hello</p>\n", false, 14_000, 0.0).unwrap_err().contains("not Prometheus text")
+        );
     }
 
     #[test]
     fn a_label_set_that_explodes_is_refused_whole() {
         let mut pages = pages(|_, limits| limits.max_samples = 10);
         let page: String = (0..20).map(|i| format!("a{{id=\"{i}\"}} 1\n")).collect();
-        assert!(pages.read(&page, false, 1000, 0.0).unwrap_err().contains("max_samples"));
+        assert!(pages.read_page(&page, false, 1000, 0.0).unwrap_err().contains("max_samples"));
     }
 
     #[test]
@@ -361,7 +369,7 @@ mod tests {
                 target.job = "mine".into();
                 target.honor_labels = honor;
             });
-            rows(&pages.read("a{job=\"page\"} 1\n", false, 1000, 0.0).unwrap().0)[0].1.clone()
+            rows(&pages.read_page("a{job=\"page\"} 1\n", false, 1000, 0.0).unwrap().0)[0].1.clone()
         };
         assert_eq!(read(false), r#"{"exported_job":"page","instance":"h:1","job":"mine"}"#);
         assert_eq!(read(true), r#"{"instance":"h:1","job":"page"}"#);

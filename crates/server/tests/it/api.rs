@@ -11,7 +11,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::harness::*;
 
-fn arrow(answer: &Answer) -> RecordBatch {
+fn arrow(answer: &HttpAnswer) -> RecordBatch {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.header("content-type"), "application/vnd.apache.arrow.stream");
     let reader = arrow::ipc::reader::StreamReader::try_new(&answer.body[..], None).unwrap();

@@ -88,7 +88,7 @@ async fn nesting_and_invalid_utf8_do_no_harm() {
     still_serves(&rig, 5).await;
 }
 
-fn rejected(answer: &Answer) -> i64 {
+fn rejected(answer: &HttpAnswer) -> i64 {
     assert_eq!(answer.status, 200, "{}", answer.text());
     ExportTraceServiceResponse::decode(&answer.body[..]).unwrap().partial_success.map_or(0, |p| {
         assert!(!p.error_message.is_empty());

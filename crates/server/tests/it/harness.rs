@@ -65,7 +65,7 @@ impl Rig {
         TraceServiceClient::connect(self.grpc_url()).await.unwrap()
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub async fn get(&self, path: &str) -> HttpAnswer {
         send("GET", &self.page(path), &[], Vec::new()).await
     }
 
@@ -76,7 +76,7 @@ impl Rig {
         serde_json::from_value(answer.json()["rows"].clone()).unwrap()
     }
 
-    pub async fn sql(&self, request: &Value) -> Answer {
+    pub async fn sql(&self, request: &Value) -> HttpAnswer {
         let body = request.to_string().into_bytes();
         send("POST", &self.page("/api/v1/sql"), &[("content-type", "application/json")], body).await
     }
@@ -93,13 +93,13 @@ impl Rig {
     }
 }
 
-pub struct Answer {
+pub struct HttpAnswer {
     pub status: u16,
     pub headers: HashMap<String, String>,
     pub body: Vec<u8>,
 }
 
-impl Answer {
+impl HttpAnswer {
     pub fn text(&self) -> String {
         String::from_utf8_lossy(&self.body).into_owned()
     }
@@ -114,7 +114,7 @@ impl Answer {
 }
 
 /// One request. Any status is an answer.
-pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: Vec<u8>) -> Answer {
+pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: Vec<u8>) -> HttpAnswer {
     let mut request = ureq::http::Request::builder().method(method).uri(url);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -134,17 +134,17 @@ pub async fn send(method: &str, url: &str, headers: &[(&str, &str)], body: Vec<u
         let headers =
             response.headers().iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap_or("").to_string())).collect();
         let body = response.body_mut().with_config().limit(1 << 30).read_to_vec().unwrap();
-        Answer { status: response.status().as_u16(), headers, body }
+        HttpAnswer { status: response.status().as_u16(), headers, body }
     };
     tokio::task::spawn_blocking(call).await.unwrap()
 }
 
-pub async fn post_proto(url: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> Answer {
+pub async fn post_proto(url: &str, body: Vec<u8>, headers: &[(&str, &str)]) -> HttpAnswer {
     let headers = [&[("content-type", "application/x-protobuf")], headers].concat();
     send("POST", url, &headers, body).await
 }
 
-pub async fn post_json(url: &str, body: &str) -> Answer {
+pub async fn post_json(url: &str, body: &str) -> HttpAnswer {
     send("POST", url, &[("content-type", "application/json")], body.as_bytes().to_vec()).await
 }
 

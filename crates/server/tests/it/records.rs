@@ -46,7 +46,7 @@ fn values(pairs: &[(&str, f64)]) -> Option<Any> {
     Some(Any::KvlistValue(KeyValueList { values }))
 }
 
-async fn put(rig: &Rig, records: Vec<LogRecord>) -> Answer {
+async fn put(rig: &Rig, records: Vec<LogRecord>) -> HttpAnswer {
     let answer = post_proto(&rig.otlp("/v1/logs"), message(records).encode_to_vec(), &[]).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     answer

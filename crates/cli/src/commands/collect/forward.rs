@@ -43,7 +43,7 @@ struct Position {
     offset: u64,
 }
 
-enum Answer {
+enum SendOutcome {
     Taken,
     /// It will never be taken.
     Refused(String),
@@ -93,7 +93,7 @@ impl Forward {
                     std::thread::sleep(IDLE);
                 }
                 Ok(Some((line, after))) => match self.send(&line) {
-                    Answer::Later(why) => {
+                    SendOutcome::Later(why) => {
                         tracing::warn!(url = self.url, why, "the server does not accept data; trying again");
                         if stopping {
                             break;
@@ -103,7 +103,7 @@ impl Forward {
                     }
                     answer => {
                         wait = FIRST_WAIT;
-                        if let Answer::Refused(why) = answer {
+                        if let SendOutcome::Refused(why) = answer {
                             tracing::error!(
                                 url = self.url,
                                 why,
@@ -156,26 +156,26 @@ impl Forward {
         }
     }
 
-    fn send(&self, line: &[u8]) -> Answer {
+    fn send(&self, line: &[u8]) -> SendOutcome {
         if line.is_empty() {
-            return Answer::Taken;
+            return SendOutcome::Taken;
         }
         let mut request = self.agent.post(&self.url).header("content-type", "application/json");
         if let Some(token) = &self.token {
             request = request.header("authorization", format!("Bearer {token}"));
         }
         match request.send(line) {
-            Err(error) => Answer::Later(error.to_string()),
+            Err(error) => SendOutcome::Later(error.to_string()),
             Ok(mut answer) => {
                 let status = answer.status().as_u16();
                 if (200..300).contains(&status) {
-                    return Answer::Taken;
+                    return SendOutcome::Taken;
                 }
                 let text = answer.body_mut().with_config().limit(4096).read_to_string().unwrap_or_default();
                 let why = format!("{status}: {}", text.chars().take(500).collect::<String>());
                 match status {
-                    400 | 413 | 415 | 422 => Answer::Refused(why),
-                    _ => Answer::Later(why),
+                    400 | 413 | 415 | 422 => SendOutcome::Refused(why),
+                    _ => SendOutcome::Later(why),
                 }
             }
         }

@@ -31,7 +31,7 @@ pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
 
 pub async fn run_otelcol(args: OtelcolArgs) -> anyhow::Result<()> {
     output::start_logs("info", false);
-    let (config, path) = otelcol::read(&args.config)?;
+    let (config, path) = otelcol::read_config(&args.config)?;
     // ROLL names no size: one file is what it and its users look for, so the next begins late.
     serve(&config, &CollectFiles { path, max_file_bytes: 4 << 30 }, None).await
 }

@@ -86,7 +86,7 @@ struct Pipeline {
 }
 
 /// Where to listen, and the file to write.
-pub fn read(path: &Path) -> anyhow::Result<(ServerConfig, PathBuf)> {
+pub fn read_config(path: &Path) -> anyhow::Result<(ServerConfig, PathBuf)> {
     // otelcol takes a scheme before the path.
     let text = path.to_string_lossy();
     let path = Path::new(text.strip_prefix("file:").unwrap_or(&text));

@@ -3,10 +3,11 @@
 //!
 //! A piece that is damaged does not take the others with it: it is counted, and the summary names it.
 
-use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read};
+use std::num::NonZeroUsize;
 use std::path::Path;
 
+use lru::LruCache;
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 
@@ -21,8 +22,8 @@ use crate::json::{BOM, Reader};
 pub const MAX_PIECE_BYTES: usize = MAX_REQUEST_BYTES;
 /// Reasons that are kept for the summary.
 const MAX_REASONS: usize = 10;
-/// Sources of delta temporality whose totals are kept. Past this all begin again, which rates take for a restart.
-const MAX_SOURCES: usize = 1000;
+/// Sources of delta temporality whose totals are kept, those seen last. The others begin again, which rates take for a restart.
+const MAX_SOURCES: NonZeroUsize = NonZeroUsize::new(1000).unwrap();
 
 /// OTLP JSON files: one object, an array, or lines; the caller has undone gzip or zstd.
 pub struct OtlpJson;
@@ -292,7 +293,7 @@ struct Import<'a, 'o, 's> {
     spans: Writer<'o>,
     series: SeriesWriter<'o>,
     /// By run and target.
-    deltas: HashMap<(String, String), Source>,
+    deltas: LruCache<(String, String), Source>,
     sink: &'a mut Sink<'s>,
     /// Bytes read since the last batch.
     bytes: usize,
@@ -312,7 +313,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             batch_rows: import.batch_rows,
             spans: Writer::new(options),
             series: SeriesWriter::new(options),
-            deltas: HashMap::new(),
+            deltas: LruCache::new(MAX_SOURCES),
             sink,
             bytes: 0,
             rows: 0,
@@ -395,10 +396,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
         let decoded = self.series.finish();
         let mut summed = Summed::default();
         for (source, deltas) in Delta::by_source(decoded.deltas) {
-            if self.deltas.len() >= MAX_SOURCES && !self.deltas.contains_key(&source) {
-                self.deltas.clear();
-            }
-            self.deltas.entry(source).or_default().add(deltas, &mut summed);
+            self.deltas.get_or_insert_mut(source, Default::default).add(deltas, &mut summed);
         }
         let (totals, not_added, why) = summed.finish();
         self.series_rejected += decoded.rejected + not_added;

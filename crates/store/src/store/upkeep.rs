@@ -9,11 +9,11 @@ use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 use rollscope_model::time::{NS_PER_S, now_ns};
 
+use super::shared::{Shared, WeakShared};
 use crate::error::StoreError;
 use crate::identity::{identity_hashes, open_rows};
 use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort};
-use crate::store::{Shared, WeakShared};
 
 /// Retention, thinning and merging rest this long in between.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const MERGE_AT: usize = 6;
 /// Most memory that the rows of one merge may take.
 const MERGE_BYTES: u64 = 512 << 20;
 
-pub(crate) async fn run(weak: WeakShared) {
+pub(super) async fn run(weak: WeakShared) {
     let mut tidied = Instant::now();
     loop {
         {
@@ -65,7 +65,7 @@ pub(crate) async fn run(weak: WeakShared) {
 }
 
 /// Checks the segments that were not checked at start because there were too many.
-pub(crate) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
+pub(super) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
     for segment in segments {
         let Some(shared) = weak.upgrade() else { return };
         let live = shared.state.read().manifest.segments.contains(&segment);
@@ -113,7 +113,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
 
 /// Merges small segments of the same table and run. With `full`, also when there are few, and compresses again what a
 /// flush compressed in a hurry.
-pub(crate) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreError> {
+pub(super) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreError> {
     let manifest = shared.state.read().manifest.clone();
     // What was thinned is never mixed with what was not.
     let mut groups: BTreeMap<(String, String, bool), Vec<Arc<Segment>>> = BTreeMap::new();

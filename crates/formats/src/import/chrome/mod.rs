@@ -1,0 +1,90 @@
+//! Chrome's trace event format, which torch's profiler, Chrome, Perfetto's converters and many others write: one JSON
+//! object with `traceEvents`, or the bare list. Read event by event in bounded memory.
+//!
+//! A file is one trace. Slices (`X`, `B`/`E`, `b`/`e`) become spans, instants (`i`, `I`, `R`, `n`) instants, counters (`C`) rows of
+//! `series`; names of processes and threads (`M`) become service and thread. A slice's parent is the slice of the same thread
+//! that holds it; that is exact when the slices of a thread come in the order of their start, as torch writes them. A
+//! kernel is linked to the call that launched it by torch's correlation id. Times are microseconds, from
+//! `baseTimeNanoseconds` on where the file names it.
+
+mod event;
+mod rows;
+mod stream;
+
+use std::collections::HashSet;
+use std::io::Read;
+use std::path::Path;
+
+use event::{Event, Id};
+use rows::Import;
+use stream::{Part, Stream, walk};
+
+use super::{ImportError, ImportOptions, Imported, Importer, Sink};
+use crate::json::BOM;
+
+pub struct Chrome;
+
+impl Importer for Chrome {
+    fn name(&self) -> &'static str {
+        "Chrome trace JSON"
+    }
+
+    fn detects(&self, head: &[u8], _path: &Path) -> bool {
+        let head = head.strip_prefix(BOM).unwrap_or(head).trim_ascii_start();
+        let has = |key: &[u8]| memchr::memmem::find(head, key).is_some();
+        match head.first() {
+            Some(b'{') => has(b"\"traceEvents\"") || (has(b"\"schemaVersion\"") && has(b"\"deviceProperties\"")),
+            Some(b'[') => has(b"\"ph\""),
+            _ => false,
+        }
+    }
+
+    fn import(
+        &self,
+        path: &Path,
+        input: &mut dyn Read,
+        options: &ImportOptions,
+        sink: &mut Sink,
+    ) -> Result<Imported, ImportError> {
+        let mut import = Import::new(path, options, sink);
+        let mut stream = Stream::new(input);
+        walk(&mut stream, &mut |part| match part {
+            Part::Header(key, json) => {
+                import.header(key, json);
+                Ok(())
+            }
+            Part::Event(json) => import.event(json),
+        })?;
+        import.finish()
+    }
+}
+
+/// Calls `each` with the text of every event.
+pub fn events(input: &mut dyn Read, each: &mut dyn FnMut(&[u8]) -> Result<(), ImportError>) -> Result<(), ImportError> {
+    walk(&mut Stream::new(input), &mut |part| match part {
+        Part::Event(json) => each(json),
+        Part::Header(..) => Ok(()),
+    })
+}
+
+/// The zero of a torch profile, and the process ids in it.
+pub fn profile_facts(input: &mut dyn Read) -> Result<(Option<i64>, HashSet<i64>), ImportError> {
+    let (mut zero, mut pids) = (None, HashSet::new());
+    walk(&mut Stream::new(input), &mut |part| {
+        match part {
+            Part::Header("baseTimeNanoseconds", json) => {
+                zero = std::str::from_utf8(json).ok().and_then(|t| t.parse().ok())
+            }
+            Part::Header(..) => {}
+            Part::Event(json) => {
+                if let Ok(event) = Event::parse(json)
+                    && let Some(Id::Number(pid)) = event.pid
+                {
+                    pids.insert(pid);
+                }
+            }
+        }
+        Ok(())
+    })?;
+    Ok((zero, pids))
+}

@@ -1,0 +1,88 @@
+//! What goes away: files that no manifest names any more, and the media of deleted runs.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use rollscope_model::Table;
+
+use super::shared::Shared;
+use crate::error::StoreError;
+use crate::manifest::Manifest;
+
+impl Shared {
+    /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
+    pub(super) async fn sweep_media(&self) {
+        let doomed: HashSet<String> = self.state.read().manifest.doomed_media.iter().cloned().collect();
+        if doomed.is_empty() {
+            return;
+        }
+        let swept = async {
+            let mut unnamed = doomed.clone();
+            let mut looked_at = HashSet::new();
+            self.leave_named_media(&mut unnamed, &mut looked_at).await?;
+            // A file is put before the conversation that names it: no other writer may come in between. What came since we
+            // looked is little.
+            let _alone = self.gate.write().await;
+            self.leave_named_media(&mut unnamed, &mut looked_at).await?;
+            for hash in &unnamed {
+                self.root.delete(&crate::media::path(hash)).await?;
+            }
+            let _commit = self.commit.lock().await;
+            let mut manifest = Manifest::clone(&self.state.read().manifest);
+            manifest.doomed_media.retain(|hash| !doomed.contains(hash));
+            self.commit_manifest(manifest, |_, _| {}).await
+        };
+        if let Err(e) = swept.await {
+            tracing::warn!(error = %e, "cannot delete the media of a deleted run; trying again later");
+        }
+    }
+
+    async fn leave_named_media(
+        &self,
+        unnamed: &mut HashSet<String>,
+        looked_at: &mut HashSet<String>,
+    ) -> Result<(), StoreError> {
+        let snapshot = self.state.read().snapshot(self.root.objects.clone());
+        crate::media::leave_named(&snapshot, unnamed, looked_at).await.map_err(|(path, error)| {
+            self.writer.lock().known.note_unreadable(path);
+            error
+        })
+    }
+
+    /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
+    pub(super) fn doom(&self, path: String, at_most: Duration) {
+        let grace = Duration::from_secs(self.options.delete_grace_s).min(at_most);
+        self.doomed.lock().push((Instant::now() + grace, path));
+    }
+
+    /// Files that no manifest names: left by a process that ended before their time had come.
+    pub(super) async fn doom_leftovers(&self) -> Result<(), StoreError> {
+        let live: HashSet<String> =
+            self.state.read().manifest.segments.iter().map(|segment| segment.path.clone()).collect();
+        for table in Table::ALL {
+            for object in self.root.list(table.name()).await? {
+                let path = object.location.to_string();
+                if !live.contains(&path) {
+                    self.doom(path, Duration::MAX);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) async fn delete_doomed(&self) {
+        let due: Vec<String> = {
+            let mut doomed = self.doomed.lock();
+            let now = Instant::now();
+            let (due, wait) = std::mem::take(&mut *doomed).into_iter().partition(|(at, _)| *at <= now);
+            *doomed = wait;
+            let due: Vec<(Instant, String)> = due;
+            due.into_iter().map(|(_, path)| path).collect()
+        };
+        for path in due {
+            if let Err(e) = self.root.delete(&path).await {
+                tracing::warn!(file = path, error = %e, "cannot delete a file");
+            }
+        }
+    }
+}

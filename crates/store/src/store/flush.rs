@@ -1,0 +1,256 @@
+//! Flushing: the tail becomes segments.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use rollscope_model::Table;
+
+use super::shared::Shared;
+use super::writer::WRITER;
+use crate::error::StoreError;
+use crate::identity::IdentitySet;
+use crate::manifest::{Manifest, Segment};
+use crate::segment::{self, Effort, NewSegment};
+use crate::tail::{Replaced, TableIndex, TableState};
+use crate::wal::{self, Log};
+
+/// Open spans that are carried from log file to log file instead of being written as open.
+const MAX_CARRIED: usize = 100_000;
+/// How long running queries may use a deleted run.
+const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
+
+#[derive(Default)]
+pub(super) struct FlushState {
+    pub(super) failure: Option<StoreError>,
+}
+
+impl Shared {
+    pub(super) fn flush_due(&self) -> bool {
+        let state = self.state.read();
+        state.has_sealed()
+            || state.active_bytes() >= self.options.flush_bytes
+            || Table::ALL.iter().any(|t| state.active_rows(*t) >= self.options.flush_rows)
+            || state.first_at.is_some_and(|at| at.elapsed() >= self.options.flush_age())
+    }
+
+    pub(super) async fn wait_for_flush_request(&self) {
+        self.flush_wanted.notified().await;
+    }
+
+    pub(super) async fn flush(&self) -> Result<(), StoreError> {
+        let result = self.try_flush().await;
+        self.tell_flushed(&result);
+        result
+    }
+
+    fn tell_flushed(&self, result: &Result<(), StoreError>) {
+        match result {
+            Ok(()) => self.flush_state.lock().failure = None,
+            Err(e) => {
+                self.counters.flush_errors.fetch_add(1, Ordering::Relaxed);
+                self.flush_state.lock().failure = Some(e.again());
+            }
+        }
+        self.flush_done.notify_all();
+    }
+
+    async fn try_flush(&self) -> Result<(), StoreError> {
+        let _commit = self.commit.lock().await;
+        match self.seal(None)? {
+            true => self.write_sealed(None).await,
+            false => Ok(()),
+        }
+    }
+
+    /// A flush that leaves out a run, and drops its segments in the same commit.
+    pub(super) async fn flush_but(&self, run_id: &str) -> Result<(), StoreError> {
+        let _commit = self.commit.lock().await;
+        let flushed = async {
+            // A generation left over from a flush that failed was closed before: it goes first.
+            if self.state.read().has_sealed() {
+                self.write_sealed(None).await?;
+            }
+            self.seal(Some(run_id))?;
+            self.write_sealed(Some(run_id)).await
+        };
+        let result = flushed.await;
+        self.tell_flushed(&result);
+        result
+    }
+
+    /// Makes segments of the sealed generation, without the rows and segments of the run `but`. The caller holds `commit`.
+    async fn write_sealed(&self, but: Option<&str>) -> Result<(), StoreError> {
+        if self.vitals.is_dead(WRITER) {
+            // It may have died half-way through a change of the tail. The log has all that was acknowledged.
+            return Err(self.gone());
+        }
+        let started = Instant::now();
+        let floor = self.writer.lock().sealed_floor;
+        let work: Vec<(Table, Vec<RecordBatch>, Replaced)> = {
+            let state = self.state.read();
+            let rows = |table: Table| {
+                let t = &state.tables[table as usize];
+                (table, t.sealed.iter().map(|c| c.visible()).collect(), t.replaced_by_sealed.clone())
+            };
+            Table::ALL.into_iter().map(rows).collect()
+        };
+        let mut manifest = Manifest::clone(&self.state.read().manifest);
+        let mut fresh: Vec<NewSegment> = Vec::new();
+        let mut gone: Vec<String> = Vec::new();
+        let mut deleted: Vec<Arc<Segment>> = Vec::new();
+        let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
+        if let Some(run) = but {
+            deleted = manifest.segments.iter().filter(|s| s.run_id == run).cloned().collect();
+            manifest.segments.retain(|s| s.run_id != run);
+            self.media_named_in(&deleted, &mut doomed_media).await;
+        }
+        for (table, mut batches, replaced) in work {
+            // Rows of older segments that newer rows replace: those segments are written again without them.
+            for old in manifest.segments_of(table).filter(|s| replaced.may_be_in(s)).cloned().collect::<Vec<_>>() {
+                match self.rewrite_without(table, &old, &replaced.keys).await {
+                    Ok(None) => {}
+                    Ok(Some(rewritten)) => {
+                        fresh.extend(rewritten);
+                        gone.push(old.path.clone());
+                    }
+                    // One bad file does not keep the rows of all others in memory.
+                    Err(StoreError::Damaged(why)) => {
+                        manifest.segments.retain(|s| s.path != old.path);
+                        manifest.set_aside.push(self.quarantine(&old.path, why).await);
+                    }
+                    Err(e) => return Err(e),
+                }
+            }
+            if let Some(run) = but {
+                if table == Table::Conversations {
+                    batches.iter().for_each(|b| crate::media::named_in(b, Some(run), &mut doomed_media));
+                }
+                batches = batches.iter().map(|b| segment::without_run(b, run)).collect::<Result<_, _>>()?;
+            }
+            batches.retain(|b| b.num_rows() > 0);
+            if !batches.is_empty() {
+                fresh.extend(self.build(table, batches, Effort::Flush, Vec::new()).await?);
+            }
+        }
+        manifest.doomed_media = doomed_media.into_iter().collect();
+        manifest.segments.retain(|s| !gone.contains(&s.path));
+        let mut identities = Vec::new();
+        for new in fresh {
+            self.root.put(&new.segment.path, new.data).await?;
+            let segment = segment::arc(new.segment);
+            manifest.segments.push(segment.clone());
+            identities.push((segment, new.identities));
+        }
+        manifest.wal_floor = manifest.wal_floor.max(floor);
+        self.commit_manifest(manifest, |state, writer| {
+            state.tables.iter_mut().for_each(TableState::drop_sealed);
+            state.settled = match but {
+                None => state.settled.max(state.sealed_at),
+                Some(_) => state.version + 1,
+            };
+            writer.indices.iter_mut().for_each(TableIndex::drop_sealed);
+            for (segment, set) in identities {
+                writer.known.insert(&segment, set);
+            }
+        })
+        .await?;
+        for path in gone {
+            self.doom(path, Duration::MAX);
+        }
+        // A user deleted it: no query finds it any more, and the files are deleted when running queries are done with them.
+        for segment in deleted {
+            self.doom(segment.path.clone(), DELETED_RUN_GRACE);
+        }
+        for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
+            let path = wal::path(&self.wal_dir, number);
+            std::fs::remove_file(&path).map_err(|e| StoreError::io(path, e))?;
+        }
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn rewrite_without(
+        &self,
+        table: Table,
+        old: &Arc<Segment>,
+        replaced: &HashSet<u128>,
+    ) -> Result<Option<Vec<NewSegment>>, StoreError> {
+        let holds_one = |identities: &IdentitySet| replaced.iter().any(|key| identities.contains(*key));
+        let damaged = |e: StoreError| StoreError::Damaged(e.to_string());
+        let known = self.writer.lock().known.get(old);
+        if known.as_deref().is_some_and(|identities| !holds_one(identities)) {
+            return Ok(None);
+        }
+        let data = self.read_segment(old).await?;
+        if known.is_none() && !holds_one(&segment::read_identities(table, data.clone()).map_err(damaged)?.0) {
+            return Ok(None);
+        }
+        let mut kept = Vec::new();
+        for batch in segment::read_batches(table, data).map_err(damaged)? {
+            kept.push(segment::without(table, batch, replaced)?);
+        }
+        if kept.iter().all(|b| b.num_rows() == 0) {
+            return Ok(Some(Vec::new()));
+        }
+        Ok(Some(self.build(table, kept, Effort::Flush, vec![old.path.clone()]).await?))
+    }
+
+    /// Hashes that the conversations in these segments name. A segment that cannot be read names nothing.
+    async fn media_named_in(&self, segments: &[Arc<Segment>], hashes: &mut HashSet<String>) {
+        let snapshot = self.state.read().snapshot(self.root.objects.clone());
+        for segment in segments.iter().filter(|s| s.table == Table::Conversations.name()) {
+            if let Err(e) = crate::media::named_in_segment(&snapshot, segment, hashes).await {
+                tracing::warn!(file = segment.path, error = %e, "cannot read a segment of a deleted run; its media are kept");
+            }
+        }
+    }
+
+    /// Starts a new log file and a new generation. False if there is nothing to flush. A sealed generation left over
+    /// from a flush that failed is taken up again. Open spans go on in the new generation, except those of the run `but`.
+    fn seal(&self, but: Option<&str>) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock();
+        let mut state = self.state.write();
+        if state.has_sealed() {
+            return Ok(true);
+        }
+        if !state.has_active() {
+            return Ok(false);
+        }
+        let mut log = Log::create(&self.wal_dir, writer.log.number + 1)?;
+        let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED, but)? };
+        if let Some(batch) = &carried {
+            let logged = wal::encode(Table::Spans, batch).and_then(|r| log.write(&r)).and_then(|()| log.sync());
+            if let Err(e) = logged {
+                let _ = std::fs::remove_file(wal::path(&self.wal_dir, log.number));
+                return Err(e);
+            }
+        }
+        writer.sealed_floor = log.number;
+        writer.log = log;
+        state.seal(&mut writer.indices, carried);
+        Ok(state.has_sealed())
+    }
+
+    /// Waits while the current flush has to catch up. Fails if flushing fails: then only space helps.
+    pub(super) fn wait_for_room(&self) -> Result<(), StoreError> {
+        let mut flush = self.flush_state.lock();
+        loop {
+            let (active, sealed) = {
+                let state = self.state.read();
+                (state.active_bytes(), state.has_sealed())
+            };
+            if active < self.options.flush_bytes || (!sealed && active < self.options.tail_limit_bytes()) {
+                return Ok(());
+            }
+            self.flush_wanted.notify_one();
+            if let Some(failure) = &flush.failure {
+                return Err(failure.again());
+            }
+            self.flush_done.wait_for(&mut flush, Duration::from_millis(200));
+        }
+    }
+}

@@ -1,0 +1,340 @@
+//! The store that a server writes. Here is its handle, [`Store`]; behind it are the [`writer`] thread, the [`flush`] of the
+//! tail into segments, the [`upkeep`] in the background, and what they [share](shared).
+
+mod doomed;
+mod flush;
+mod shared;
+mod upkeep;
+mod writer;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use arrow::array::RecordBatch;
+use futures::future::BoxFuture;
+use parking_lot::{Condvar, Mutex, RwLock};
+use rollscope_model::Table;
+use serde::Serialize;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use crate::error::StoreError;
+use crate::lock::Lock;
+use crate::manifest::SetAside;
+use crate::options::StoreOptions;
+use crate::root::Root;
+use crate::snapshot::{Snapshot, SnapshotSource};
+use crate::tail::Incoming;
+use crate::touched::{self, Step, Touched};
+use crate::vitals::{Death, Vitals};
+use crate::wal::{self, Log};
+use shared::{Counters, Shared};
+use writer::{Request, WRITER, Writer, write_loop};
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Appended {
+    pub accepted: u64,
+    /// Rows that were there already.
+    pub duplicates: u64,
+}
+
+/// Requests that may wait for the writer thread.
+const QUEUE: usize = 512;
+
+/// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
+#[derive(Clone)]
+pub struct Store {
+    shared: Arc<Shared>,
+    _handle: Arc<LastHandle>,
+}
+
+/// When the last handle goes without [`Store::close`], the writer thread ends and the folder is released, as after a
+/// crash: what was acknowledged is in the log.
+struct LastHandle(Arc<Shared>);
+
+impl Drop for LastHandle {
+    fn drop(&mut self) {
+        self.0.closed.store(true, Ordering::Relaxed);
+        self.0.queue.lock().take();
+        self.0.lock.lock().take();
+    }
+}
+
+/// Figures for `/metrics` and the health page.
+#[derive(Clone, Debug, Serialize)]
+pub struct StoreStats {
+    pub rows_appended: HashMap<&'static str, u64>,
+    pub duplicates: u64,
+    pub append_errors: u64,
+    pub log_bytes_written: u64,
+    pub log_syncs: u64,
+    pub log_bytes: u64,
+    pub tail_rows: HashMap<&'static str, u64>,
+    pub tail_bytes: u64,
+    pub segments: u64,
+    pub segment_rows: u64,
+    pub segment_bytes: u64,
+    pub flushes: u64,
+    pub flush_errors: u64,
+    pub flush_ms: u64,
+    pub compactions: u64,
+    pub expired_segments: u64,
+    pub duplicate_check_bytes: u64,
+    pub duplicate_check_skipped: u64,
+}
+
+/// Is everything all right, and if not, what to do.
+#[derive(Clone, Debug, Serialize)]
+pub struct Health {
+    pub writable: bool,
+    pub problems: Vec<String>,
+    pub set_aside: Vec<SetAside>,
+    /// Background work that has ended in a panic.
+    pub deaths: Vec<Death>,
+}
+
+impl Store {
+    /// Opens or creates a store, replays the log, and starts the writer. Must be called inside a tokio runtime.
+    /// Boxed, so that it is compiled here and not once more in each crate that opens a store.
+    pub fn open(options: StoreOptions) -> BoxFuture<'static, Result<Store, StoreError>> {
+        Box::pin(Store::open_here(options))
+    }
+
+    async fn open_here(options: StoreOptions) -> Result<Store, StoreError> {
+        let dir = options.dir.clone();
+        let wal_dir = dir.join("wal");
+        std::fs::create_dir_all(&wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
+        let lock = Lock::take(&dir)?;
+        let root = Root::local(&dir)?;
+        let mut opened = crate::open::load(&root, &options).await?;
+        let numbers = wal::list(&wal_dir)?;
+        let next = numbers.last().map_or(opened.manifest.wal_floor, |n| n + 1).max(opened.manifest.wal_floor).max(1);
+        for stale in numbers.iter().filter(|n| **n < opened.manifest.wal_floor) {
+            let _ = std::fs::remove_file(wal::path(&wal_dir, *stale));
+        }
+        let live: Vec<u64> = numbers.into_iter().filter(|n| *n >= opened.manifest.wal_floor).collect();
+        let replayed = {
+            let (root, options, wal_dir) = (root.clone(), options.clone(), wal_dir.clone());
+            let (manifest, handle) = (opened.manifest.clone(), tokio::runtime::Handle::current());
+            tokio::task::spawn_blocking(move || {
+                crate::open::replay(&root, &options, &wal_dir, manifest, &live, &handle, true)
+            })
+            .await
+            .expect("replay does not panic")?
+        };
+        opened.set_aside.extend(replayed.set_aside);
+        let log = Log::create(&wal_dir, next)?;
+        let mut id = [0; 4];
+        getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("cannot get random numbers: {e}")))?;
+        let writer_id = format!("{:08x}", u32::from_be_bytes(id));
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let shared = Arc::new(Shared {
+            root,
+            state: RwLock::new(replayed.state),
+            writer: Mutex::new(Writer { log, indices: replayed.indices, known: replayed.known, sealed_floor: 0 }),
+            queue: Mutex::new(Some(queue)),
+            gate: tokio::sync::RwLock::new(()),
+            commit: tokio::sync::Mutex::new(()),
+            flush_wanted: tokio::sync::Notify::new(),
+            flush_state: Mutex::default(),
+            flush_done: Condvar::new(),
+            changes: watch::Sender::new(0),
+            counters: Counters::default(),
+            writer_id,
+            names: AtomicU64::new(0),
+            doomed: Mutex::default(),
+            wal_dir,
+            closed: AtomicBool::new(false),
+            lock: Mutex::new(Some(lock)),
+            set_aside_now: Mutex::default(),
+            touched: Touched::default(),
+            vitals: Vitals::default(),
+            options,
+        });
+        for table in [Table::Spans, Table::Samples, Table::Metrics] {
+            let state = shared.state.read();
+            let rows = &state.tables[table as usize];
+            for chunk in rows.sealed.iter().chain(&rows.active) {
+                shared.touched.note(touched::steps(table, &chunk.batch));
+            }
+        }
+        if !opened.set_aside.is_empty() {
+            for problem in &opened.set_aside {
+                tracing::warn!(file = problem.file, why = problem.why, "moved a damaged file to quarantine");
+            }
+            if let Err(e) = shared.record_set_aside(opened.set_aside).await {
+                tracing::warn!(error = %e, "cannot record a quarantined file");
+            }
+        }
+        shared.doom_leftovers().await?;
+        let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
+        let vitals = &shared.vitals;
+        vitals
+            .thread(WRITER, move || write_loop(&writer, requests, &handle))
+            .map_err(|e| StoreError::io(&shared.options.dir, e))?;
+        vitals.task("store-upkeep", upkeep::run(Arc::downgrade(&shared)));
+        vitals.task("store-check", upkeep::check_rest(Arc::downgrade(&shared), opened.unchecked));
+        Ok(Store { _handle: Arc::new(LastHandle(shared.clone())), shared })
+    }
+
+    /// Takes a batch in. When this returns, the rows are on disk and readers see them.
+    pub async fn append(&self, table: Table, batch: RecordBatch) -> Result<Appended, StoreError> {
+        if batch.schema_ref().fields() != table.schema().fields() {
+            return Err(StoreError::WrongSchema(table.name()));
+        }
+        if batch.num_rows() == 0 {
+            return Ok(Appended::default());
+        }
+        let record = wal::encode(table, &batch)?;
+        let steps = touched::steps(table, &batch);
+        let incoming = Incoming::new(table, batch);
+        let (reply, answer) = oneshot::channel();
+        let queue = self.shared.queue.lock().clone().ok_or(StoreError::Closed)?;
+        queue.send(Request { incoming, record, reply }).await.map_err(|_| self.shared.gone())?;
+        let appended = answer.await.map_err(|_| self.shared.gone())??;
+        if appended.accepted > 0 {
+            self.shared.touched.note(steps);
+        }
+        Ok(appended)
+    }
+
+    /// Steps that got new spans, samples or logged metrics since this was last called; at first, those that the log held at the start.
+    pub fn touched_steps(&self) -> Vec<Step> {
+        self.shared.touched.take()
+    }
+
+    /// Writes the tail into segments. Returns when that is done.
+    pub async fn flush(&self) -> Result<(), StoreError> {
+        self.shared.flush().await
+    }
+
+    /// Merges small segments and compresses what was written in a hurry.
+    pub fn compact(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            self.flush().await?;
+            upkeep::compact(&self.shared, true).await
+        })
+    }
+
+    /// Deletes everything of a run: what is in segments, in the tail and in the log, and the media that no other run
+    /// names. False if there was nothing. What comes for the run afterwards is kept.
+    pub fn delete_run<'a>(&'a self, run_id: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+        Box::pin(async move {
+            {
+                let _alone = self.shared.gate.write().await;
+                if !self.shared.state.read().has_run(run_id) {
+                    return Ok(false);
+                }
+                self.shared.touched.forget(run_id);
+                self.shared.flush_but(run_id).await?;
+            }
+            self.shared.sweep_media().await;
+            Ok(true)
+        })
+    }
+
+    /// While this is held, no run is deleted: for code that reads what there is and writes what follows from it, so that
+    /// a deleted run does not come back with it.
+    pub async fn hold_runs(&self) -> tokio::sync::RwLockReadGuard<'_, ()> {
+        self.shared.gate.read().await
+    }
+
+    /// Who must not die. Others may add theirs.
+    pub fn vitals(&self) -> &Vitals {
+        &self.shared.vitals
+    }
+
+    /// Keeps a file by the hash of its content, and returns that hash.
+    pub async fn media_put(&self, data: Vec<u8>) -> Result<String, StoreError> {
+        crate::media::put(&self.shared.root, data).await
+    }
+
+    pub async fn media_get(&self, hash: &str) -> Result<Option<bytes::Bytes>, StoreError> {
+        crate::media::get(&self.shared.root, hash).await
+    }
+
+    /// Rises whenever readers would see something new.
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.shared.changes.subscribe()
+    }
+
+    pub fn options(&self) -> &StoreOptions {
+        &self.shared.options
+    }
+
+    pub fn stats(&self) -> StoreStats {
+        let c = &self.shared.counters;
+        let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
+        let (log_bytes, known_bytes, skipped) = {
+            let writer = self.shared.writer.lock();
+            (writer.log.bytes(), writer.known.bytes() as u64, writer.known.skipped)
+        };
+        let state = self.shared.state.read();
+        let tail = |t: Table| {
+            let s = &state.tables[t as usize];
+            s.sealed.iter().chain(&s.active).map(|c| c.batch.num_rows() as u64).sum::<u64>()
+        };
+        StoreStats {
+            rows_appended: Table::ALL.map(|t| (t.name(), get(&c.rows[t as usize]))).into(),
+            duplicates: get(&c.duplicates),
+            append_errors: get(&c.append_errors),
+            log_bytes_written: get(&c.log_bytes),
+            log_syncs: get(&c.log_syncs),
+            log_bytes,
+            tail_rows: Table::ALL.map(|t| (t.name(), tail(t))).into(),
+            tail_bytes: (state.active_bytes() + state.sealed_bytes()) as u64,
+            segments: state.manifest.segments.len() as u64,
+            segment_rows: state.manifest.segments.iter().map(|s| s.rows).sum(),
+            segment_bytes: state.manifest.segments.iter().map(|s| s.bytes).sum(),
+            flushes: get(&c.flushes),
+            flush_errors: get(&c.flush_errors),
+            flush_ms: get(&c.flush_ms),
+            compactions: get(&c.compactions),
+            expired_segments: get(&c.expired_segments),
+            duplicate_check_bytes: known_bytes,
+            duplicate_check_skipped: skipped,
+        }
+    }
+
+    pub fn health(&self) -> Health {
+        let mut problems = Vec::new();
+        let failure = self.shared.flush_state.lock().failure.as_ref().map(StoreError::again);
+        if let Some(failure) = &failure {
+            problems.push(format!("cannot write the live tail to segments: {failure}"));
+        }
+        let manifest = self.shared.state.read().manifest.clone();
+        let mut set_aside = manifest.set_aside.clone();
+        for item in self.shared.set_aside_now.lock().iter() {
+            if !set_aside.contains(item) {
+                set_aside.push(item.clone());
+            }
+        }
+        for item in &set_aside {
+            problems.push(format!(
+                "{} is damaged ({}) and was moved to quarantine; everything else is served",
+                item.file, item.why
+            ));
+        }
+        let deaths = self.shared.vitals.deaths();
+        problems.extend(deaths.iter().map(ToString::to_string));
+        let writable =
+            failure.is_none() && !self.shared.closed.load(Ordering::Relaxed) && !self.shared.vitals.is_dead(WRITER);
+        Health { writable, problems, set_aside, deaths }
+    }
+
+    /// Flushes, stops taking rows, and releases the folder.
+    pub async fn close(&self) -> Result<(), StoreError> {
+        drop(self.shared.queue.lock().take());
+        self.shared.closed.store(true, Ordering::Relaxed);
+        let result = self.flush().await;
+        self.shared.lock.lock().take();
+        result
+    }
+}
+
+impl SnapshotSource for Store {
+    fn snapshot(&self) -> Snapshot {
+        self.shared.state.read().snapshot(self.shared.root.objects.clone())
+    }
+}

@@ -1,0 +1,132 @@
+//! The writer thread: recognises duplicates, writes the log, makes rows visible.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use tokio::sync::{mpsc, oneshot};
+
+use super::Appended;
+use super::shared::Shared;
+use crate::error::StoreError;
+use crate::known::KnownSegments;
+use crate::tail::{Admitted, Incoming, TableIndex};
+use crate::wal::Log;
+
+/// Most bytes written between two syncs.
+const GROUP_BYTES: usize = 64 << 20;
+/// Without this thread nothing can be stored.
+pub(super) const WRITER: &str = "store-writer";
+
+/// Behind one lock: the log, and the index of what is in the tail.
+pub(super) struct Writer {
+    pub(super) log: Log,
+    pub(super) indices: [TableIndex; 6],
+    pub(super) known: KnownSegments,
+    /// Once the sealed generation is in segments, log files below this are not needed.
+    pub(super) sealed_floor: u64,
+}
+
+pub(super) struct Request {
+    pub(super) incoming: Incoming,
+    pub(super) record: Vec<u8>,
+    pub(super) reply: oneshot::Sender<Result<Appended, StoreError>>,
+}
+
+/// Group commit: takes what is waiting, writes it, syncs once, then makes it visible and answers.
+pub(super) fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Request>, handle: &tokio::runtime::Handle) {
+    while let Some(first) = requests.blocking_recv() {
+        let mut bytes = first.record.len();
+        let mut group = vec![first];
+        while bytes < GROUP_BYTES
+            && let Ok(next) = requests.try_recv()
+        {
+            bytes += next.record.len();
+            group.push(next);
+        }
+        let room = shared.wait_for_room();
+        if let Err(e) = room {
+            refuse(shared, group.into_iter().map(|r| r.reply), &e);
+            continue;
+        }
+        write_group(shared, group, handle);
+        if shared.flush_due() {
+            shared.flush_wanted.notify_one();
+        }
+    }
+}
+
+fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtime::Handle) {
+    let mut writer = shared.writer.lock();
+    let writer = &mut *writer;
+    let manifest = shared.state.read().manifest.clone();
+    let mut admitted: Vec<(Admitted, oneshot::Sender<Result<Appended, StoreError>>)> = Vec::new();
+    let mut failed: Option<StoreError> = None;
+    let mut rest = Vec::new();
+    for request in group {
+        if failed.is_some() {
+            rest.push(request.reply);
+            continue;
+        }
+        let table = request.incoming.table;
+        let known = writer.known.of(&request.incoming, &manifest, &shared.root, handle);
+        let one = writer.indices[table as usize].admit(request.incoming, &known);
+        if !one.is_empty()
+            && let Err(e) = writer.log.write(&request.record)
+        {
+            failed = Some(e);
+        } else if !one.is_empty() {
+            shared.counters.log_bytes.fetch_add(request.record.len() as u64, Ordering::Relaxed);
+        }
+        admitted.push((one, request.reply));
+    }
+    if failed.is_none() {
+        failed = writer.log.sync().err();
+        shared.counters.log_syncs.fetch_add(1, Ordering::Relaxed);
+    }
+    if let Some(error) = failed {
+        for (one, reply) in admitted.into_iter().rev() {
+            let index = &mut writer.indices[one.table() as usize];
+            index.undo(one);
+            rest.push(reply);
+        }
+        if writer.log.rewind().is_err() {
+            // The file cannot be brought back to a clean place: leave it as it is and go on in a new one. What was
+            // not acknowledged may come back from it at the next start, where duplicates are recognised.
+            match Log::create(&shared.wal_dir, writer.log.number + 1) {
+                Ok(log) => writer.log = log,
+                Err(e) => tracing::error!(error = %e, "cannot write the log"),
+            }
+        }
+        tracing::warn!(error = %error, "refused {} requests", rest.len());
+        refuse(shared, rest.into_iter(), &error);
+        return;
+    }
+    let mut state = shared.state.write();
+    let mut answers = Vec::with_capacity(admitted.len());
+    for (one, reply) in admitted {
+        let answer = Appended { accepted: one.accepted, duplicates: one.duplicates };
+        shared.counters.rows[one.table() as usize].fetch_add(one.accepted, Ordering::Relaxed);
+        shared.counters.duplicates.fetch_add(one.duplicates, Ordering::Relaxed);
+        state.publish(one);
+        answers.push((reply, answer));
+    }
+    state.coalesce(&mut writer.indices);
+    let version = state.version;
+    drop(state);
+    shared.changes.send_replace(version);
+    for (reply, answer) in answers {
+        // The caller may be gone, but the rows stay.
+        let _ = reply.send(Ok(answer));
+    }
+}
+
+fn refuse(
+    shared: &Shared,
+    replies: impl Iterator<Item = oneshot::Sender<Result<Appended, StoreError>>>,
+    error: &StoreError,
+) {
+    for reply in replies {
+        shared.counters.append_errors.fetch_add(1, Ordering::Relaxed);
+        let _ = reply.send(Err(error.again()));
+    }
+}
