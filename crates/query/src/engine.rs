@@ -230,11 +230,7 @@ impl Engine {
     }
 
     /// The same with some columns only, `trace_id` and `span_id` among them: attributes are most of what a trace takes to read.
-    pub async fn trace_columns(
-        &self,
-        id: TraceId,
-        columns: &'static [&'static str],
-    ) -> Result<Vec<RecordBatch>, QueryError> {
+    pub async fn trace_columns(&self, id: TraceId, columns: &[&str]) -> Result<Vec<RecordBatch>, QueryError> {
         self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns)).await.map(each_span_once)
     }
 
@@ -254,18 +250,18 @@ impl Engine {
         table: Table,
         what: &str,
         filter: Expr,
-        columns: Option<&'static [&'static str]>,
+        columns: Option<&[&str]>,
     ) -> BoxFuture<'_, Result<Vec<RecordBatch>, QueryError>> {
         let inner = &*self.inner;
         let snapshot = inner.source.snapshot();
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, what));
+        let schema = tables::schema(table);
+        let columns =
+            columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
         Box::pin(self.direct(progress.clone(), async move {
             let mut state = sessions.open(&snapshot, &progress)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
-            let schema = tables::schema(table);
-            let columns =
-                columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
             let columns = columns.transpose()?;
             let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
             let rows = sessions.table(&snapshot, table, &progress);

@@ -34,4 +34,4 @@ pub use error::{ErrorKind, QueryError};
 pub use limits::QueryLimits;
 pub use progress::{Progress, ProgressSnapshot};
 pub use running::{QueryStream, Running};
-pub use sql_text::sql_text;
+pub use sql_text::{sql_text, sql_trace_ids};

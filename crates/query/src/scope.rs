@@ -1,4 +1,4 @@
-//! Which spans belong to a question: a step, or a window of time. Answers, timeline and exports ask here, so all of them mean
+//! Which spans belong to a question: a step, a window of time, or a trace. Answers, timeline and exports ask here, so all of them mean
 //! the same spans.
 //!
 //! **A step** has the spans that name it, and what is below them in their traces: ROLL names the step on its root alone, a
@@ -9,6 +9,10 @@
 //! another step, it does not. What is above a step (a span around the whole training) and beside it (another child of that)
 //! belongs to no step. A tree of its own inside a trace of the step, and one whose parent never came, belong to the step.
 //!
+//! **A trace** has its spans and, where they are wanted, those of traces that served its requests. A sample's span knows the
+//! serving engine's request id (`sglang_request_id`), the engine's spans know it too (`rid`); both are `spans.request_id`.
+//! Where the request carried no `traceparent`, the engine's spans are a trace of their own.
+//!
 //! **A window of time** has the spans of the run that are there at some time in it, and those of other runs in their traces.
 
 use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, RecordBatch};
@@ -18,12 +22,16 @@ use arrow::error::ArrowError;
 use futures::future::BoxFuture;
 use hashbrown::{HashMap, HashSet};
 use rollscope_model::TraceId;
+use rollscope_model::read::{Ids, column};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
-use crate::sql_text::sql_text;
+use crate::sql_text::{sql_text, sql_trace_ids};
 
 pub type Traces = HashSet<TraceId>;
+
+/// Traces that are read with the one whose requests they served, at most.
+pub const MAX_JOINED: usize = 1000;
 
 /// Traces that a query lists by name, at most.
 const MAX_LISTED: usize = 200;
@@ -31,13 +39,26 @@ const MAX_LISTED: usize = 200;
 /// What a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope<'a> {
-    Step { run: &'a str, step: i64 },
-    Window { run: &'a str, from: i64, to: i64 },
+    Step {
+        run: &'a str,
+        step: i64,
+    },
+    Window {
+        run: &'a str,
+        from: i64,
+        to: i64,
+    },
+    /// `joined`: with the traces that served its requests, [`MAX_JOINED`] at most.
+    Trace {
+        trace: TraceId,
+        joined: bool,
+    },
 }
 
 /// How to read the spans of a scope.
 pub struct ScopeRead {
-    /// Of `spans`; `trace_id`, `span_id`, `parent_span_id`, `start_ns` and `end_ns` must be among them.
+    /// Of `spans`, separated by a comma and a space; `trace_id`, `span_id`, `parent_span_id`, `start_ns` and `end_ns` must be
+    /// among them.
     pub columns: String,
     pub max_rows: usize,
     /// What to say of a scope that has more rows.
@@ -83,6 +104,7 @@ impl Engine {
             match scope {
                 Scope::Step { run, step } => self.spans_of_step(run, step, &read).await,
                 Scope::Window { run, from, to } => self.spans_of_window(run, from, to, &read).await,
+                Scope::Trace { trace, joined } => self.spans_of_trace(trace, joined, &read).await,
             }
         })
     }
@@ -158,6 +180,33 @@ impl Engine {
         Ok(ScopeSpans { batches, filter })
     }
 
+    async fn spans_of_trace(&self, trace: TraceId, joined: bool, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
+        let columns: Vec<&str> = read.columns.split(", ").collect();
+        let served = async { if joined { self.traces_that_served(&trace).await } else { Ok(Traces::new()) } };
+        let (mut batches, served) = futures::try_join!(self.trace_columns(trace, &columns), served)?;
+        for other in &served {
+            batches.extend(self.trace_columns(*other, &columns).await?);
+        }
+        if batches.iter().map(RecordBatch::num_rows).sum::<usize>() > read.max_rows {
+            return Err(QueryError::new(ErrorKind::Limit, read.too_many.clone()));
+        }
+        let filter = format!("trace_id in ({})", sql_trace_ids(std::iter::once(&trace).chain(&served)));
+        Ok(ScopeSpans { batches, filter })
+    }
+
+    /// Traces whose first spans carry a request id that a span of this trace carries.
+    async fn traces_that_served(&self, trace: &TraceId) -> Result<Traces, QueryError> {
+        let own = sql_trace_ids([trace]);
+        let sql = format!(
+            "select distinct s.trace_id as trace_id from spans s \
+             join (select distinct request_id from spans where trace_id = {own} and request_id is not null) r \
+               on s.request_id = r.request_id \
+             where s.trace_id <> {own} and s.parent_span_id is null limit {MAX_JOINED}"
+        );
+        let (rows, _) = self.sql_rows(&sql, MAX_JOINED).await?.collect().await?;
+        traces(&rows).map_err(internal)
+    }
+
     async fn scope_rows(&self, read: &ScopeRead, columns: &str, filter: &str) -> Result<Vec<RecordBatch>, QueryError> {
         let Some(wanted) = &read.traces else {
             return self.rows_of(read, format!("select {columns} from spans where {filter}")).await;
@@ -165,7 +214,7 @@ impl Engine {
         // The store skips what has none of a few traces; many are cheaper told apart here.
         let listed = match wanted.len() {
             0 => return Ok(Vec::new()),
-            1..=MAX_LISTED => format!(" and trace_id in ({})", id_list(wanted)),
+            1..=MAX_LISTED => format!(" and trace_id in ({})", sql_trace_ids(wanted)),
             _ => String::new(),
         };
         let rows = self.rows_of(read, format!("select {columns} from spans where ({filter}){listed}")).await?;
@@ -195,12 +244,6 @@ fn own(run: &str, step: i64) -> String {
     format!("run_id = {} and step = {step}", sql_text(run))
 }
 
-/// Trace ids as SQL.
-fn id_list<'a>(ids: impl IntoIterator<Item = &'a TraceId>) -> String {
-    let texts: Vec<String> = ids.into_iter().map(|id| format!("trace_id('{}')", hex::encode(id))).collect();
-    texts.join(", ")
-}
-
 /// The rows of these traces.
 fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, ArrowError> {
     let mut mask = Vec::with_capacity(batch.num_rows());
@@ -208,13 +251,12 @@ fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, ArrowE
     filter_record_batch(batch, &BooleanArray::from(mask))
 }
 
-/// The traces of these rows. They need the columns `trace_id` and `span_id`.
+/// The traces of these rows.
 pub fn traces(batches: &[RecordBatch]) -> Result<Traces, ArrowError> {
-    let mut traces = HashSet::new();
+    let mut traces = Traces::new();
     for batch in batches {
-        each_id(batch, |id, _| {
-            traces.insert(id.0);
-        })?;
+        let ids: Ids<16> = column(batch, "trace_id")?;
+        traces.extend((0..batch.num_rows()).filter_map(|row| ids.get(row)));
     }
     Ok(traces)
 }

@@ -1,8 +1,16 @@
-//! Text in SQL that we write.
+//! Texts and ids in SQL that we write.
+
+use rollscope_model::TraceId;
 
 /// `'text'`, quotes doubled: the only way text of a caller gets into SQL that we write.
 pub fn sql_text(text: &str) -> String {
     format!("'{}'", text.replace('\'', "''"))
+}
+
+/// Trace ids, separated by commas.
+pub fn sql_trace_ids<'a>(ids: impl IntoIterator<Item = &'a TraceId>) -> String {
+    let texts: Vec<String> = ids.into_iter().map(|id| format!("trace_id('{}')", hex::encode(id))).collect();
+    texts.join(", ")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use rollscope_model::TraceId;
 use rollscope_model::attrs;
-use rollscope_query::sql_text;
+use rollscope_query::{sql_text, sql_trace_ids};
 
 /// What a list of traces can be sorted by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -190,7 +190,7 @@ pub fn details_sql(ids: &[TraceId]) -> String {
                 min(sample_id) as sample_id, min(request_id) as request_id \
          from (select *, case when parent_span_id is null then 0 else 1 end as rooted from spans \
                where trace_id in ({})) group by trace_id",
-        id_list(ids)
+        sql_trace_ids(ids)
     )
 }
 
@@ -204,13 +204,13 @@ pub fn services_sql(ids: &[TraceId]) -> String {
                 min(start_ns) as start_ns, max(coalesce(end_ns, start_ns)) as end_ns, min({root} start_ns end) as root_ns, \
                 first_value({root} name end order by {root} 0 else 1 end, start_ns, span_id) as root \
          from spans where trace_id in ({}) group by trace_id, service order by trace_id, service",
-        id_list(ids)
+        sql_trace_ids(ids)
     )
 }
 
 /// How many spans of each trace name a parent that the trace does not have. Columns: trace_id, orphans.
 pub fn orphans_sql(ids: &[TraceId]) -> String {
-    let ids = id_list(ids);
+    let ids = sql_trace_ids(ids);
     format!(
         "select c.trace_id, count(*) as orphans \
          from (select trace_id, parent_span_id from spans where trace_id in ({ids}) and parent_span_id is not null) c \
@@ -218,12 +218,6 @@ pub fn orphans_sql(ids: &[TraceId]) -> String {
            on c.trace_id = p.trace_id and c.parent_span_id = p.span_id \
          group by c.trace_id"
     )
-}
-
-/// Ids as literals.
-pub fn id_list(ids: &[TraceId]) -> String {
-    let texts: Vec<String> = ids.iter().map(|id| format!("trace_id('{}')", hex::encode(id))).collect();
-    texts.join(", ")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::{T0, Talk, World, talk};
 
 #[test]
 fn after_a_restart_only_new_rows_are_read() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox"), talk("2", "red hen")]);
     assert_eq!(world.catch_up(), 2);
     let world = world.restart();
@@ -24,7 +24,7 @@ fn after_a_restart_only_new_rows_are_read() {
 
 #[test]
 fn rows_that_only_move_are_not_read_again() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     assert_eq!(world.catch_up(), 1);
     world.flush();
@@ -39,7 +39,7 @@ fn rows_that_only_move_are_not_read_again() {
 
 #[test]
 fn an_index_that_is_older_than_the_store_catches_up() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     world.catch_up();
     let backup = world.dir.path().join("backup");
@@ -68,7 +68,7 @@ fn copy(from: &Path, to: &Path) {
 #[test]
 fn a_conversation_that_is_logged_again_replaces_the_old_one() {
     for flushed in [false, true] {
-        let world = World::new();
+        let world = World::empty();
         world.add(&[talk("1", "red fox"), talk("2", "red hen")]);
         if flushed {
             world.flush();
@@ -90,7 +90,7 @@ fn a_conversation_that_is_logged_again_replaces_the_old_one() {
 
 #[test]
 fn an_index_made_from_replaced_rows_has_only_the_new_ones() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox"), talk("2", "red hen")]);
     world.flush();
     world.add(&[Talk { logged_ns: T0 + 1, ..talk("1", "a blue fox now") }]);
@@ -102,7 +102,7 @@ fn an_index_made_from_replaced_rows_has_only_the_new_ones() {
 #[test]
 fn a_deleted_run_leaves_the_index() {
     for flushed in [false, true] {
-        let world = World::new();
+        let world = World::empty();
         world.add(&[talk("1", "red fox"), Talk { run: "b", ..talk("2", "red hen") }]);
         if flushed {
             world.flush();
@@ -121,7 +121,7 @@ fn a_deleted_run_leaves_the_index() {
 
 #[test]
 fn rows_of_a_damaged_segment_leave_the_index_and_the_rest_of_the_run_stays() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     world.flush();
     let folder = world.dir.path().join("store/conversations/run=a");
@@ -138,7 +138,7 @@ fn rows_of_a_damaged_segment_leave_the_index_and_the_rest_of_the_run_stays() {
 
 #[test]
 fn a_follower_sees_what_is_appended_and_commits_when_it_stops() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     let mut follower = {
         let _runtime = world.runtime.enter();

@@ -54,7 +54,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new() -> World {
+    pub fn empty() -> World {
         let (runtime, dir) = (Runtime::new().unwrap(), tempfile::tempdir().unwrap());
         World::open(runtime, dir)
     }

@@ -9,7 +9,7 @@ const NONE: [&str; 0] = [];
 
 #[test]
 fn words_phrases_prefixes_and_typing_errors() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[
         talk("order", "the kernel ran out of memory twice"),
         talk("other", "memory was not short, the time ran out of bounds"),
@@ -42,7 +42,7 @@ fn words_phrases_prefixes_and_typing_errors() {
 
 #[test]
 fn a_role_holds_for_the_words_beside_it() {
-    let world = World::new();
+    let world = World::empty();
     let said = |role: &str, text: &str| json!({"role": role, "content": text});
     world.add(&[
         Talk { messages: json!([said("user", "fix it"), said("tool", "error 7")]), ..talk("tool", "") },
@@ -67,7 +67,7 @@ fn a_role_holds_for_the_words_beside_it() {
 
 #[test]
 fn names_are_taken_as_they_are() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[
         Talk { sample: Some("a.b-1"), status: Some("completed"), ..talk("dot", "x") },
         Talk { sample: Some("axb-1"), status: Some("aborted"), ..talk("letter", "x") },
@@ -97,7 +97,7 @@ fn names_are_taken_as_they_are() {
 
 #[test]
 fn ranges_of_whole_and_of_other_numbers() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[
         Talk { step: Some(2), reward: Some(-0.5), ..talk("2", "x") },
         Talk { step: Some(3), reward: Some(0.5), metadata: Some(json!({"score": 3})), ..talk("3", "x") },
@@ -130,7 +130,7 @@ fn ranges_of_whole_and_of_other_numbers() {
 
 #[test]
 fn text_without_spaces_is_found_by_its_parts() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("zh", "内存不足，请重试"), talk("other", "内部存储充足")]);
     world.catch_up();
     for (search, found) in [
@@ -146,7 +146,7 @@ fn text_without_spaces_is_found_by_its_parts() {
 
 #[test]
 fn what_needs_the_texts_is_left_to_who_has_them() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox"), talk("2", "red hen")]);
     world.catch_up();
     let candidates = |text: &str| {

@@ -11,7 +11,7 @@ fn refused(world: &World) -> String {
 
 #[test]
 fn an_index_of_another_version_is_built_again() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     world.flush();
     world.catch_up();
@@ -26,7 +26,7 @@ fn an_index_of_another_version_is_built_again() {
 
 #[test]
 fn an_index_with_other_fields_is_built_again() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     world.catch_up();
     let version = std::fs::read(world.index_dir().join("rollscope-index-version")).unwrap();
@@ -44,7 +44,7 @@ fn an_index_with_other_fields_is_built_again() {
 
 #[test]
 fn a_damaged_index_is_built_again() {
-    let world = World::new();
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     world.catch_up();
     std::fs::write(world.index_dir().join("meta.json"), "{").unwrap();
@@ -55,7 +55,7 @@ fn a_damaged_index_is_built_again() {
 
 #[test]
 fn metadata_fill_in_what_the_columns_do_not_have() {
-    let world = World::new();
+    let world = World::empty();
     let metadata = json!({
         "data_source": "gsm8k", "latency_s": 2.5, "completion_tokens": 40, "reward": 0.25, "status": "truncated",
     });
@@ -72,7 +72,7 @@ fn metadata_fill_in_what_the_columns_do_not_have() {
 
 #[test]
 fn metadata_are_searched_by_path_and_bounded() {
-    let world = World::new();
+    let world = World::empty();
     let mut many = serde_json::Map::new();
     for n in 0..70 {
         many.insert(format!("k{n:02}"), n.into());
@@ -105,7 +105,7 @@ fn metadata_are_searched_by_path_and_bounded() {
 
 #[test]
 fn a_list_needs_nothing_but_the_index() {
-    let world = World::new();
+    let world = World::empty();
     let image = json!({"type": "image", "media": "ab".repeat(32)});
     world.add(&[Talk {
         step: Some(7),

@@ -10,6 +10,7 @@ use rollscope_app::duration::parse_duration;
 use rollscope_app::encode::ArrowStream;
 use rollscope_app::query::{collect, int_column, text_column};
 use rollscope_model::TraceId;
+use rollscope_query::scope::{Scope, ScopeRead};
 use serde_json::{Value, json};
 
 use super::to_json;
@@ -201,31 +202,31 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let joined = params.text("joined") != Some("false");
     params.done()?;
     let id = params::trace_id(&trace)?;
-    let (callees_sql, callers_sql) = (requests::callees_sql(&id), requests::callers_sql(&id));
-    let asked = async |sql: &str| if joined { collect(&app.engine, sql).await } else { Ok(Vec::new()) };
-    let own = async { Ok(app.engine.trace_columns(id, view::COLUMNS).await?) };
-    let (mut batches, callees, called) = tokio::try_join!(own, asked(&callees_sql), asked(&callers_sql))?;
+    let read = ScopeRead {
+        columns: view::COLUMNS.join(", "),
+        max_rows: usize::MAX,
+        too_many: String::new(),
+        traces: None,
+        at_once: false,
+    };
+    let callers_sql = requests::callers_sql(&id);
+    let called = async { if joined { collect(&app.engine, &callers_sql).await } else { Ok(Vec::new()) } };
+    let own = async { Ok(app.engine.spans_of(Scope::Trace { trace: id, joined }, read).await?.batches) };
+    let (batches, called) = tokio::try_join!(own, called)?;
     if batches.is_empty() {
         return Err(Problem::not_found(format!("there is no trace {trace}")));
     }
     let mut callers = Vec::new();
-    if joined {
-        for batch in callees {
-            for callee in trace_ids(&batch)? {
-                batches.extend(app.engine.trace_columns(callee, view::COLUMNS).await?);
-            }
-        }
-        for batch in called {
-            let (names, services) = (text_column(&batch, "name")?, text_column(&batch, "service")?);
-            let spans = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
-            for (row, caller) in trace_ids(&batch)?.iter().enumerate() {
-                callers.push(json!({
-                    "trace_id": hex::encode(caller),
-                    "span_id": spans.map(|s| hex::encode(s.value(row))),
-                    "name": names[row],
-                    "service": services[row],
-                }));
-            }
+    for batch in called {
+        let (names, services) = (text_column(&batch, "name")?, text_column(&batch, "service")?);
+        let spans = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
+        for (row, caller) in trace_ids(&batch)?.iter().enumerate() {
+            callers.push(json!({
+                "trace_id": hex::encode(caller),
+                "span_id": spans.map(|s| hex::encode(s.value(row))),
+                "name": names[row],
+                "service": services[row],
+            }));
         }
     }
     let laid_out = tokio::task::spawn_blocking(move || -> Result<Vec<u8>, String> {

@@ -40,7 +40,8 @@ impl Items {
         }
         let forest = Forest::read(batches)?;
         let walk = Walk::of(&forest);
-        let [mut names, mut phases, mut samples, mut groups, mut words] = [const { () }; 5].map(|()| Texts::default());
+        let (mut names, mut phases, mut words) = (Texts::default(), Texts::default(), Texts::default());
+        let (mut samples, mut groups) = (Texts::default(), Texts::default());
         let name = forest.texts(batches, "name", &mut names)?;
         let phase = forest.texts(batches, "phase", &mut phases)?;
         let mut sample = forest.texts(batches, "sample_id", &mut samples)?;
