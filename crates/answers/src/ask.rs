@@ -6,13 +6,13 @@ use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::Int64Type;
+use arrow::array::RecordBatch;
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
-use rollscope_model::read::{self, Ints, Text};
+use rollscope_model::read::{self, Bools, Ints, Text};
 use rollscope_model::{Table, TraceId};
+use rollscope_query::columns::int_column;
 use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
@@ -174,10 +174,9 @@ impl Extent {
 }
 
 fn starts_without_step(batch: &RecordBatch) -> Vec<i64> {
-    let column = |name: &str| batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
-    let (Some(steps), Some(starts)) = (column("step"), column("start_ns")) else { return Vec::new() };
-    let without = (0..batch.num_rows()).filter(|row| steps.is_null(*row));
-    if steps.null_count() == 0 { Vec::new() } else { without.map(|row| starts.value(row)).collect() }
+    let int = |name: &str| read::column::<Ints>(batch, name).ok();
+    let (Some(steps), Some(starts)) = (int("step"), int("start_ns")) else { return Vec::new() };
+    (0..batch.num_rows()).filter(|row| steps.get(*row).is_none()).map(|row| starts.at(row)).collect()
 }
 
 fn count_tail(batch: &RecordBatch, run: &str, counts: &mut BTreeMap<Option<i64>, u64>) {
@@ -247,7 +246,7 @@ impl Answers {
         );
         let mut steps: Vec<Option<i64>> = Vec::new();
         for batch in self.all_rows(&sql).await? {
-            steps.extend(batch.column(0).as_primitive::<Int64Type>().iter().filter(Option::is_some));
+            steps.extend(int_column(&batch, "step").unwrap_or_default().into_iter().filter(Option::is_some));
         }
         steps.sort_unstable();
         steps.dedup();
@@ -334,8 +333,8 @@ impl Answers {
         let rows = self.all_rows(&sql).await?;
         let row = rows.iter().find(|batch| batch.num_rows() > 0);
         // Spans came and no row of the run: nobody has said anything yet.
-        let Some(said) = row.map(|batch| batch.column(0).as_boolean()) else { return Ok(true) };
-        Ok(said.is_valid(0) && said.value(0))
+        let Some(row) = row else { return Ok(true) };
+        Ok(read::column::<Bools>(row, "goes_on").is_ok_and(|said| said.get(0) == Some(true)))
     }
 
     /// The steps around one (or the newest), each as it is known. Boxed, so that reading and computing them is compiled here and

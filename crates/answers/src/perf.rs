@@ -7,11 +7,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use arrow::array::cast::AsArray;
-use arrow::array::{Array, MapArray, RecordBatch};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
-use rollscope_model::pd;
+use arrow::array::RecordBatch;
+use rollscope_model::read::{Attrs, Bools, Ids, column};
+use rollscope_model::{SpanId, TraceId, pd};
+use rollscope_query::columns::{float_column, int_column, text_column};
 use rollscope_query::{Engine, QueryError, sql_text};
 use serde::{Deserialize, Serialize};
 
@@ -158,22 +157,17 @@ async fn rows(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, QueryError
     Ok(engine.sql(sql).await?.collect().await?.0)
 }
 
-fn column(batch: &RecordBatch, name: &str, to: &DataType) -> Option<arrow::array::ArrayRef> {
-    cast(batch.column_by_name(name)?, to).ok()
-}
-
+// What is not there has no values.
 fn int(batch: &RecordBatch, name: &str) -> Vec<Option<i64>> {
-    column(batch, name, &DataType::Int64).map(|c| c.as_primitive::<Int64Type>().iter().collect()).unwrap_or_default()
+    int_column(batch, name).unwrap_or_default()
 }
 
 fn float(batch: &RecordBatch, name: &str) -> Vec<Option<f64>> {
-    let column = column(batch, name, &DataType::Float64);
-    column.map(|c| c.as_primitive::<Float64Type>().iter().collect()).unwrap_or_default()
+    float_column(batch, name).unwrap_or_default()
 }
 
 fn text_values(batch: &RecordBatch, name: &str) -> Vec<Option<String>> {
-    let column = column(batch, name, &DataType::Utf8);
-    column.map(|c| c.as_string::<i32>().iter().map(|t| t.map(str::to_string)).collect()).unwrap_or_default()
+    text_column(batch, name).unwrap_or_default()
 }
 
 /// A JSON text that is a finite number.
@@ -184,13 +178,10 @@ fn number(json: &str) -> Option<f64> {
 }
 
 /// Calls back with every wanted field of a row.
-fn fields(attrs: &MapArray, row: usize, mut found: impl FnMut(usize, f64)) {
-    let (keys, values) = (attrs.keys().as_string::<i32>(), attrs.values().as_string::<i32>());
-    let offsets = attrs.value_offsets();
-    for i in offsets[row] as usize..offsets[row + 1] as usize {
-        let key = keys.value(i);
+fn fields(attrs: &Attrs, row: usize, mut found: impl FnMut(usize, f64)) {
+    for (key, json) in attrs.row(row) {
         if let Some(field) = REQUEST_FIELDS.iter().position(|(name, _)| *name == key)
-            && let Some(value) = number(values.value(i))
+            && let Some(value) = number(json)
         {
             found(field, value);
         }
@@ -198,7 +189,7 @@ fn fields(attrs: &MapArray, row: usize, mut found: impl FnMut(usize, f64)) {
 }
 
 /// A span in its trace.
-type SpanKey = ([u8; 16], [u8; 8]);
+type SpanKey = (TraceId, SpanId);
 
 fn requests(batches: &[RecordBatch], prefix: &str, out: &mut StepMetrics) {
     // Every request has a row of values; segments find theirs through their parents.
@@ -207,23 +198,24 @@ fn requests(batches: &[RecordBatch], prefix: &str, out: &mut StepMetrics) {
     let mut parent_of: HashMap<SpanKey, SpanKey> = HashMap::new();
     let mut below: Vec<(SpanKey, usize, f64)> = Vec::new();
     for batch in batches {
-        let ids = |name: &str| batch.column_by_name(name).map(|c| c.as_fixed_size_binary().clone());
-        let (Some(traces), Some(spans), Some(parents)) = (ids("trace_id"), ids("span_id"), ids("parent_span_id"))
-        else {
+        let (Ok(traces), Ok(spans), Ok(parents)) = (
+            column::<Ids<16>>(batch, "trace_id"),
+            column::<Ids<8>>(batch, "span_id"),
+            column::<Ids<8>>(batch, "parent_span_id"),
+        ) else {
             continue;
         };
-        let is_request = batch.column_by_name("request").map(|c| c.as_boolean().clone());
-        let attrs = ["end_attrs", "start_attrs"].map(|n| batch.column_by_name(n).map(|c| c.as_map().clone()));
+        let is_request = column::<Bools>(batch, "request").ok();
+        let attrs = ["end_attrs", "start_attrs"].map(|name| column::<Attrs>(batch, name).ok());
         for row in 0..batch.num_rows() {
-            let trace: [u8; 16] = traces.value(row).try_into().expect("sixteen bytes");
-            let key = (trace, spans.value(row).try_into().expect("eight bytes"));
-            let request = is_request.as_ref().is_some_and(|r| r.value(row)).then(|| {
+            let key = (traces.at(row), spans.at(row));
+            let request = is_request.as_ref().is_some_and(|r| r.get(row) == Some(true)).then(|| {
                 values.push([None; REQUEST_FIELDS.len()]);
                 request_of.insert(key, values.len() - 1);
                 values.len() - 1
             });
-            if request.is_none() && parents.is_valid(row) {
-                parent_of.insert(key, (trace, parents.value(row).try_into().expect("eight bytes")));
+            if let (None, Some(parent)) = (request, parents.get(row)) {
+                parent_of.insert(key, (key.0, parent));
             }
             for attrs in attrs.iter().flatten() {
                 fields(attrs, row, |field, value| match request {

@@ -2,12 +2,11 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use arrow::array::{ArrayRef, AsArray, RecordBatch};
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
+use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
 use futures::StreamExt;
-use rollscope_query::Engine;
 pub use rollscope_query::sql_text;
+use rollscope_query::{Engine, columns};
 
 use crate::problem::{Problem, ProblemKind};
 
@@ -27,22 +26,18 @@ pub async fn collect(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, Pro
     Ok(batches)
 }
 
-fn column(batch: &RecordBatch, name: &str, to: &DataType) -> Result<ArrayRef, Problem> {
-    let column = batch.column_by_name(name).ok_or_else(|| Problem::internal(format!("no column {name}")))?;
-    cast(column, to).map_err(|e| Problem::internal(format!("column {name}: {e}")))
+fn of_answer<T>(column: Result<T, ArrowError>) -> Result<T, Problem> {
+    column.map_err(|e| Problem::internal(e.to_string()))
 }
 
 pub fn text_column(batch: &RecordBatch, name: &str) -> Result<Vec<Option<String>>, Problem> {
-    let column = column(batch, name, &DataType::Utf8)?;
-    Ok(column.as_string::<i32>().iter().map(|v| v.map(str::to_string)).collect())
+    of_answer(columns::text_column(batch, name))
 }
 
 pub fn int_column(batch: &RecordBatch, name: &str) -> Result<Vec<Option<i64>>, Problem> {
-    let column = column(batch, name, &DataType::Int64)?;
-    Ok(column.as_primitive::<Int64Type>().iter().collect())
+    of_answer(columns::int_column(batch, name))
 }
 
 pub fn float_column(batch: &RecordBatch, name: &str) -> Result<Vec<Option<f64>>, Problem> {
-    let column = column(batch, name, &DataType::Float64)?;
-    Ok(column.as_primitive::<Float64Type>().iter().collect())
+    of_answer(columns::float_column(batch, name))
 }

@@ -13,6 +13,7 @@
 //! process with [`functions::register`] can execute them. Only the process that executes a plan adds to it: the filters of
 //! its joins look whether the query is still wanted ([`interrupt`]).
 
+pub mod columns;
 mod describe;
 mod engine;
 mod error;

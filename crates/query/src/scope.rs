@@ -15,14 +15,13 @@
 //!
 //! **A window of time** has the spans of the run that are there at some time in it, and those of other runs in their traces.
 
-use arrow::array::{Array, AsArray, BooleanArray, FixedSizeBinaryArray, RecordBatch};
-use arrow::compute::{filter_record_batch, max, min};
-use arrow::datatypes::Int64Type;
+use arrow::array::{Array, BooleanArray, RecordBatch};
+use arrow::compute::filter_record_batch;
 use arrow::error::ArrowError;
 use futures::future::BoxFuture;
 use hashbrown::{HashMap, HashSet};
 use rollscope_model::TraceId;
-use rollscope_model::read::{Ids, column};
+use rollscope_model::read::{Ids, Ints, column};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
@@ -270,8 +269,9 @@ fn extent(batches: &[RecordBatch]) -> Option<(i64, i64)> {
     let mut out: Option<(i64, i64)> = None;
     for batch in batches {
         for name in ["start_ns", "end_ns"] {
-            let column = batch.column_by_name(name).and_then(|c| c.as_primitive_opt::<Int64Type>());
-            if let Some((low, high)) = column.and_then(|c| Some((min(c)?, max(c)?))) {
+            let times = column::<Ints>(batch, name).ok();
+            let ends = times.and_then(|times| Some((times.iter().flatten().min()?, times.iter().flatten().max()?)));
+            if let Some((low, high)) = ends {
                 out = Some(out.map_or((low, high), |(from, to)| (from.min(low), to.max(high))));
             }
         }
@@ -382,15 +382,11 @@ impl Below {
 
 /// Every row's id and, where it has the column, its parent.
 fn each_id(batch: &RecordBatch, mut each: impl FnMut(Id, Option<[u8; 8]>)) -> Result<(), ArrowError> {
-    let column = |name: &str| -> Result<&FixedSizeBinaryArray, ArrowError> {
-        let column = batch.column_by_name(name).and_then(|c| c.as_fixed_size_binary_opt());
-        column.ok_or_else(|| ArrowError::SchemaError(format!("spans have no {name}")))
-    };
-    let (traces, spans, parents) = (column("trace_id")?, column("span_id")?, column("parent_span_id").ok());
+    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+    let parents = column::<Ids<8>>(batch, "parent_span_id").ok();
     for row in 0..batch.num_rows() {
-        let id = (traces.value(row).try_into().unwrap_or_default(), spans.value(row).try_into().unwrap_or_default());
-        let parent = parents.filter(|p| p.is_valid(row)).and_then(|p| p.value(row).try_into().ok());
-        each(id, parent);
+        let id = (traces.get(row).unwrap_or_default(), spans.get(row).unwrap_or_default());
+        each(id, parents.as_ref().and_then(|parents| parents.get(row)));
     }
     Ok(())
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::Int64Type;
+use arrow::array::RecordBatch;
 use futures::StreamExt;
 use rollscope_formats::export::PendingFile;
 use rollscope_formats::export::html::{Page, Window};
 use rollscope_model::Table;
+use rollscope_query::columns::{int_column, text_column};
 use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, SnapshotSource};
 
@@ -113,12 +113,12 @@ async fn windows(engine: &Engine, run: &str, named: &[i64], page: &mut Page) -> 
     );
     let (mut found, mut fitting, mut total) = (Vec::new(), Vec::new(), page.spans());
     for batch in collect(engine, &sql).await? {
-        let (steps, rows) = (batch.column(0).as_primitive::<Int64Type>(), batch.column(1).as_primitive::<Int64Type>());
-        for row in 0..batch.num_rows() {
-            found.push(steps.value(row));
-            total += rows.value(row) as u64;
+        for (step, rows) in int_column(&batch, "step")?.into_iter().zip(int_column(&batch, "n")?) {
+            let Some(step) = step else { continue };
+            found.push(step);
+            total += rows.unwrap_or_default() as u64;
             if total <= MAX_SPANS || fitting.is_empty() {
-                fitting.push(Some(steps.value(row)));
+                fitting.push(Some(step));
             }
         }
     }
@@ -226,9 +226,7 @@ async fn collect(engine: &Engine, sql: &str) -> anyhow::Result<Vec<RecordBatch>>
 pub async fn column(engine: &Engine, sql: &str) -> anyhow::Result<Vec<String>> {
     let mut values = Vec::new();
     for batch in collect(engine, sql).await? {
-        let texts = arrow::compute::cast(batch.column(0), &arrow::datatypes::DataType::Utf8)?;
-        let texts = texts.as_string::<i32>();
-        values.extend((0..texts.len()).filter(|i| texts.is_valid(*i)).map(|i| texts.value(i).to_string()));
+        values.extend(text_column(&batch, batch.schema_ref().field(0).name())?.into_iter().flatten());
     }
     Ok(values)
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::time::Instant;
 
 use anyhow::Context;
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::array::RecordBatch;
 use futures::StreamExt;
 use rollscope_app::intake;
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::read;
 use rollscope_query::sql_text;
 use rollscope_store::{Store, StoreOptions};
 
@@ -136,38 +136,22 @@ impl KnownRun {
 }
 
 fn read_runs(batch: &RecordBatch) -> anyhow::Result<Vec<(String, KnownRun)>> {
-    let column = |name: &str, kind: &DataType| -> anyhow::Result<_> {
-        Ok(arrow::compute::cast(batch.column(batch.schema_ref().index_of(name)?), kind)?)
+    let rows = read::Runs::of(batch)?;
+    let known = |row: usize| {
+        let text = |column: &read::Text| column.get(row).map(str::to_string);
+        KnownRun {
+            project: text(&rows.project),
+            name: text(&rows.name),
+            framework: text(&rows.framework),
+            config: text(&rows.config),
+            tags: text(&rows.tags),
+            status: text(&rows.status),
+            started_ns: rows.started_ns.get(row).unwrap_or_default(),
+            ended_ns: rows.ended_ns.get(row),
+            updated_ns: rows.updated_ns.get(row).unwrap_or_default(),
+        }
     };
-    let texts =
-        ["run_id", "project", "name", "framework", "config", "tags", "status"].map(|n| column(n, &DataType::Utf8));
-    let texts = texts.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let times = ["started_ns", "ended_ns", "updated_ns"].map(|n| column(n, &DataType::Int64));
-    let times = times.into_iter().collect::<anyhow::Result<Vec<_>>>()?;
-    let mut rows = Vec::new();
-    for row in 0..batch.num_rows() {
-        let text = |i: usize| {
-            let column = texts[i].as_string::<i32>();
-            column.is_valid(row).then(|| column.value(row).to_string())
-        };
-        let time = |i: usize| {
-            let column = times[i].as_primitive::<Int64Type>();
-            column.is_valid(row).then(|| column.value(row))
-        };
-        let known = KnownRun {
-            project: text(1),
-            name: text(2),
-            framework: text(3),
-            config: text(4),
-            tags: text(5),
-            status: text(6),
-            started_ns: time(0).unwrap_or_default(),
-            ended_ns: time(1),
-            updated_ns: time(2).unwrap_or_default(),
-        };
-        rows.push((text(0).unwrap_or_default(), known));
-    }
-    Ok(rows)
+    Ok((0..rows.len()).map(|row| (rows.run_id.at(row).to_string(), known(row))).collect())
 }
 
 impl Runs {

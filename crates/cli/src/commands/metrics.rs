@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use arrow::array::AsArray;
-use arrow::compute::cast;
-use arrow::datatypes::{DataType, Float64Type, Int64Type};
 use futures::StreamExt;
 use rollscope_answers::perf::PerfRules;
 use rollscope_app::{sinks, steps};
+use rollscope_model::read::{Floats, Ints, Text, column};
 use rollscope_model::time::{now_ns, ns_to_seconds};
 use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, Store};
@@ -61,12 +59,11 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
     let mut open: Option<(String, _)> = None;
     while let Some(batch) = rows.stream.next().await {
         let batch = batch?;
-        let column = |name: &str, to: &DataType| cast(batch.column_by_name(name).expect("asked for"), to);
-        let (run_ids, names) = (column("run_id", &DataType::Utf8)?, column("name", &DataType::Utf8)?);
-        let (steps, times) = (column("step", &DataType::Int64)?, column("time_ns", &DataType::Int64)?);
-        let values = column("value", &DataType::Float64)?;
+        let (run_ids, names): (Text, Text) = (column(&batch, "run_id")?, column(&batch, "name")?);
+        let (steps, times): (Ints, Ints) = (column(&batch, "step")?, column(&batch, "time_ns")?);
+        let values: Floats = column(&batch, "value")?;
         for row in 0..batch.num_rows() {
-            let run = run_ids.as_string::<i32>().value(row);
+            let run = run_ids.at(row);
             if open.as_ref().is_none_or(|(name, _)| name != run) {
                 let file =
                     sinks::event_file(&args.out, run, now_ns()).with_context(|| args.out.display().to_string())?;
@@ -74,10 +71,7 @@ pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
                 runs += 1;
             }
             let (_, file) = open.as_mut().expect("it was opened");
-            let time_s = ns_to_seconds(times.as_primitive::<Int64Type>().value(row));
-            let step = steps.as_primitive::<Int64Type>().value(row);
-            let value = values.as_primitive::<Float64Type>().value(row);
-            file.scalar(time_s, step, names.as_string::<i32>().value(row), value)?;
+            file.scalar(ns_to_seconds(times.at(row)), steps.at(row), names.at(row), values.at(row))?;
             written += 1;
         }
     }

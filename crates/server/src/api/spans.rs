@@ -1,11 +1,12 @@
 //! One span with everything it has, and one trace.
 
-use arrow::array::{AsArray, RecordBatch};
+use arrow::array::RecordBatch;
 use arrow::compute::{SortColumn, concat_batches, lexsort_to_indices, take_record_batch};
 use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use rollscope_app::encode::{self, ArrowStream};
+use rollscope_model::read::{Ids, column};
 use serde_json::Value;
 
 use super::json;
@@ -36,9 +37,8 @@ pub async fn span(
     params.done()?;
     let (trace_id, span_id) = (params::trace_id(&trace)?, params::span_id(&span)?);
     for batch in app.engine.trace(trace_id).await? {
-        let ids = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
-        let Some(ids) = ids else { return Err(Problem::internal("spans have no span_id")) };
-        if let Some(row) = ids.iter().position(|id| id == Some(&span_id[..])) {
+        let ids: Ids<8> = column(&batch, "span_id").map_err(|e| Problem::internal(e.to_string()))?;
+        if let Some(row) = (0..batch.num_rows()).find(|row| ids.get(*row) == Some(span_id)) {
             return Ok(json(detail(&batch, row)?));
         }
     }

@@ -1,6 +1,6 @@
 //! Finding traces, and one trace laid out for a waterfall.
 
-use arrow::array::{AsArray, RecordBatch};
+use arrow::array::RecordBatch;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -10,6 +10,7 @@ use rollscope_app::duration::parse_duration;
 use rollscope_app::encode::ArrowStream;
 use rollscope_app::query::{collect, int_column, text_column};
 use rollscope_model::TraceId;
+use rollscope_model::read::{Ids, column};
 use rollscope_query::scope::{Scope, ScopeRead};
 use serde_json::{Value, json};
 
@@ -104,9 +105,8 @@ fn set(ids: &[TraceId], traces: &mut [Value], id: &TraceId, name: &str, value: V
 }
 
 pub fn trace_ids(batch: &RecordBatch) -> Result<Vec<TraceId>, Problem> {
-    let column = batch.column_by_name("trace_id").and_then(|c| c.as_fixed_size_binary_opt());
-    let Some(column) = column else { return Err(Problem::internal("no column trace_id")) };
-    Ok(column.iter().map(|id| id.and_then(|id| id.try_into().ok()).unwrap_or([0; 16])).collect())
+    let ids: Ids<16> = column(batch, "trace_id").map_err(|e| Problem::internal(e.to_string()))?;
+    Ok((0..batch.num_rows()).map(|row| ids.get(row).unwrap_or_default()).collect())
 }
 
 fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
@@ -219,11 +219,11 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let mut callers = Vec::new();
     for batch in called {
         let (names, services) = (text_column(&batch, "name")?, text_column(&batch, "service")?);
-        let spans = batch.column_by_name("span_id").and_then(|c| c.as_fixed_size_binary_opt());
+        let spans: Option<Ids<8>> = column(&batch, "span_id").ok();
         for (row, caller) in trace_ids(&batch)?.iter().enumerate() {
             callers.push(json!({
                 "trace_id": hex::encode(caller),
-                "span_id": spans.map(|s| hex::encode(s.value(row))),
+                "span_id": spans.and_then(|ids| ids.get(row)).map(hex::encode),
                 "name": names[row],
                 "service": services[row],
             }));
