@@ -2,7 +2,7 @@
 
 use crate::forest::{Forest, NONE};
 
-/// Children by their parents, by start.
+/// Children by their parents, in the order of the rows: by start, unless they were read as given.
 pub struct Children {
     from: Vec<u32>,
     all: Vec<u32>,

@@ -38,7 +38,7 @@ impl Items {
                 ArrowError::SchemaError(format!("the timeline needs the column {name} as the store has it"))
             })?;
         }
-        let forest = Forest::read(batches)?;
+        let forest = Forest::read_as_given(batches)?;
         let walk = Walk::of(&forest);
         let (mut names, mut phases, mut words) = (Texts::default(), Texts::default(), Texts::default());
         let (mut samples, mut groups) = (Texts::default(), Texts::default());
