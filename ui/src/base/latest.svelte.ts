@@ -35,7 +35,7 @@ export class Latest<T> {
       if (mine === this.turn) this.loading = false;
     }
   }
-  /** For news: waits for an answer that is on its way instead of asking anew, so that a slow one is not put off for ever. */
+  /** For news: waits for an answer that is on its way instead of asking again, so that a slow one is not put off for ever. */
   async again(question: (signal: AbortSignal) => Promise<T>): Promise<void> {
     if (this.loading) {
       this.pending = question;

@@ -89,7 +89,7 @@ async function runId(): Promise<string> {
   return (await get('/api/v1/conversations?limit=1&search=step:%3E%3D0&sort=step&messages=false')).conversations[0].run_id;
 }
 
-it('finds the worst sample of a step, the tool error that spoiled it, and its best sibling', async () => {
+it('finds the worst sample of a step, the tool error that spoiled it, and the best sample of its group', async () => {
   const run = await runId();
   await open(`#/run/${encodeURIComponent(run)}/conversations`);
   await items().first().waitFor();
@@ -108,7 +108,7 @@ it('finds the worst sample of a step, the tool error that spoiled it, and its be
   await page.locator('article.broken').first().waitFor();
   await expect.poll(hash, WAIT).toContain('open=');
   await page.screenshot({ path: 'artifacts/conversations-reader-dark.png' });
-  await page.getByRole('link', { name: 'Siblings' }).click();
+  await page.getByRole('link', { name: 'Group', exact: true }).click();
   await page.getByRole('heading', { name: /^Group / }).waitFor();
   const rewards = await page.locator('thead .head b').allInnerTexts();
   const numbers = rewards.filter((r) => r !== '–').map(Number);
@@ -223,7 +223,7 @@ it('shows what a hostile model wrote, harmlessly', async () => {
   expect(text).toContain('<script>window.hacked=4</script>');
   expect(text).toContain('not JSON');
   expect(text).toContain('hologram');
-  expect(text).toContain('not an image that can be shown');
+  expect(text).toContain('not a supported image');
   expect(await page.locator('math mfrac').count()).toBe(1);
   expect(await page.locator('.side a[href^="javascript"]').count()).toBe(0);
   await page.waitForTimeout(300);
