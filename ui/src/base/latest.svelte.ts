@@ -1,3 +1,5 @@
+import { isRefusal } from './errors';
+
 // Answers that come late. Each new question aborts the one before, and an answer counts only if its question is still the
 // newest: a slow answer never overwrites a newer one. Made in a component, it ends with it: what is on its way is aborted.
 
@@ -35,8 +37,12 @@ export class Latest<T> {
       if (mine === this.turn) this.loading = false;
     }
   }
-  /** For news: waits for an answer that is on its way instead of asking again, so that a slow one is not put off for ever. */
+  /**
+   * For news: the same question again. Waits for an answer that is on its way instead of aborting it, so that a slow one is not
+   * put off for ever. A question that was refused is not asked again: news does not make it right, only another question does (`ask`).
+   */
   async again(question: (signal: AbortSignal) => Promise<T>): Promise<void> {
+    if (isRefusal(this.error)) return;
     if (this.loading) {
       this.pending = question;
       return;

@@ -96,7 +96,7 @@ it('opens a trace of many spans that came in several batches, folds, finds and s
   await expect
     .poll(async () => (await page.locator('.legend:not(.path) span').allInnerTexts()).sort(), WAIT)
     .toEqual(['decode', 'prefill', 'reward', 'rollout', 'tool call']);
-  await page.getByTitle('Unfold everything').click();
+  await page.getByTitle('Unfold all').click();
   const before = await page.getByLabel('Waterfall').screenshot();
   await page.getByLabel('Waterfall').hover();
   await page.mouse.wheel(0, 4000);
