@@ -1,3 +1,4 @@
+import { untrack } from 'svelte';
 import { isRefusal } from './errors';
 
 // Answers that come late. Each new question aborts the one before, and an answer counts only if its question is still the
@@ -42,8 +43,10 @@ export class Latest<T> {
    * put off for ever. A question that was refused is not asked again: news does not make it right, only another question does (`ask`).
    */
   async again(question: (signal: AbortSignal) => Promise<T>): Promise<void> {
-    if (isRefusal(this.error)) return;
-    if (this.loading) {
+    // Whoever asks from an effect must not be run again by the answer.
+    const [refused, loading] = untrack(() => [isRefusal(this.error), this.loading]);
+    if (refused) return;
+    if (loading) {
       this.pending = question;
       return;
     }

@@ -35,6 +35,19 @@ describe('answers that come late', () => {
 });
 
 describe('news', () => {
+  it('is not taken for a change by the effect that asks', async () => {
+    let asked = 0;
+    const { end } = within(() => {
+      const latest = new Latest<number>();
+      $effect(() => void latest.again(() => Promise.resolve(++asked)));
+    });
+    for (let k = 0; k < 10; k++) {
+      await Promise.resolve();
+      flushSync();
+    }
+    expect(asked).toBe(1);
+    end();
+  });
   it('waits for the answer on its way, then asks once more', async () => {
     const { it: latest, end } = within(() => new Latest<number>());
     let done: (v: number) => void = () => undefined;
