@@ -32,6 +32,17 @@ export default defineConfig(({ mode }) => {
         { extends: true as const, test: { name: 'unit', include: ['tests/unit/**/*.test.ts'], environment: 'node', testTimeout: 60_000 } },
         {
           extends: true as const,
+          resolve: { conditions: ['browser'] },
+          test: {
+            name: 'runes',
+            include: ['tests/runes/**/*.svelte.test.ts'],
+            environment: './tests/runes/environment.ts',
+            server: { deps: { inline: ['svelte'] } },
+            testTimeout: 60_000,
+          },
+        },
+        {
+          extends: true as const,
           test: {
             name: 'real',
             include: ['tests/real/**/*.test.ts'],

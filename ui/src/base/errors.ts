@@ -8,3 +8,10 @@ export class SourceError extends Error {
     super(detail || title);
   }
 }
+
+/** Statuses of the 4xx that depend on more than the question: what is not there may come, and a busy server may have time later. */
+const MAY_CHANGE = [404, 408, 425, 429];
+
+/** The question itself was refused. Asked again, it would be refused again. */
+export const isRefusal = (e: Error | null): boolean =>
+  e instanceof SourceError && e.status >= 400 && e.status < 500 && !MAY_CHANGE.includes(e.status);

@@ -26,6 +26,9 @@ export function count(n: number): string {
   return `${(n / 1e9).toFixed(2)}G`;
 }
 
+/** `1 row`, `2,000 rows`. */
+export const counted = (n: number, what: string, plural = `${what}s`): string => `${count(n)} ${n === 1 ? what : plural}`;
+
 export function bytes(n: number): string {
   const units = ['B', 'kB', 'MB', 'GB', 'TB'];
   let u = 0;

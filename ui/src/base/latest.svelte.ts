@@ -1,3 +1,6 @@
+import { untrack } from 'svelte';
+import { isRefusal } from './errors';
+
 // Answers that come late. Each new question aborts the one before, and an answer counts only if its question is still the
 // newest: a slow answer never overwrites a newer one. Made in a component, it ends with it: what is on its way is aborted.
 
@@ -35,9 +38,15 @@ export class Latest<T> {
       if (mine === this.turn) this.loading = false;
     }
   }
-  /** For news: waits for an answer that is on its way instead of asking anew, so that a slow one is not put off for ever. */
+  /**
+   * For news: the same question again. Waits for an answer that is on its way instead of aborting it, so that a slow one is not
+   * put off for ever. A question that was refused is not asked again: news does not make it right, only another question does (`ask`).
+   */
   async again(question: (signal: AbortSignal) => Promise<T>): Promise<void> {
-    if (this.loading) {
+    // Whoever asks from an effect must not be run again by the answer.
+    const [refused, loading] = untrack(() => [isRefusal(this.error), this.loading]);
+    if (refused) return;
+    if (loading) {
       this.pending = question;
       return;
     }

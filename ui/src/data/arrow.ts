@@ -412,18 +412,18 @@ export function readStream(input: Uint8Array): ArrowStream {
         ended = true;
         break;
       }
-      if (size < 0 || pos + size > bytes.byteLength) throw new ArrowError('the stream was cut short');
+      if (size < 0 || pos + size > bytes.byteLength) throw new ArrowError('the stream is incomplete');
       const message = Fb.root(new DataView(bytes.buffer, bytes.byteOffset + pos, size));
       pos += size;
       const bodyLength = small(message.i64(3), 'body length');
-      if (pos + bodyLength > bytes.byteLength) throw new ArrowError('the stream was cut short');
+      if (pos + bodyLength > bytes.byteLength) throw new ArrowError('the stream is incomplete');
       const body = bytes.subarray(pos, pos + bodyLength);
       pos += bodyLength;
       const header = message.table(2);
       if (!header) continue;
       switch (message.u8(1)) {
         case 1:
-          if (header.i16(0) !== 0) throw new ArrowError('big-endian Arrow data');
+          if (header.i16(0) !== 0) throw new ArrowError('big-endian Arrow data is not supported');
           fields = header.tables(1).map((f) => readField(f));
           dictionaryFields(fields, dictionaryTypes);
           for (const pair of header.tables(2)) metadata[pair.text(0)] = pair.text(1);
@@ -453,8 +453,8 @@ export function readStream(input: Uint8Array): ArrowStream {
     if (e instanceof RangeError) throw new ArrowError('the Arrow stream is damaged');
     throw e;
   }
-  if (!fields) throw new ArrowError('this is no Arrow stream');
-  if (!ended) throw new ArrowError('the stream was cut short');
+  if (!fields) throw new ArrowError('this is not an Arrow stream');
+  if (!ended) throw new ArrowError('the stream is incomplete');
   return { fields, batches, metadata };
 }
 

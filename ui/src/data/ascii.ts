@@ -10,7 +10,7 @@ export function fromAscii(text: string): Uint8Array<ArrayBuffer> {
     let c = text.charCodeAt(i);
     if (c === ESCAPE) c = text.charCodeAt(++i) - 64;
     // Also what is no number, at the end of a text that was cut off.
-    if (!(c >= 0 && c < 128)) throw new Error('a character that is not ours');
+    if (!(c >= 0 && c < 128)) throw new Error('a data block contains an unexpected character');
     pending = ((pending << 7) | c) & 0x7fff;
     bits += 7;
     if (bits >= 8) {

@@ -30,7 +30,7 @@ export async function request(address: string, init: RequestInit = {}): Promise<
     response = await fetch(address, { ...init, credentials: 'same-origin' });
   } catch (e) {
     if ((e as Error).name === 'AbortError') throw e;
-    throw new SourceError('The server does not answer', 'Is `rollscope serve` still running? Press Retry to try again.');
+    throw new SourceError('The server is not responding', 'Check that `rollscope serve` is still running, then retry.');
   }
   if (response.ok) return response;
   const text = await response.text();

@@ -4,7 +4,7 @@
 //
 //     <script type="application/octet-stream" id="rs-NAME">TEXT</script>
 //
-// TEXT is the gzip of the block's bytes as ascii.ts has it: seven bits a character, without `<`, so nothing in the data can
+// TEXT is the gzip of the block's bytes as ascii.ts has it: seven bits per character, without `<`, so nothing in the data can
 // end the element. Blocks are decoded when first needed.
 //
 // | id | bytes |
@@ -16,7 +16,7 @@
 // | `rs-samples-R-S` | Arrow IPC stream of the samples table for that step |
 // | `rs-attrs-R-S-C` | JSON, chunk C of the attributes of the spans: the Keyed below. Rows stand in the order of the timeline's `source`, `chunk_rows` (4096) to a chunk. |
 // | `rs-rest-R-S-C` | Arrow IPC stream, the same rows: events, links, and any other column of the spans table that the timeline lacks; not ids as they came (`original_*`), nor columns of nothing but nulls |
-// | `rs-links-R-S` | where there are any; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row a link |
+// | `rs-links-R-S` | where there are any; Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id, one row per link |
 // | `rs-conversations-R-S-C` | where there are any; Arrow IPC stream, part C of the conversations table for that step, without `messages` |
 // | `rs-words-R-S-C` | `messages` of the same rows, as words.ts has them |
 //
@@ -154,7 +154,10 @@ export class StaticSource implements DataSource {
   manifest(): Promise<Manifest> {
     this.manifestPromise ??= this.json<Manifest>('manifest').then((m) => {
       if (m.version !== 2)
-        throw new SourceError('The file is of another version than its page', `Manifest version ${String(m.version)} is not known here.`);
+        throw new SourceError(
+          'This file does not match its page',
+          `Its manifest has version ${String(m.version)}, but the page reads version 2. Export the file again.`,
+        );
       return m;
     });
     return this.manifestPromise;
@@ -214,7 +217,7 @@ export class StaticSource implements DataSource {
     return this.bytes((await this.place(run, window)).samples);
   }
   async span(trace: string, span: string, place?: SpanPlace): Promise<SpanDetail> {
-    if (!place) throw no('Looking a span up by its id');
+    if (!place) throw no('Looking up a span by its id');
     const w = await this.place(place.run, place.window);
     const chunk = Math.floor(place.row / w.chunk_rows);
     const [attrs, rest] = [w.attrs[chunk], w.rest[chunk]];
@@ -223,7 +226,7 @@ export class StaticSource implements DataSource {
     const at = place.row - chunk * w.chunk_rows;
     const keyed = await this.kept(attrs, () => this.json<Keyed>(attrs));
     const row = rowAt(await this.kept(rest, async () => readStream(await this.bytes(rest))), at);
-    if (!row || at >= keyed.rows.length) throw new SourceError('The file is damaged', `Block rs-${rest} does not hold span ${span}.`);
+    if (!row || at >= keyed.rows.length) throw new SourceError('The file is damaged', `The block rs-${rest} does not contain span ${span}.`);
     const found = { start_attrs: Object.create(null) as Attrs, end_attrs: Object.create(null) as Attrs };
     const shape = keyed.shapes[keyed.rows[at]];
     let among = 0;
@@ -303,7 +306,7 @@ export class StaticSource implements DataSource {
     return Promise.reject(no('Changing tags'));
   }
   removeRun(): Promise<void> {
-    return Promise.reject(no('Deleting'));
+    return Promise.reject(no('Deleting a run'));
   }
   tables(): Promise<TableInfo[]> {
     return Promise.resolve([]);

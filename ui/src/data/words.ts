@@ -4,7 +4,7 @@ const WORD = new Uint8Array(256).map((_, c) => Number((c >= 48 && c <= 57) || (c
 export function readWords(bytes: Uint8Array<ArrayBuffer>): string[] {
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.byteLength);
   const short = (): never => {
-    throw new Error('the words are cut short');
+    throw new Error('a text block is incomplete');
   };
   if (bytes.byteLength < 12) short();
   const [texts, tokens, distinct] = [0, 4, 8].map((at) => view.getUint32(at, true));

@@ -73,7 +73,7 @@ class App {
   start(): () => void {
     if (this.source.kind === 'static') void this.openOnlyStep();
     if (!this.source.can.live) return () => undefined;
-    // At most one change a second reaches the views: they read, and the reading costs.
+    // At most one change per second reaches the views: they read, and the reading costs.
     let waiting: Change | null = null;
     let timer: ReturnType<typeof setTimeout> | undefined;
     let last = -Infinity;
@@ -147,7 +147,7 @@ class App {
           (m) => show(m.default),
           () =>
             (this.viewError = new Error(
-              'A part of the page could not be loaded. Has the server been updated or stopped? Press Retry to reload the page.',
+              'Part of the page could not be loaded. The server may have been updated or stopped. Retry to reload the page.',
             )),
         );
     }

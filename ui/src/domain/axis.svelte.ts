@@ -1,5 +1,5 @@
 // The time axis that the rows of the timeline and the panels under them share. Reactive: read it in an effect or a
-// derived value, and draw again when it changes (at most once a frame).
+// derived value, and draw again when it changes (at most once per frame).
 
 export class TimeAxis {
   /** Nanoseconds since the epoch of time 0. */

@@ -26,6 +26,9 @@ export function phaseOf(name: string, said: string | null): number {
   return index(word === SAID_ROLLOUT ? 'rollout' : 'other');
 }
 
+/** A kind for people: `KV transfer`, not `transfer`. What is not a kind stays as it is. */
+export const kindLabel = (kind: string): string => PHASES[byKey.get(kind) ?? -1]?.label ?? kind;
+
 export const phaseColor = (index: number, dark: boolean): string => (dark ? PHASES[index].dark : PHASES[index].light);
 
 /** For colours by name: the most common names get one each, the rest stay grey. */

@@ -44,8 +44,7 @@ export interface AnswersProps {
   step: number;
   /** Rises when the step changed under the page. */
   version: number;
-  /** Called with every report. */
-  told: (figures: StepFigures) => void;
+  onreport: (figures: StepFigures) => void;
 }
 
 /** On the page of a run: what stands out in its steps. */

@@ -1,6 +1,6 @@
 // Every view, in the order of the navigation. A new view is one component and one line here. `path` is the part of the
 // address after `#/`; its `:parts` arrive in `app.route.params` (and `:run` in `app.route.run`), and
-// `app.href(key, run, params)` puts them back. A component is loaded when it is first shown. It is mounted anew when the
+// `app.href(key, run, params)` puts them back. A component is loaded when it is first shown. It is mounted again when the
 // view, the run or another part of its path changes; what follows the `?` changes under it.
 import type { ViewSpec } from '../domain/views';
 

@@ -68,7 +68,7 @@ it('lists runs, filters, sorts, and deletes after confirmation', async () => {
   await page.getByRole('button', { name: 'Delete run sglang-smoke' }).click();
   const confirm = page.getByRole('button', { name: 'Delete', exact: true });
   expect(await confirm.isDisabled()).toBe(true);
-  await page.getByLabel('Id of the run').fill('sglang-smoke');
+  await page.getByLabel('Run id').fill('sglang-smoke');
   await confirm.click();
   await expect.poll(() => page.locator('tbody tr').count()).toBe(3);
 });
@@ -132,8 +132,8 @@ it('filters and sorts rows', async () => {
   await page.keyboard.type('is:error');
   await expect.poll(footer).toMatch(/^[1-9]\d? of 101 rows/);
   await page.locator('[data-filter]').fill('no such thing');
-  await page.getByText('No row matches').waitFor();
-  await page.getByRole('button', { name: 'Clear the filter' }).click();
+  await page.getByText('No rows match').waitFor();
+  await page.getByRole('button', { name: 'Clear filter' }).click();
   await expect.poll(footer).toContain('101 rows');
   await page.getByLabel('sort').selectOption('reward');
   await page.getByRole('button', { name: /Ascending/ }).click();
@@ -148,7 +148,7 @@ it('shows a span with its attributes as text, its relations and its JSON', async
   await open('#/run/grpo-search-7b/timeline?step=3&x=1&q=sample:0');
   await drawn();
   await page.keyboard.press('Enter');
-  const panel = page.getByLabel('Details of the span');
+  const panel = page.getByLabel('Span details');
   // The name of this span is markup.
   await panel.getByRole('heading', { name: '<img src=x onerror=alert(1)>' }).waitFor();
   await panel.getByText('At the start').waitFor();
@@ -211,7 +211,7 @@ it('a late answer does not overwrite a newer one', async () => {
   const shown = await footer();
   await page.waitForTimeout(1800);
   mock.delay(0);
-  expect((await footer()).replace(/read in.*/, '')).toBe(shown.replace(/read in.*/, ''));
+  expect((await footer()).replace(/loaded in.*/, '')).toBe(shown.replace(/loaded in.*/, ''));
   expect(await page.getByLabel('Step', { exact: true }).inputValue()).toBe('1');
 });
 
@@ -273,7 +273,7 @@ it('works as one file from disk', async () => {
     await expect.poll(footer).toContain('1 of 405 rows');
     await page.keyboard.press('Escape');
     await page.keyboard.press('Enter');
-    const panel = page.getByLabel('Details of the span');
+    const panel = page.getByLabel('Span details');
     await panel.getByText('</script><script>window.hacked=1</script>').waitFor();
     await panel.getByText('rollout_sample').first().waitFor();
     await page.screenshot({ path: 'artifacts/test-file.png' });

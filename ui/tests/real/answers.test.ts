@@ -57,7 +57,7 @@ it('a step opens with its sentence, and each clause leads to its evidence', asyn
     .getByRole('link', { name: /^sample / })
     .first()
     .click();
-  await page.getByLabel('Details of the span').getByText('browser').first().waitFor();
+  await page.getByLabel('Span details').getByText('browser').first().waitFor();
   await expect.poll(() => page.locator('svg[aria-label="Critical path"] rect').count(), WAIT).toBeGreaterThan(5);
   await shot('answers-timeline');
 });

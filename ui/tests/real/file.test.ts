@@ -88,7 +88,7 @@ it('what is told of a span is there, and is found', async () => {
   await expect.poll(footer, WAIT).toMatch(/^1 of 1,024 rows/);
   await page.keyboard.press('Escape');
   await page.keyboard.press('Enter');
-  const details = page.getByLabel('Details of the span');
+  const details = page.getByLabel('Span details');
   await details.getByText('group_size').waitFor();
   await details.getByRole('button', { name: /^child generate_and_rm/ }).click();
   await details

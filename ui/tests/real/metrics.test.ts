@@ -48,7 +48,7 @@ it('metrics: a chart a name, filter, scale, smoothing, pins, zoom shared by all,
   const name = (await first.getAttribute('aria-label'))!;
   expect(name).toContain('reward');
   await expect.poll(() => first.locator('canvas').count(), WAIT).toBeGreaterThan(0);
-  await page.getByRole('button', { name: 'log' }).click();
+  await page.getByRole('button', { name: 'log scale' }).click();
   await expect.poll(hash, WAIT).toContain('log=1');
   await page.getByLabel(/^smooth/).fill('0.5');
   await expect.poll(hash, WAIT).toContain('smooth=0.5');
@@ -62,7 +62,7 @@ it('metrics: a chart a name, filter, scale, smoothing, pins, zoom shared by all,
   await page.mouse.move(box.x + box.width * 0.8, box.y + box.height / 2, { steps: 5 });
   await page.mouse.up();
   await expect.poll(hash, WAIT).toContain('zoom=');
-  await page.getByRole('button', { name: 'All of it' }).click();
+  await page.getByRole('button', { name: 'Reset zoom' }).click();
   await expect.poll(hash, WAIT).not.toContain('zoom=');
   await first.getByRole('link').first().click();
   await expect.poll(hash, WAIT).toMatch(/timeline\?.*step=\d/);
@@ -72,7 +72,7 @@ it('serving: panels of the engines, one line each or a rank each, and the trace 
   await open('#/run/demo/serving');
   await page.getByText('Queues').waitFor();
   await expect.poll(() => page.locator('canvas').count(), WAIT).toBeGreaterThan(4);
-  await page.getByRole('button', { name: 'each rank' }).click();
+  await page.getByRole('button', { name: 'Per rank' }).click();
   await expect.poll(hash, WAIT).toContain('by=rank');
   await page.getByLabel('Trace level').selectOption('1');
   await page.getByText('set for SDKs').waitFor();

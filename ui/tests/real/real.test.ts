@@ -53,7 +53,7 @@ const drawn = (): Promise<void> => expect.poll(frames, WAIT).toBeGreaterThan(0);
 const footer = (): Promise<string> => page.locator('footer').innerText();
 const hash = (): Promise<string> => page.evaluate(() => location.hash);
 const shot = (name: string): Promise<unknown> => page.screenshot({ path: `artifacts/real-${name}.png` });
-const details = () => page.getByLabel('Details of the span');
+const details = () => page.getByLabel('Span details');
 const T = '#/run/demo/timeline';
 
 it('runs: curves, filter, tags, comparing, deleting', async () => {
@@ -89,12 +89,12 @@ it('runs: curves, filter, tags, comparing, deleting', async () => {
   await page.getByRole('link', { name: 'Compare 2 runs' }).click();
   await page.getByRole('heading', { name: 'Mean reward' }).waitFor();
   await page.getByRole('heading', { name: 'Step time' }).waitFor();
-  await page.getByText('samples a minute').waitFor();
+  await page.getByText('samples per minute').waitFor();
   await shot('compare');
   await open('#/');
   await page.getByRole('button', { name: 'Delete run doomed' }).click();
   expect(await page.getByRole('button', { name: 'Delete', exact: true }).isDisabled()).toBe(true);
-  await page.getByLabel('Id of the run').fill('doomed');
+  await page.getByLabel('Run id').fill('doomed');
   await page.getByRole('button', { name: 'Delete', exact: true }).click();
   await expect.poll(() => page.getByRole('link', { name: 'doomed' }).count(), WAIT).toBe(0);
 });
@@ -142,12 +142,12 @@ it('timeline: rows, sorts, filters', async () => {
   await shown('@exit_code=1', some);
   await shown('@completion_tokens>1', some);
   await shown('@no_such_attribute', new RegExp(`^0 of ${all} rows`));
-  await page.getByRole('button', { name: 'Clear the filter' }).click();
+  await page.getByRole('button', { name: 'Clear filter' }).click();
   await expect.poll(footer, WAIT).toMatch(new RegExp(`^${all} rows`));
   for (const rows of ['sample', 'worker', 'tool', 'group']) {
     await page.getByLabel('rows').first().selectOption(rows);
     await expect.poll(async () => (rows === 'group' ? !(await hash()).includes('rows=') : (await hash()).includes(`rows=${rows}`)), WAIT).toBe(true);
-    await expect.poll(footer, WAIT).toMatch(/^[1-9]\d* rows/);
+    await expect.poll(footer, WAIT).toMatch(/^[1-9]\d* rows?/);
     if (rows === 'worker') await shot('workers');
   }
 });
@@ -235,7 +235,7 @@ it('live: a running step grows by what is new, and an open span ends', async () 
   ]);
   await open('#/run/live/timeline');
   await drawn();
-  await expect.poll(footer, WAIT).toMatch(/^1 rows\s+2 items/);
+  await expect.poll(footer, WAIT).toMatch(/^1 row\s+2 items/);
   expect(await footer()).toContain('running');
   await page.getByRole('button', { name: 'follow' }).waitFor();
   await send(server, 'live', [
@@ -312,14 +312,14 @@ it('SQL: answer, plot, history, what is cut off, saving', async () => {
     'select step, count(*) as spans, count(distinct sample_id) as samples from spans where step is not null group by step order by step',
   );
   await page.keyboard.press('Control+Enter');
-  await page.getByRole('group', { name: /Left and right read the values/ }).waitFor();
+  await page.getByRole('group', { name: /arrow keys to read the values/ }).waitFor();
   await page.getByRole('button', { name: 'Table' }).click();
   await editor.fill('select a.value as x from generate_series(1, 100001) as a');
   await page.keyboard.press('Control+Enter');
-  await page.getByText('These are the first 100k rows; there are more').waitFor();
+  await page.getByText('Only the first 100k rows are shown').waitFor();
   await editor.fill('select 1 as one, 2.5 as two');
   await page.keyboard.press('Control+Enter');
-  await page.getByText('1 rows').waitFor();
+  await page.getByText('1 row ·').waitFor();
   for (const [format, text] of [
     ['CSV', 'one,two'],
     ['JSON', '"columns"'],

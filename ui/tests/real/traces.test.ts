@@ -96,7 +96,7 @@ it('opens a trace of many spans that came in several batches, folds, finds and s
   await expect
     .poll(async () => (await page.locator('.legend:not(.path) span').allInnerTexts()).sort(), WAIT)
     .toEqual(['decode', 'prefill', 'reward', 'rollout', 'tool call']);
-  await page.getByTitle('Unfold everything').click();
+  await page.getByTitle('Unfold all').click();
   const before = await page.getByLabel('Waterfall').screenshot();
   await page.getByLabel('Waterfall').hover();
   await page.mouse.wheel(0, 4000);
@@ -104,7 +104,7 @@ it('opens a trace of many spans that came in several batches, folds, finds and s
   await page.getByLabel('Find in this trace').fill('reward');
   await page.getByText('5,000 found').waitFor(WAIT);
   await page.keyboard.press('Enter');
-  await page.getByLabel('Details of the span').getByText('reward').first().waitFor(WAIT);
+  await page.getByLabel('Span details').getByText('reward').first().waitFor(WAIT);
   await expect.poll(hash, WAIT).toMatch(/span=[0-9a-f]{16}/);
   await page.screenshot({ path: 'artifacts/trace-large.png' });
 });
@@ -120,6 +120,6 @@ it('counts a trace by name, and a link opens one span of it', async () => {
   ])
     expect(texts).toMatch(new RegExp(`${name}[\\s\\S]*?${n}`));
   await open(`#/trace/${LARGE}?span=${(12_346).toString(16).padStart(16, '0')}`);
-  await page.getByLabel('Details of the span').getByText('out of memory').waitFor(WAIT);
+  await page.getByLabel('Span details').getByText('out of memory').waitFor(WAIT);
   await page.getByRole('button', { name: '1 error', exact: true }).waitFor(WAIT);
 });

@@ -197,7 +197,7 @@ it('what is in the log is on disk', async () => {
     expect(runs[0].bytes).toBeLessThan(log * 1.5);
     await page.goto(`${young.url}/`);
     const row = page.locator('tbody tr', { hasText: 'in the log' });
-    await row.getByTitle('all of it in the log, not compressed yet').waitFor();
+    await row.getByTitle('All of it is in the log, not compressed yet').waitFor();
     expect(await row.innerText()).not.toMatch(/\b0 B\b/);
     await shot('on-disk');
     await page.goto('about:blank');

@@ -113,7 +113,7 @@ it('finds the words of a search again', () => {
   expect(needles('role:tool "out of memory" alloc* -warn reward:<0.5 contains:"f(x)"')).toEqual(['out of memory', 'alloc', 'f(x)']);
 });
 
-describe('siblings', () => {
+describe('the samples of a group', () => {
   const talk = (reward: number, ...said: string[]): Row =>
     row({ id: String(reward), reward, messages: [{ role: 'user', content: 'q' }, ...said.map((content) => ({ role: 'assistant', content }))] });
   it('are aligned by turns, and the parting is where good and bad do different things', () => {

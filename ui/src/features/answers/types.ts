@@ -149,7 +149,7 @@ export function time(seconds: number): string {
   return s === 0 ? '0 s' : `${sign}${(s * 1e6).toFixed(0)} µs`;
 }
 
-/** The page's colour of a kind of work. */
+/** The number of a kind of work, for its colour. */
 export const phase = (kind: string, name = ''): number => phaseOf(name, kind);
 
 /** The timeline with what a finding rests on in view. */

@@ -1,4 +1,4 @@
-// Siblings laid side by side: turn by turn, what each did, who did the same, and where the good and the bad ones part.
+// The samples of a group side by side: turn by turn, what each did, which did the same, and where high and low rewards diverge.
 import type { Message, Row } from '../../data/conversations';
 import { calls, textOf } from './content';
 
@@ -7,16 +7,16 @@ export interface Cell {
   messages: number[];
   /** What was done, in short. */
   action: string;
-  /** Those who did the same have the same letter; empty where everybody differs. */
+  /** Samples that did the same have the same letter; empty where all differ. */
   letter: string;
 }
 
 export interface Aligned {
   /** Messages at the beginning that all have in common. */
   shared: number;
-  /** By turn, then by sibling; null where a sibling has ended. */
+  /** By turn, then by sample; null where a sample has ended. */
   turns: (Cell | null)[][];
-  /** The turn where the good and the bad ones part, or -1. */
+  /** The turn where high and low rewards diverge, or -1. */
   parting: number;
   /** Characters that all first answers have in common. */
   common: number;
@@ -49,7 +49,7 @@ export function actionOf(messages: Message[]): string {
     .filter((m) => m.role === 'assistant')
     .map((m) => textOf(m.content))
     .join(' ');
-  return said.trim() === '' ? '(nothing)' : shorten(said);
+  return said.trim() === '' ? '(no text)' : shorten(said);
 }
 
 /** A turn begins with an assistant's message and ends before the next. */
@@ -99,7 +99,7 @@ export function align(rows: Row[]): Aligned {
   return { shared, turns: table, parting: partingOf(rows, table), common: commonText(all, shared) };
 }
 
-/** The first turn in which no good one did what a bad one did. */
+/** The first turn in which no sample with a high reward did what one with a low reward did. */
 function partingOf(rows: Row[], turns: (Cell | null)[][]): number {
   const rewards = rows.map((r) => r.reward);
   const known = rewards.filter((r): r is number => r !== null);

@@ -17,7 +17,7 @@ export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
 export async function one(id: string, signal?: AbortSignal): Promise<Conversation> {
   if (app.source.conversations) {
     const found = (await list({ limit: Infinity })).conversations.find((c) => c.id === id);
-    if (!found) throw new Error('This conversation was left out of the file.');
+    if (!found) throw new Error('This conversation is not in this file.');
     return { ...found, messages: found.messages ?? [] };
   }
   const found = await getJson<Conversation>(withParams(api`/conversations/${id}`, { timing: true }), signal);

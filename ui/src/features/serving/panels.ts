@@ -34,7 +34,7 @@ export const SECTIONS: { title: string; panels: PanelSpec[] }[] = [
       { kind: 'gauge', title: 'Running', metric: 'num_running_reqs', unit: 'requests', join: 'max' },
       { kind: 'gauge', title: 'Prefill: bootstrap queue', metric: 'num_prefill_bootstrap_queue_reqs', unit: 'requests', join: 'max' },
       { kind: 'gauge', title: 'Prefill: in flight', metric: 'num_prefill_inflight_queue_reqs', unit: 'requests', join: 'max' },
-      { kind: 'gauge', title: 'Decode: prealloc queue', metric: 'num_decode_prealloc_queue_reqs', unit: 'requests', join: 'max' },
+      { kind: 'gauge', title: 'Decode: preallocation queue', metric: 'num_decode_prealloc_queue_reqs', unit: 'requests', join: 'max' },
       { kind: 'gauge', title: 'Decode: transfer queue', metric: 'num_decode_transfer_queue_reqs', unit: 'requests', join: 'max' },
     ],
   },

@@ -1,6 +1,7 @@
 // The timeline of a step without its picture: loads it, follows it while it runs, and holds what was chosen, all of which is in
 // the address. Made in a component (or in an effect root), it ends with it.
 import { untrack } from 'svelte';
+import { isRefusal } from '../../base/errors';
 import { Latest } from '../../base/latest.svelte';
 import { formatWindow, parseWindow } from '../../base/route';
 import { themeOf } from '../../base/theme';
@@ -174,7 +175,7 @@ export class TimelineModel {
       const now = step ? `${step.step}/${step.spans}/${step.open}/${step.end_ns}` : '';
       untrack(() => {
         if (before.split('/')[0] === now.split('/')[0] && before !== now && this.data.value) {
-          this.later('news', Math.max(500, this.took * 2), () => this.fetch(true));
+          this.later('news', Math.max(500, this.took * 2), () => isRefusal(this.data.error) || this.fetch(true));
         }
         before = now;
       });

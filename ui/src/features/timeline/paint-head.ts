@@ -52,7 +52,7 @@ export class HeadPainter {
     ctx.textAlign = 'left';
     ctx.fillStyle = theme.faint;
     ctx.fillText('whole step', 8, MINIMAP / 2);
-    ctx.fillText(scene.layout.mode === 'sample' ? 'samples by phase' : 'rows by phase', 8, MINIMAP + STRIP / 2 - 7);
+    ctx.fillText(scene.layout.mode === 'sample' ? 'samples by kind' : 'rows by kind', 8, MINIMAP + STRIP / 2 - 7);
     ctx.fillText(`peak ${Math.round((scene.strip ?? scene.bins).peak)}`, 8, MINIMAP + STRIP / 2 + 7);
 
     const key = `${W}/${d}/${theme.dark}/${items.extent}`;

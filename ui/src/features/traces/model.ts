@@ -81,7 +81,7 @@ export function distinct(keys: Int32Array, dictionary: string[]): Texts {
 
 function texts(v: Vector): Texts {
   const dictionary = v.dictionary;
-  if (!dictionary) throw new Error('a text column without a dictionary');
+  if (!dictionary) throw new Error('The trace cannot be read: a text column has no dictionary.');
   const list = Array.from({ length: dictionary.length }, (_, i) => String(valueAt(dictionary, i) ?? ''));
   const keys = v.values as Int32Array;
   if (v.nullCount === 0 || !v.validity) return distinct(keys, list);
@@ -95,10 +95,10 @@ export function decode(bytes: Uint8Array<ArrayBuffer>): Trace {
   const summary = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as Summary;
   const stream = readStream(bytes.subarray(4 + length));
   const batch = stream.batches[0];
-  if (!batch || stream.batches.length !== 1) throw new Error('the trace did not come in one piece');
+  if (!batch || stream.batches.length !== 1) throw new Error('The trace cannot be read: it is not one batch.');
   const column = (name: string): Vector => {
     const at = stream.fields.findIndex((f) => f.name === name);
-    if (at < 0) throw new Error(`the trace has no ${name}`);
+    if (at < 0) throw new Error(`The trace cannot be read: the column ${name} is missing.`);
     return batch.columns[at];
   };
   const [traces, spans] = [column('trace').values as Int32Array, column('span_id').values as Uint8Array];

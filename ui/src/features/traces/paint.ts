@@ -88,12 +88,12 @@ export const lines = (s: Scene): number => (s.lanes ? s.lanes.lines.length : s.s
 export function damage(t: Trace, i: number): string[] {
   const f = t.flags[i];
   const out: string[] = [];
-  if (f & MISSING_PARENT) out.push('its parent is not here');
-  if (f & OUTSIDE_PARENT) out.push('it lies outside its parent');
-  if (f & NEGATIVE) out.push('it ends before it begins');
-  if (f & ORPHAN_END) out.push('an end without a start');
+  if (f & MISSING_PARENT) out.push('its parent never arrived');
+  if (f & OUTSIDE_PARENT) out.push('it starts before its parent or ends after it');
+  if (f & NEGATIVE) out.push('it ends before it starts');
+  if (f & ORPHAN_END) out.push('it has an end but no start');
   if (f & OPEN) out.push('it is still open');
-  if (f & REPEATED) out.push('another request reports the same batch');
+  if (f & REPEATED) out.push('another request reported the same batch');
   if (f & JOINED) out.push('joined by its request id');
   return out;
 }
@@ -232,7 +232,7 @@ function row(g: CanvasRenderingContext2D, s: Scene, c: Colors, theme: ReturnType
   const bad = t.flags[i] & ERROR;
   g.globalAlpha = s.hits && !s.hits[i] ? 0.4 : 1;
   g.fillStyle = bad ? theme.bad : theme.text;
-  const label = t.name.list[t.name.of[i]] || '(no name)';
+  const label = t.name.list[t.name.of[i]] || '(unnamed)';
   const under = s.folded[i] ? `  +${(t.subtree[i] - 1).toLocaleString('en-US')}` : '';
   clipped(g, label + under, indent + 20, y + ROW / 2, s.gutter - indent - 28);
   g.globalAlpha = 1;
