@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::sync::Mutex;
 use std::time::Duration;
 
+use rollscope_names::attributes::{PROCESS_PID, SERVICE_INSTANCE_ID};
+
 use crate::core::lock;
 use crate::wire::{self, attrs_of};
 
@@ -61,7 +63,7 @@ impl Resource {
         let mut out = Vec::new();
         for (key, value) in lock(&self.0).iter() {
             match (key.as_str(), value.parse::<i64>()) {
-                ("process.pid", Ok(pid)) => wire::int_attr(&mut out, attrs_of::RESOURCE, key.as_bytes(), pid),
+                (PROCESS_PID, Ok(pid)) => wire::int_attr(&mut out, attrs_of::RESOURCE, key.as_bytes(), pid),
                 _ => wire::text_attr(&mut out, attrs_of::RESOURCE, key.as_bytes(), value.as_bytes()),
             }
         }
@@ -79,11 +81,11 @@ impl Config {
             Err(std::sync::TryLockError::WouldBlock) => Vec::new(),
         };
         let pid = std::process::id().to_string();
-        let before = attributes.iter().find(|(key, _)| key == "process.pid").map(|(_, pid)| format!(":{pid}"));
+        let before = attributes.iter().find(|(key, _)| key == PROCESS_PID).map(|(_, pid)| format!(":{pid}"));
         for (key, value) in &mut attributes {
             match key.as_str() {
-                "process.pid" => value.clone_from(&pid),
-                "service.instance.id" => {
+                PROCESS_PID => value.clone_from(&pid),
+                SERVICE_INSTANCE_ID => {
                     if let Some(host) = before.as_ref().and_then(|b| value.strip_suffix(b.as_str())) {
                         *value = format!("{host}:{pid}");
                     } else {

@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU32, AtomicU64, O
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
 use std::time::{Duration, Instant};
 
+use rollscope_names::attributes::event;
+use rollscope_names::limits::TRACE_LEVEL;
+
 use crate::config::Config;
 use crate::open::Slab;
 use crate::row::Row;
@@ -21,7 +24,6 @@ use crate::wire::{self, Out, attrs_of};
 pub const CHUNK_BYTES: usize = 256 << 10;
 /// Buffers kept for reuse: touching fresh memory costs more than writing it.
 const SPARE_CHUNKS: usize = 8;
-pub const HIGHEST_LEVEL: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
@@ -107,9 +109,9 @@ static CORE: AtomicPtr<Core> = AtomicPtr::new(std::ptr::null_mut());
 /// The recorder of before the fork, whose settings the child's takes over.
 static PARENT: AtomicPtr<Core> = AtomicPtr::new(std::ptr::null_mut());
 static GENERATION: AtomicU32 = AtomicU32::new(1);
-static LEVEL: AtomicU8 = AtomicU8::new(HIGHEST_LEVEL);
+static LEVEL: AtomicU8 = AtomicU8::new(TRACE_LEVEL);
 /// What the process asked for, while the server says otherwise.
-static OWN_LEVEL: AtomicU8 = AtomicU8::new(HIGHEST_LEVEL);
+static OWN_LEVEL: AtomicU8 = AtomicU8::new(TRACE_LEVEL);
 static ON: AtomicBool = AtomicBool::new(false);
 
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -133,14 +135,14 @@ pub fn own_level() -> u8 {
 }
 
 pub fn set_level(level: u8) {
-    OWN_LEVEL.store(level.min(HIGHEST_LEVEL), Ordering::Relaxed);
-    LEVEL.store(level.min(HIGHEST_LEVEL), Ordering::Relaxed);
+    OWN_LEVEL.store(level.min(TRACE_LEVEL), Ordering::Relaxed);
+    LEVEL.store(level.min(TRACE_LEVEL), Ordering::Relaxed);
 }
 
 /// The server's word. `None`: it has none, and the process's own counts.
 pub fn set_level_from_server(level: Option<u8>) {
     let level = level.unwrap_or_else(|| OWN_LEVEL.load(Ordering::Relaxed));
-    LEVEL.store(level.min(HIGHEST_LEVEL), Ordering::Relaxed);
+    LEVEL.store(level.min(TRACE_LEVEL), Ordering::Relaxed);
 }
 
 extern "C" fn after_fork_in_child() {
@@ -400,15 +402,15 @@ pub fn stats_record(core: &Core, time_ns: u64) -> Vec<u8> {
     let c = &core.counters;
     let (recorded, dropped) = core.totals();
     for (name, count) in [
-        ("rollscope.stat.recorded", recorded),
-        ("rollscope.stat.sent", c.sent.load(Ordering::Relaxed)),
-        ("rollscope.stat.spilled", c.spilled.load(Ordering::Relaxed)),
-        ("rollscope.stat.dropped", dropped),
-        ("rollscope.stat.rejected", c.rejected.load(Ordering::Relaxed)),
+        ("recorded", recorded),
+        ("sent", c.sent.load(Ordering::Relaxed)),
+        ("spilled", c.spilled.load(Ordering::Relaxed)),
+        ("dropped", dropped),
+        ("rejected", c.rejected.load(Ordering::Relaxed)),
     ] {
-        wire::int_attr(&mut record, attrs_of::LOG, name.as_bytes(), count as i64);
+        wire::int_attr(&mut record, attrs_of::LOG, format!("{}{name}", event::STAT_PREFIX).as_bytes(), count as i64);
     }
-    record.field(0x62, b"rollscope.stats");
+    record.field(0x62, event::STATS.as_bytes());
     let mut framed = Vec::with_capacity(record.len() + 4);
     framed.field(0x12, &record);
     framed

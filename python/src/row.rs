@@ -1,16 +1,16 @@
 //! One span as OTLP writes it: length first, then the bytes, both from the same parts.
 
-use crate::wire::{self, Out, field_len, raw};
+use rollscope_names::attributes::{reserved, state};
+pub use rollscope_names::ids::{SpanId, TraceId};
 
-pub type TraceId = [u8; 16];
-pub type SpanId = [u8; 8];
+use crate::wire::{self, Out, field_len, raw};
 
 pub const KIND_INTERNAL: u8 = 1;
 pub const STATUS_UNSET: u8 = 0;
 pub const STATUS_OK: u8 = 1;
 pub const STATUS_ERROR: u8 = 2;
 
-const START_ATTRS: &[u8] = b"rollscope.start_attrs";
+const START_ATTRS: &[u8] = reserved::START_ATTRS.as_bytes();
 
 pub struct Row<'a> {
     pub trace_id: &'a TraceId,
@@ -158,7 +158,7 @@ fn instant_mark() -> &'static [u8] {
     static MARK: std::sync::OnceLock<Vec<u8>> = std::sync::OnceLock::new();
     MARK.get_or_init(|| {
         let mut mark = Vec::new();
-        wire::text_attr(&mut mark, wire::attrs_of::SPAN, b"rollscope.state", b"instant");
+        wire::text_attr(&mut mark, wire::attrs_of::SPAN, reserved::STATE.as_bytes(), state::INSTANT.as_bytes());
         mark
     })
 }

@@ -9,6 +9,7 @@ use hyper::client::conn::{http1, http2};
 use hyper::header::{CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER, TE, USER_AGENT};
 use hyper::{Method, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use rollscope_names::attributes::event;
 use tokio::net::TcpStream;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
@@ -19,7 +20,7 @@ use crate::core::Signal;
 
 /// An answer larger than this is not read.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
-const LEVEL_HEADER: HeaderName = HeaderName::from_static("rollscope-trace-level");
+const LEVEL_HEADER: HeaderName = HeaderName::from_static(event::LEVEL_HEADER);
 
 /// What became of a request.
 #[derive(Debug)]

@@ -1,5 +1,8 @@
 //! Protobuf, by hand: what OTLP needs and no more. Messages are written once, in order, without intermediate structs.
+//! `rollscope_names::protobuf` appends to a vector, with a check per byte. This is the hot path: it reserves room once per
+//! attribute or span and writes through a pointer.
 
+pub use rollscope_names::protobuf::varint_len;
 use smallvec::SmallVec;
 
 /// Something that bytes are appended to.
@@ -150,11 +153,6 @@ pub mod raw {
             at.add(9)
         }
     }
-}
-
-#[inline]
-pub fn varint_len(value: u64) -> usize {
-    (70 - (value | 1).leading_zeros() as usize) / 7
 }
 
 /// Bytes of a length-delimited field with a tag of one byte.

@@ -19,8 +19,8 @@ pub fn trace_id_from_bytes(raw: &[u8]) -> TraceId {
     }
 }
 
-/// A span id of any length. 8 bytes stay; fewer get leading zeros; 16 (a UUID) are folded by exclusive or, which the
-/// Python package does too, so that a dump and the live spans of the same run meet; others are hashed.
+/// A span id of any length. 8 bytes stay; fewer get leading zeros; 16 (a UUID) are folded by exclusive or; others are hashed.
+/// The Python package uses this too, so that a dump and the live spans of the same run meet.
 pub fn span_id_from_bytes(raw: &[u8]) -> SpanId {
     match raw.len() {
         0..=8 => {
@@ -75,6 +75,16 @@ impl std::ops::Deref for Decoded {
     fn deref(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+}
+
+/// The id of something in a trace that has none, such as slime's events, or one that was used before: made from its place in
+/// the trace's list of events.
+pub fn span_id_from_place(trace_id: &TraceId, event: u32) -> SpanId {
+    let mut bytes = [0; 24];
+    bytes[..16].copy_from_slice(trace_id);
+    bytes[16..20].copy_from_slice(&event.to_be_bytes());
+    bytes[20..].copy_from_slice(b"evnt");
+    span_id_from_bytes(&bytes)
 }
 
 pub fn is_zero(id: &[u8]) -> bool {

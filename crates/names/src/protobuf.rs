@@ -9,6 +9,7 @@ pub fn varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Bytes that [`varint`] writes.
+#[inline]
 pub fn varint_len(value: u64) -> usize {
     (70 - (value | 1).leading_zeros() as usize) / 7
 }

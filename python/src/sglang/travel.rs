@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
+use rollscope_names::limits::TRACE_LEVEL;
 
 use super::request::TraceReqContext;
 use super::state::State;
@@ -73,7 +74,7 @@ pub fn rebuild(travelled: &Bound<'_, PyDict>) -> PyResult<TraceReqContext> {
         state.start_ns = get("start_time_ns").and_then(|v| v.extract().ok()).unwrap_or(0);
         state.role = text("role");
         state.module = text("module_name");
-        state.level = get("trace_level").and_then(|v| v.extract().ok()).unwrap_or(3);
+        state.level = get("trace_level").and_then(|v| v.extract().ok()).unwrap_or(TRACE_LEVEL.into());
         state.is_copy = true;
         state.pid = thread::number();
         state.root_ids = root;

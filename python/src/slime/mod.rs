@@ -12,6 +12,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
+use rollscope_names::ids::span_id_from_place;
 use smallvec::SmallVec;
 
 use carrier::{
@@ -19,7 +20,7 @@ use carrier::{
     template,
 };
 use frame::{Frame, current_frame, parent_of};
-use ids::{Ids, current_step, event_id, identity, put_originals, span_id_of, trace_id_of};
+use ids::{Ids, current_step, identity, put_originals, span_id_of, trace_id_of};
 pub use span::SlimeSpan;
 
 use crate::args::{self, Attrs};
@@ -82,12 +83,12 @@ fn put_instants<'py>(
         if let Some(core) = live {
             let mut ids = Ids::new();
             let ids_count = identity(target, step, &mut ids);
-            let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p.as_bytes()));
+            let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p));
             core.record_row(&Row {
                 parent_id: parent.as_ref(),
                 start_attrs: [&ids, &encoded.bytes],
                 start_count: ids_count + encoded.count,
-                ..Row::instant((&trace_id, &event_id(&trace_id, place)), &text, time_ns)
+                ..Row::instant((&trace_id, &span_id_from_place(&trace_id, place)), &text, time_ns)
             });
         }
     }
@@ -179,13 +180,13 @@ fn emit_child<'py>(
     let ids_count = identity(&target, current_step(py), &mut ids);
     let attrs = Attrs::read(attrs, attrs_of::SPAN);
     let ns = |s: f64| (s * 1e9).round().clamp(0.0, 7e18) as u64;
-    let parent_id = (!parent.is_empty()).then(|| span_id_of(parent.as_bytes()));
+    let parent_id = (!parent.is_empty()).then(|| span_id_of(parent));
     if index >= 0 {
         core.record_row(&Row {
             parent_id: parent_id.as_ref(),
             start_attrs: [&ids, &attrs.bytes],
             start_count: ids_count + attrs.count,
-            ..Row::instant((&trace_id, &event_id(&trace_id, index as u32)), name.as_bytes(), ns(start_s))
+            ..Row::instant((&trace_id, &span_id_from_place(&trace_id, index as u32)), name.as_bytes(), ns(start_s))
         });
         return Ok(());
     }
@@ -197,7 +198,7 @@ fn emit_child<'py>(
         start_attrs: [&ids, &[]],
         start_count: ids_count,
         end_attrs: [&attrs.bytes, &originals],
-        ..Row::new((&trace_id, &span_id_of(span_id.as_bytes())), name.as_bytes(), ns(start_s))
+        ..Row::new((&trace_id, &span_id_of(span_id)), name.as_bytes(), ns(start_s))
     });
     Ok(())
 }

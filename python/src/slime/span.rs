@@ -6,11 +6,12 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
+use rollscope_names::ids::span_id_from_bytes;
 use smallvec::SmallVec;
 
 use super::carrier::{Common, as_int, bind_carrier, collect, copy, fill, new_hex, seconds, setdefault, template};
 use super::frame::{Frame, current_frame, parent_of};
-use super::ids::{Ids, current_step, fold, identity, put_originals, span_id_of, trace_id_of};
+use super::ids::{Ids, current_step, identity, put_originals, span_id_of, trace_id_of};
 use crate::args::{self, Attrs};
 use crate::clock;
 use crate::context::{self, SLIME};
@@ -197,15 +198,15 @@ impl SlimeSpan {
             }
             target.events.append(&event)?;
             if live.is_some() {
-                let parent_text = parent.as_ref().and_then(|p| p.to_str().ok()).unwrap_or_default().as_bytes();
+                let parent_text = parent.as_ref().and_then(|p| p.to_str().ok()).unwrap_or_default();
                 let mut ids = Ids::new();
                 let identity_count = identity(&target, step, &mut ids);
                 records.push(Record {
                     trace_id,
-                    span_id: fold(&raw),
+                    span_id: span_id_from_bytes(&raw),
                     original: wire::hex::<16, 32>(&raw),
                     parent: (!parent_text.is_empty()).then(|| span_id_of(parent_text)),
-                    parent_text: SmallVec::from_slice(&parent_text[..parent_text.len().min(256)]),
+                    parent_text: SmallVec::from_slice(&parent_text.as_bytes()[..parent_text.len().min(256)]),
                     identity: ids,
                     identity_count,
                 });

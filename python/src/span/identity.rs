@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use rollscope_names::attributes::{ATTEMPT, GROUP_ID, SAMPLE_ID, STEP};
 
 use super::Start;
 use crate::args;
@@ -36,16 +37,16 @@ impl Identity {
         if let Some(attempt) = start.attempt {
             identity.attempt = args::whole(attempt);
         }
-        let encoded = |key: &[u8], value: &Bound<'_, PyAny>| -> Arc<[u8]> {
+        let encoded = |key: &str, value: &Bound<'_, PyAny>| -> Arc<[u8]> {
             let mut out = Vec::new();
-            value::put_id(&mut out, attrs_of::SPAN, key, value);
+            value::put_id(&mut out, attrs_of::SPAN, key.as_bytes(), value);
             out.into()
         };
         if let Some(sample) = start.sample {
-            identity.sample = Some(encoded(b"rl.sample.id", sample));
+            identity.sample = Some(encoded(SAMPLE_ID[0], sample));
         }
         if let Some(group) = start.group {
-            identity.group = Some(encoded(b"rl.group.id", group));
+            identity.group = Some(encoded(GROUP_ID[0], group));
         }
         identity.write();
         Arc::new(identity)
@@ -54,9 +55,9 @@ impl Identity {
     fn write(&mut self) {
         self.bytes.clear();
         self.count = 0;
-        for (key, number) in [(&b"rl.step"[..], self.step), (b"rl.attempt", self.attempt)] {
+        for (key, number) in [(STEP[0], self.step), (ATTEMPT[0], self.attempt)] {
             if let Some(number) = number {
-                wire::int_attr(&mut self.bytes, attrs_of::SPAN, key, number);
+                wire::int_attr(&mut self.bytes, attrs_of::SPAN, key.as_bytes(), number);
                 self.count += 1;
             }
         }

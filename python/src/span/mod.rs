@@ -13,6 +13,7 @@ use std::sync::atomic::AtomicBool;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
+use rollscope_names::attributes::PHASE;
 use smallvec::SmallVec;
 
 use crate::args::{self, Attrs};
@@ -109,7 +110,7 @@ impl Span {
         let mut count = 0;
         let mut dropped = 0;
         if let Some(phase) = start.phase {
-            value::put_named(&mut attrs, attrs_of::SPAN, b"rl.phase", phase);
+            value::put_named(&mut attrs, attrs_of::SPAN, PHASE.as_bytes(), phase);
             count += 1;
         }
         if let Some(given) = start.attrs {

@@ -424,10 +424,10 @@ impl<'a> Maker<'a> {
         let own = (item.state != State::Instant && !event.span_id.is_empty()).then(|| id_text(&event.span_id));
         let (mut span_id, canonical) = match &own {
             Some(own) => ids::span_id_from_text(own),
-            None => (derived_id(trace_id, item.event), true),
+            None => (ids::span_id_from_place(&trace_id, item.event), true),
         };
         if !taken.insert(span_id) {
-            span_id = derived_id(trace_id, item.event);
+            span_id = ids::span_id_from_place(&trace_id, item.event);
             taken.insert(span_id);
         }
         let parent = match item.parent {
@@ -517,15 +517,6 @@ fn id_text(id: &[u8]) -> Cow<'_, str> {
         Ok(id) => Cow::Borrowed(id.trim_start_matches('\0')),
         Err(_) => Cow::Owned(String::from_utf8_lossy(id).trim_start_matches('\0').to_string()),
     }
-}
-
-/// The id of something that has no id, or one that was used before: made from its place in the trace.
-fn derived_id(trace_id: TraceId, event: u32) -> SpanId {
-    let mut bytes = [0; 24];
-    bytes[..16].copy_from_slice(&trace_id);
-    bytes[16..20].copy_from_slice(&event.to_be_bytes());
-    bytes[20..].copy_from_slice(b"evnt");
-    ids::span_id_from_bytes(&bytes)
 }
 
 /// Prompt and response as messages.
