@@ -50,8 +50,8 @@ pub mod fault {
 
 /// Spans, column by column, and who is whose parent. Rows stand by start, the longest first, then by their ids.
 ///
-/// A parent is a span of the same trace. An end without a start stands for nothing: it carries the id of a span that is not
-/// here. In a circle of spans that name each other as parents, one loses its own.
+/// A parent is a span of the same trace, also one of which only the end came. In a circle of spans that name each other as
+/// parents, one loses its own.
 #[derive(Default)]
 pub struct Forest {
     pub start: Vec<i64>,
@@ -241,7 +241,7 @@ impl Forest {
         let nobody = SpanId::default();
         self.by_id = HashMap::with_capacity_and_hasher(self.len(), BuildHasherDefault::default());
         for row in 0..self.len() {
-            if self.state[row] != State::OrphanEnd && self.span[row] != nobody {
+            if self.span[row] != nobody {
                 self.by_id.entry((self.trace[row], self.span[row])).or_insert(row as u32);
             }
         }
