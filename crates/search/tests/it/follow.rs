@@ -137,13 +137,8 @@ fn rows_of_a_damaged_segment_leave_the_index_and_the_rest_of_the_run_stays() {
 }
 
 #[test]
-<<<<<<< HEAD
-fn a_follower_sees_what_is_appended_and_commits_when_it_stops() {
-    let world = World::empty();
-=======
 fn a_follower_sees_what_is_appended_and_commits_it() {
-    let world = World::new();
->>>>>>> w/house
+    let world = World::empty();
     world.add(&[talk("1", "red fox")]);
     let mut follower = {
         let _runtime = world.runtime.enter();
