@@ -13,6 +13,7 @@ use rollscope_model::Table;
 use rollscope_model::time::now_ns;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
+use utoipa::ToSchema;
 
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
@@ -129,7 +130,7 @@ pub(crate) struct Counters {
 }
 
 /// Figures for `/metrics` and the health page.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct StoreStats {
     pub rows_appended: HashMap<&'static str, u64>,
     pub duplicates: u64,
@@ -152,7 +153,8 @@ pub struct StoreStats {
 }
 
 /// Is everything all right, and if not, what to do.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = StoreHealth)]
 pub struct Health {
     pub writable: bool,
     pub problems: Vec<String>,

@@ -14,6 +14,7 @@ use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::TraceId;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::requests::Repeats;
 
@@ -40,7 +41,8 @@ pub mod flags {
 }
 
 /// What is said of the trace as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+#[schema(as = TraceSummary)]
 pub struct Summary {
     pub trace_id: String,
     /// The run of the span that the trace begins with.
@@ -61,7 +63,7 @@ pub struct Summary {
 }
 
 /// How far a host's clock is off, as far as the spans tell.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct HostClock {
     pub host: String,
     /// Adding this to its times puts its spans where their parents and links allow. 0: nothing speaks against its clock.
