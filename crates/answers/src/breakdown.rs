@@ -12,15 +12,18 @@
 
 use hashbrown::HashMap;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::kinds::Kind;
 use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = BreakdownShare)]
 pub struct Share {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Kind>)]
     pub kind: Option<&'static str>,
     pub spans: usize,
     pub wall_s: f64,
@@ -28,7 +31,7 @@ pub struct Share {
     pub exclusive_s: f64,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Breakdown {
     pub by_kind: Vec<Share>,
     /// The names with the most time of their own.

@@ -19,6 +19,7 @@
 
 use hashbrown::HashMap;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::kinds::Kind;
 use super::robust::seconds;
@@ -178,9 +179,10 @@ impl Waited {
 }
 
 /// One part of the path as it is reported.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct PathPart {
     pub name: String,
+    #[schema(value_type = Kind)]
     pub kind: &'static str,
     /// Seconds it held the step.
     pub seconds: f64,
@@ -199,9 +201,10 @@ pub struct PathPart {
 }
 
 /// Time on the path by name.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct PathTotal {
     pub name: String,
+    #[schema(value_type = Kind)]
     pub kind: &'static str,
     pub seconds: f64,
     #[serde(skip)]
@@ -209,7 +212,7 @@ pub struct PathTotal {
     pub parts: usize,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct CriticalPath {
     /// In order; neighbours of the same span are one. At most [`MAX_PARTS`], the rest is in `totals`.
     pub parts: Vec<PathPart>,

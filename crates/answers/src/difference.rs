@@ -13,9 +13,11 @@
 
 use hashbrown::HashMap;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::breakdown::Share;
 use super::critical_path::PathTotal;
+use super::kinds::Kind;
 use super::robust::middle;
 use super::words;
 
@@ -31,9 +33,10 @@ pub struct Shape {
     pub names: Vec<Share>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Change {
     pub name: String,
+    #[schema(value_type = Kind)]
     pub kind: &'static str,
     /// Seconds that it held the step: before, after, and the difference.
     pub before_s: f64,
@@ -51,7 +54,7 @@ pub struct Change {
     pub significance: Option<f64>,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Difference {
     pub before: String,
     pub after: String,
@@ -65,7 +68,7 @@ pub struct Difference {
     pub phases: Vec<PhaseChange>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct PhaseChange {
     pub name: String,
     pub before_s: f64,

@@ -22,6 +22,7 @@ use std::cmp::Ordering;
 
 use hashbrown::HashMap;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::history::{History, Of, Usual, group_paces, pace};
 use super::kinds::Kind;
@@ -52,7 +53,7 @@ const MISSING_SHARE: f64 = 0.005;
 /// Spans and samples listed as evidence.
 const MAX_EVIDENCE: usize = 20;
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct SpanRef {
     pub trace_id: String,
     pub span_id: String,
@@ -61,7 +62,7 @@ pub struct SpanRef {
 }
 
 /// Where to look.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Evidence {
     /// How many samples (or spans) it concerns, of how many.
     pub count: usize,
@@ -86,7 +87,7 @@ pub struct Evidence {
     pub usual: Option<f64>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Finding {
     pub kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -101,7 +102,7 @@ pub struct Finding {
 }
 
 /// What a run's steps usually take.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct UsualStep {
     pub median_s: f64,
     pub spread_s: f64,

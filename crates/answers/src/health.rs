@@ -9,12 +9,14 @@
 
 use hashbrown::HashMap;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::robust::{quantile, seconds, sorted};
 use super::samples::{Part, SampleTimes};
 use super::step::{NONE, StepData, flag};
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = GroupHealth)]
 pub struct Groups {
     pub groups: usize,
     /// All members have the same reward.
@@ -26,7 +28,7 @@ pub struct Groups {
     pub tokens: f64,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Staleness {
     pub samples: usize,
     /// Samples whose oldest weights were behind, and by how much at most.
@@ -37,14 +39,15 @@ pub struct Staleness {
     pub mixed: usize,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct CacheTurn {
     pub turn: i64,
     pub generations: usize,
     pub hit_rate: f64,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = ToolHealth)]
 pub struct Tool {
     pub tool: String,
     pub calls: usize,
@@ -55,7 +58,8 @@ pub struct Tool {
     pub max_s: f64,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = DataHealth)]
 pub struct Data {
     pub spans: usize,
     pub open: usize,
@@ -66,9 +70,11 @@ pub struct Data {
     pub samples_without_spans: usize,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
+#[schema(as = StepHealth)]
 pub struct Health {
     pub samples: usize,
+    #[schema(required)]
     pub reward_mean: Option<f64>,
     pub truncated: usize,
     pub aborted: usize,
@@ -76,11 +82,14 @@ pub struct Health {
     pub retried: usize,
     pub groups: Groups,
     pub staleness: Staleness,
+    #[schema(required)]
     pub cache_hit_rate: Option<f64>,
     pub cache_by_turn: Vec<CacheTurn>,
     /// Accepted of drafted tokens.
+    #[schema(required)]
     pub spec_accept_rate: Option<f64>,
     /// Tokens a verification.
+    #[schema(required)]
     pub spec_accept_length: Option<f64>,
     /// By time lost.
     pub tools: Vec<Tool>,

@@ -11,6 +11,7 @@
 //! on several tensor-parallel ranks count each: each is a GPU. n log n.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::kinds::Kind;
 use super::phases::Phase;
@@ -47,13 +48,13 @@ impl Why {
     }
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct IdleShare {
     pub why: &'static str,
     pub seconds: f64,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct WorkerIdle {
     pub worker: String,
     pub busy_s: f64,
@@ -61,7 +62,7 @@ pub struct WorkerIdle {
     pub why: Vec<IdleShare>,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Idle {
     pub workers: usize,
     pub wall_s: f64,

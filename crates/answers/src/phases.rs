@@ -3,12 +3,14 @@
 //! phase, `rollout`. n log n in the number of phases.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::kinds::Kind;
 use super::phase_time::{Claim, divide};
 use super::step::{NONE, StepData, flag};
 
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[schema(as = StepPhase)]
 pub struct Phase {
     pub name: String,
     pub kind: Kind,

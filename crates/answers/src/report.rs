@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::breakdown::{Breakdown, breakdown};
 use super::critical_path::{CriticalPath, critical_path};
@@ -18,7 +19,7 @@ use super::summary::StepSummary;
 use super::words::{self, Clause};
 
 /// Everything about a step that needs no other steps.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct StepAnswers {
     pub phases: Vec<Phase>,
     pub breakdown: Breakdown,
@@ -29,9 +30,10 @@ pub struct StepAnswers {
 }
 
 /// Nanoseconds are text: they do not fit the numbers of JavaScript.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct StepReport {
     pub run: String,
+    #[schema(required)]
     pub step: Option<i64>,
     /// The sentence.
     pub text: String,
@@ -42,14 +44,17 @@ pub struct StepReport {
     pub start_ns: String,
     pub end_ns: String,
     /// What the run's other steps take.
+    #[schema(required)]
     pub usual: Option<UsualStep>,
     pub findings: Vec<Finding>,
     #[serde(flatten)]
+    #[schema(value_type = StepAnswers)]
     pub answers: Arc<StepAnswers>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct StepLine {
+    #[schema(required)]
     pub step: Option<i64>,
     pub wall_s: f64,
     pub running: bool,
@@ -58,13 +63,14 @@ pub struct StepLine {
     pub findings: usize,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct RunFindings {
     pub run: String,
     pub text: String,
     /// The steps that were analysed. A long run is judged by its newest steps.
     pub steps: Vec<StepLine>,
     pub steps_left_out: usize,
+    #[schema(required)]
     pub median_s: Option<f64>,
     /// By cost.
     pub findings: Vec<Finding>,

@@ -10,6 +10,7 @@
 
 use rollscope_model::figures::TAIL_BEGINS;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::robust::seconds;
 use super::samples::{Part, SampleTime, SampleTimes};
@@ -19,14 +20,15 @@ use super::summary::natural;
 /// Samples of the tail that are listed.
 const MAX_LISTED: usize = 100;
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = StragglerWhy)]
 pub struct Why {
     pub part: &'static str,
     /// Seconds more than in the median sample.
     pub more_s: f64,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Straggler {
     pub sample_id: String,
     pub group_id: String,
@@ -40,7 +42,7 @@ pub struct Straggler {
     pub group_waited_s: f64,
 }
 
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, ToSchema)]
 pub struct Stragglers {
     pub samples: usize,
     pub tail: Vec<Straggler>,
@@ -48,6 +50,7 @@ pub struct Stragglers {
     pub tail_start_s: f64,
     pub cost_s: f64,
     pub idle_worker_s: f64,
+    #[schema(required)]
     pub gpu_hours: Option<f64>,
     pub median_sample_id: String,
     pub median_s: f64,

@@ -1,6 +1,7 @@
 //! Numbers in words, the same everywhere.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::findings::{Finding, UsualStep};
 use super::summary::StepSummary;
@@ -38,7 +39,7 @@ pub fn some_of(count: usize, of: usize, what: &str) -> String {
 }
 
 /// A part of a sentence. `finding` is the index of the finding that it states, if any.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct Clause {
     pub text: String,
     #[serde(skip_serializing_if = "Option::is_none")]

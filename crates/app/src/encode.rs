@@ -6,6 +6,8 @@
 //! they came with; events and links are arrays of objects; times of SQL's own types are ISO text.
 //! CSV: as in RFC 4180 but with the line ends of Unix; the same values, text without its quotes, nested values as JSON; null is an empty field, empty text is `""`.
 
+pub mod row;
+
 use std::io::Write as _;
 use std::sync::Arc;
 

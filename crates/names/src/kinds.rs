@@ -173,6 +173,17 @@ impl serde::Serialize for Kind {
     }
 }
 
+#[cfg(feature = "utoipa")]
+impl utoipa::PartialSchema for Kind {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        let text = utoipa::openapi::ObjectBuilder::new().schema_type(utoipa::openapi::Type::String);
+        text.description(Some("Kind of work.")).enum_values(Some(Kind::ALL.map(Kind::name))).into()
+    }
+}
+
+#[cfg(feature = "utoipa")]
+impl utoipa::ToSchema for Kind {}
+
 /// What senders say, in `phase`, in lower case and with `_` for spaces and dashes. [`SAID_ROLLOUT`] is no part of it.
 pub const SAID: &[(&str, Kind)] = &[
     ("tool", Kind::Tool),

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rollscope_model::time::now_ns;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
+use utoipa::ToSchema;
 
 use crate::error::{ErrorKind, QueryError};
 
@@ -26,7 +27,7 @@ pub struct Progress {
 }
 
 /// [`Progress`] at one moment.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct ProgressSnapshot {
     pub id: u64,
     pub sql: String,

@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use serde::Serialize;
 use serde_json::value::RawValue;
 use tantivy::columnar::Column;
 use tantivy::schema::Value as _;
 use tantivy::tokenizer::TextAnalyzer;
 use tantivy::{Index, IndexReader, IndexSettings, ReloadPolicy, Searcher, TantivyDocument};
+use utoipa::ToSchema;
 
 use crate::collect::{By, FacetCounts, FacetKind, FacetWanted, MAX_FACET_VALUES, Page, Place, Sort, bucket_width};
 use crate::error::SearchError;
@@ -84,19 +86,30 @@ pub struct SearchResults {
 }
 
 /// A facet: values with counts, most frequent first (numbers in their order).
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
 pub struct Facet {
     pub values: Vec<FacetValue>,
     /// Values beyond the most frequent ones.
     pub left_out: u64,
 }
 
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[serde(untagged)]
 pub enum FacetValue {
-    Text(String, u64),
-    Integer(i64, u64),
-    /// From, to (not included), count.
-    Bucket(f64, f64, u64),
+    Text {
+        value: String,
+        count: u64,
+    },
+    Integer {
+        value: i64,
+        count: u64,
+    },
+    /// `to` is not included.
+    Bucket {
+        from: f64,
+        to: f64,
+        count: u64,
+    },
 }
 
 /// Reads a sort key: a name, with `-` before it for descending order.
@@ -317,17 +330,20 @@ fn wanted(searcher: &Searcher, name: &&'static str) -> Result<FacetWanted, Searc
 
 fn finish(wanted: &FacetWanted, counts: FacetCounts) -> Facet {
     let mut values: Vec<FacetValue> = match wanted.kind {
-        FacetKind::Integers => counts.integers.into_iter().map(|(n, count)| FacetValue::Integer(n, count)).collect(),
+        FacetKind::Integers => {
+            counts.integers.into_iter().map(|(value, count)| FacetValue::Integer { value, count }).collect()
+        }
         FacetKind::Buckets(width) => {
             // Edges as people write them: 0.3, not 0.30000000000000004.
             let digits = 10f64.powi((3.0 - width.log10().floor()) as i32);
             let edge = |n: i64| (n as f64 * width * digits).round() / digits;
-            counts.buckets.into_iter().map(|(n, count)| FacetValue::Bucket(edge(n), edge(n + 1), count)).collect()
+            let bucket = |(n, count)| FacetValue::Bucket { from: edge(n), to: edge(n + 1), count };
+            counts.buckets.into_iter().map(bucket).collect()
         }
         FacetKind::Texts => {
             let mut all: Vec<(String, u64)> = counts.texts.into_iter().collect();
             all.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(&b.0)));
-            all.into_iter().map(|(text, count)| FacetValue::Text(text, count)).collect()
+            all.into_iter().map(|(value, count)| FacetValue::Text { value, count }).collect()
         }
     };
     let left_out = values.len().saturating_sub(MAX_FACET_VALUES) as u64;

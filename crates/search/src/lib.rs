@@ -24,4 +24,4 @@ pub use index::{
     FACETS, Facet, FacetValue, MAX_LIMIT, MAX_OFFSET, Request, Row, Search, SearchResults, parse_search, parse_sort,
 };
 pub use query::Node;
-pub use schema::id_hash;
+pub use schema::{ListedRow, id_hash};

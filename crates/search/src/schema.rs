@@ -5,12 +5,14 @@
 use arrow::array::RecordBatch;
 use rollscope_model::limits::CONVERSATION_BYTES;
 use rollscope_model::read::{self, Floats, Ids, Ints, Text};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use serde_json::{Map, Value};
 use tantivy::TantivyDocument;
 use tantivy::schema::{
     FAST, Field, INDEXED, IndexRecordOption, JsonObjectOptions, OwnedValue, STORED, Schema, TextFieldIndexing,
     TextOptions,
 };
+use utoipa::ToSchema;
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::text::{Role, Said};
@@ -279,36 +281,92 @@ impl<'a> Rows<'a> {
         if !leaves.is_empty() {
             doc.add_field_value(fields.metadata, &OwnedValue::Object(leaves));
         }
-        let row = json!({
-            "id": id,
-            "run_id": self.text_at("run_id", row),
-            "step": self.int("step", row),
-            "key": self.text_at("key", row),
-            "index": self.int("index", row),
-            "sample_id": self.text_at("sample_id", row),
-            "group_id": self.text_at("group_id", row),
-            "trace_id": trace,
-            "span_id": self.hex::<8>("span_id", row),
-            "reward": reward,
-            "status": status,
-            "source": source,
-            "message_count": self.int("message_count", row),
-            "turn_count": self.int("turn_count", row),
-            "tool_call_count": self.int("tool_call_count", row),
-            "media_count": self.int("media_count", row),
-            "char_count": self.int("char_count", row),
-            "tokens": tokens,
-            "duration_s": duration,
-            "tools": said.tools,
-            "logged_ns": self.int("logged_ns", row).map(|ns| ns.to_string()),
-            "metadata": metadata_text.filter(|t| t.len() <= MAX_LISTED_METADATA_BYTES).map(|_| &metadata),
-            "preview": preview(said.opening()),
-            "answer": preview(said.closing()),
-            "thumbnails": said.media.iter().take(MAX_THUMBNAILS).collect::<Vec<_>>(),
-        });
-        doc.add_bytes(fields.row, row.to_string().as_bytes());
+        let count = |column| self.int(column, row).unwrap_or_default();
+        let listed = ListedRow {
+            id,
+            run_id: self.text_at("run_id", row).unwrap_or_default(),
+            step: self.int("step", row),
+            key: self.text_at("key", row),
+            index: self.int("index", row),
+            sample_id: self.text_at("sample_id", row),
+            group_id: self.text_at("group_id", row),
+            trace_id: trace,
+            span_id: self.hex::<8>("span_id", row),
+            reward,
+            status,
+            source,
+            message_count: count("message_count"),
+            turn_count: count("turn_count"),
+            tool_call_count: count("tool_call_count"),
+            media_count: count("media_count"),
+            char_count: count("char_count"),
+            tokens,
+            duration_s: duration,
+            logged_ns: count("logged_ns").to_string(),
+            metadata: metadata_text.filter(|t| t.len() <= MAX_LISTED_METADATA_BYTES).map(|_| &metadata),
+            preview: preview(said.opening()),
+            answer: preview(said.closing()),
+            thumbnails: &said.media[..said.media.len().min(MAX_THUMBNAILS)],
+            tools: &said.tools,
+        };
+        doc.add_bytes(fields.row, &serde_json::to_vec(&listed).expect("a row is plain data"));
         doc
     }
+}
+
+/// What a list shows of a conversation. The index keeps it as JSON.
+#[derive(Serialize, ToSchema)]
+pub struct ListedRow<'a> {
+    id: &'a str,
+    run_id: &'a str,
+    #[schema(required)]
+    step: Option<i64>,
+    /// Name under which it was logged.
+    #[schema(required)]
+    key: Option<&'a str>,
+    /// Position among conversations that were logged together.
+    #[schema(required)]
+    index: Option<i64>,
+    #[schema(required)]
+    sample_id: Option<&'a str>,
+    #[schema(required)]
+    group_id: Option<&'a str>,
+    #[schema(required)]
+    trace_id: Option<String>,
+    #[schema(required)]
+    span_id: Option<String>,
+    #[schema(required)]
+    reward: Option<f64>,
+    #[schema(required)]
+    status: Option<&'a str>,
+    #[schema(required)]
+    source: Option<&'a str>,
+    message_count: i64,
+    /// Messages of the assistant.
+    turn_count: i64,
+    tool_call_count: i64,
+    /// Images and other media.
+    media_count: i64,
+    /// Characters of text.
+    char_count: i64,
+    /// From the metadata, as `duration_s` is.
+    #[schema(required)]
+    tokens: Option<i64>,
+    #[schema(required)]
+    duration_s: Option<f64>,
+    /// Names of the tools that were called, each once, in order.
+    tools: &'a [String],
+    /// Nanoseconds, as text.
+    logged_ns: String,
+    /// Null if there are none, or if they are long and `messages=false`.
+    #[schema(required, value_type = Option<BTreeMap<String, Value>>)]
+    metadata: Option<&'a Map<String, Value>>,
+    /// The opening words.
+    preview: String,
+    /// The closing words.
+    answer: String,
+    /// Content hashes of the first media.
+    thumbnails: &'a [String],
 }
 
 /// The columns that [`Rows::version`] reads.

@@ -1,6 +1,7 @@
 //! The part of a conversation that matches a search, cut out for a list.
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::query::Node;
 use crate::text::{Role, Said};
@@ -11,7 +12,7 @@ const BEFORE: usize = 60;
 const AFTER: usize = 160;
 
 /// A cut of text in pieces, every other one being a hit: plain, hit, plain, hit, plain.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Snippet {
     /// Number of the message.
     pub message: usize,

@@ -4,7 +4,9 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// How a message came in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +46,24 @@ pub struct IngestCounters {
     pub bytes: AtomicU64,
 }
 
+/// What came in since the start, by all protocols.
+#[derive(Serialize, ToSchema)]
+pub struct IngestSums {
+    requests: u64,
+    /// Requests answered with an error that a retry cannot cure.
+    refused: u64,
+    /// Requests answered with a retryable error.
+    deferred: u64,
+    /// Rows stored: spans, and points of metrics.
+    accepted: u64,
+    /// Rows named in a partial success.
+    rejected: u64,
+    /// Rows that were there already.
+    duplicates: u64,
+    /// Bytes before decompression.
+    bytes: u64,
+}
+
 #[derive(Debug, Default)]
 pub struct Counters {
     pub ingest: [IngestCounters; 3],
@@ -70,18 +90,18 @@ impl Counters {
     }
 
     /// For `/api/v1/health`: all protocols together.
-    pub fn ingest_json(&self) -> Value {
+    pub fn ingest_sums(&self) -> IngestSums {
         let sum =
             |pick: fn(&IngestCounters) -> &AtomicU64| self.ingest.iter().map(|c| pick(c).load(Relaxed)).sum::<u64>();
-        serde_json::json!({
-            "requests": sum(|c| &c.requests),
-            "refused": sum(|c| &c.refused),
-            "deferred": sum(|c| &c.deferred),
-            "accepted": sum(|c| &c.accepted),
-            "rejected": sum(|c| &c.rejected),
-            "duplicates": sum(|c| &c.duplicates),
-            "bytes": sum(|c| &c.bytes),
-        })
+        IngestSums {
+            requests: sum(|c| &c.requests),
+            refused: sum(|c| &c.refused),
+            deferred: sum(|c| &c.deferred),
+            accepted: sum(|c| &c.accepted),
+            rejected: sum(|c| &c.rejected),
+            duplicates: sum(|c| &c.duplicates),
+            bytes: sum(|c| &c.bytes),
+        }
     }
 
     /// The Prometheus text. `gauges` are further figures: name, help, value.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use rollscope_model::Table;
 use rollscope_model::tables::FORMAT_VERSION;
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::error::StoreError;
 
@@ -47,7 +48,7 @@ pub struct Segment {
 }
 
 /// A file that was damaged and is kept aside.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SetAside {
     pub file: String,
     pub why: String,

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use futures::FutureExt;
 use serde::Serialize;
 use tokio::sync::watch;
+use utoipa::ToSchema;
 
 /// A part that panicked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, ToSchema)]
 pub struct Death {
     pub part: String,
     /// The message of the panic.

@@ -13,6 +13,7 @@ use rollscope_model::TraceId;
 use rollscope_model::read::{Events, Links, SmallInts, column};
 use rollscope_spans::{Forest, NONE, State, Texts, Walk, fault, intervals};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::requests::Repeats;
 
@@ -39,7 +40,8 @@ pub mod flags {
 }
 
 /// What is said of the trace as a whole.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
+#[schema(as = TraceSummary)]
 pub struct Summary {
     pub trace_id: String,
     /// The run of the span that the trace begins with.
@@ -60,7 +62,7 @@ pub struct Summary {
 }
 
 /// How far a host's clock is off, as far as the spans tell.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 pub struct HostClock {
     pub host: String,
     /// Adding this to its times puts its spans where their parents and links allow. 0: nothing speaks against its clock.

@@ -12,21 +12,26 @@ pub mod media;
 mod scan;
 pub mod timing;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
+use rollscope_model::Table;
 use rollscope_model::read::{Ids, Text, column};
 use rollscope_query::Engine;
-use rollscope_search::snippet::Needles;
+use rollscope_search::snippet::{Needles, Snippet};
 use rollscope_search::text::Said;
-use rollscope_search::{Facet, FacetValue, Follower, Search, SearchError};
+use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError};
 use rollscope_store::{ReadOnlyStore, SnapshotSource, Store, StoreOptions};
+use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
+use utoipa::openapi::{RefOr, Schema};
+use utoipa::{PartialSchema, ToSchema};
 
+use crate::encode::row::{row, row_schema};
 use crate::problem::Problem;
 use crate::query::text_column;
 use ask::Ask;
@@ -55,7 +60,7 @@ pub struct FoundConversation {
     pub id: String,
     pub row: Box<RawValue>,
     pub full: Option<Full>,
-    pub snippet: Option<rollscope_search::snippet::Snippet>,
+    pub snippet: Option<Snippet>,
 }
 
 /// What only the store has.
@@ -63,6 +68,78 @@ pub struct Full {
     /// JSON.
     pub messages: String,
     pub metadata: Option<String>,
+}
+
+/// The answer of `GET /api/v1/conversations`. [`Listed::to_json`] puts it together from JSON that is stored.
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "this is the description of the answer")]
+pub struct ConversationsAnswer {
+    conversations: Vec<ListedConversation>,
+    /// Conversations on all pages.
+    total: u64,
+    /// To be passed as `cursor`. Null on the last page.
+    #[schema(required)]
+    next: Option<String>,
+    /// By the names of `facets`.
+    facets: BTreeMap<&'static str, Facet>,
+}
+
+#[derive(ToSchema)]
+#[allow(dead_code, reason = "this is the description of the answer")]
+pub struct ListedConversation {
+    #[serde(flatten)]
+    row: ListedRow<'static>,
+    /// With `snippets=true`: the text around the words that were found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snippet: Option<Snippet>,
+    /// The messages as they were logged, usually an array in OpenAI's format. Not with `messages=false`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    messages: Option<Value>,
+}
+
+/// One conversation.
+#[derive(Serialize, ToSchema)]
+pub struct Conversation {
+    #[serde(flatten)]
+    #[schema(value_type = ConversationColumns)]
+    columns: Map<String, Value>,
+    /// With `timing=true`: the spans that produced each message.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timing: Option<Vec<timing::Strip>>,
+    /// As they were logged, usually an array in OpenAI's format.
+    #[schema(value_type = Value)]
+    messages: Box<RawValue>,
+}
+
+/// Columns of `conversations` that hold a JSON object as text.
+const OBJECTS: &[&str] = &["metadata"];
+
+/// The columns of `conversations` but for the messages.
+pub struct ConversationColumns;
+
+impl PartialSchema for ConversationColumns {
+    fn schema() -> RefOr<Schema> {
+        let mut columns = row_schema(Table::Conversations, OBJECTS);
+        columns.properties.remove("messages");
+        columns.required.retain(|name| name != "messages");
+        columns.into()
+    }
+}
+
+impl ToSchema for ConversationColumns {}
+
+/// How many conversations there are, and their size.
+#[derive(Serialize, ToSchema)]
+pub struct ConversationStats {
+    conversations: u64,
+    text_chars: u64,
+    stored_bytes: u64,
+    index_bytes: u64,
+    /// Version of the store that the index has reached.
+    indexed_version: u64,
+    /// Why the index is behind.
+    #[schema(required)]
+    problem: Option<String>,
 }
 
 impl Conversations {
@@ -120,18 +197,18 @@ impl Conversations {
     }
 
     /// What there is, and what it takes.
-    pub fn stats(&self) -> Value {
+    pub fn stats(&self) -> ConversationStats {
         let status = self.follower.lock().as_ref().map(Follower::status).unwrap_or_default();
         let tables = self.engine.table_stats();
         let stored = tables.iter().find(|t| t.table == "conversations").map_or(0, |t| t.bytes);
-        json!({
-            "conversations": self.search.len(),
-            "text_chars": self.search.chars(),
-            "stored_bytes": stored,
-            "index_bytes": self.search.bytes(),
-            "indexed_version": status.version,
-            "problem": status.failure,
-        })
+        ConversationStats {
+            conversations: self.search.len(),
+            text_chars: self.search.chars(),
+            stored_bytes: stored,
+            index_bytes: self.search.bytes(),
+            indexed_version: status.version,
+            problem: status.failure,
+        }
     }
 
     pub async fn list(&self, ask: Ask) -> Result<Listed, Problem> {
@@ -201,26 +278,12 @@ impl Conversations {
         let Some(batch) = batches.iter().find(|b| b.num_rows() > 0) else {
             return Err(Problem::not_found(format!("there is no conversation {id}")));
         };
-        let strips = if timing { self.timing(batch).await? } else { Vec::new() };
-        let bytes = crate::encode::json_object(batch, 0).map_err(|e| Problem::internal(e.to_string()))?;
-        let mut object: Map<String, Value> =
-            serde_json::from_slice(&bytes).map_err(|e| Problem::internal(e.to_string()))?;
+        let mut columns = row(batch, 0, OBJECTS).map_err(|e| Problem::internal(e.to_string()))?;
+        columns.remove("messages");
         let messages = text_column(batch, "messages")?[0].clone().unwrap_or_else(|| "[]".into());
-        object.remove("messages");
-        if let Some(ns) = object.get_mut("logged_ns") {
-            *ns = Value::String(ns.to_string());
-        }
-        if let Some(metadata) = object.get_mut("metadata")
-            && let Some(parsed) = metadata.as_str().and_then(|t| serde_json::from_str(t).ok())
-        {
-            *metadata = parsed;
-        }
-        if timing {
-            object.insert("timing".into(), serde_json::to_value(strips).unwrap_or_default());
-        }
-        let mut out = serde_json::to_vec(&object).map_err(|e| Problem::internal(e.to_string()))?;
-        put_messages(&mut out, &messages);
-        Ok(out)
+        let timing = if timing { Some(self.timing(batch).await?) } else { None };
+        let conversation = Conversation { columns, timing, messages: as_json(messages) };
+        serde_json::to_vec(&conversation).map_err(|e| Problem::internal(e.to_string()))
     }
 
     async fn timing(&self, batch: &RecordBatch) -> Result<Vec<timing::Strip>, Problem> {
@@ -245,17 +308,12 @@ fn message_keys(messages: &str) -> Vec<timing::MessageKey> {
         .collect()
 }
 
-/// Adds the messages to a JSON object, as they are. Text that is not JSON becomes a JSON string.
-pub(crate) fn put_messages(object: &mut Vec<u8>, messages: &str) {
-    let empty = object.ends_with(b"{}");
-    object.pop();
-    object.extend_from_slice(if empty { b"\"messages\":" } else { b",\"messages\":" });
-    if serde_json::from_str::<serde::de::IgnoredAny>(messages).is_ok() {
-        object.extend_from_slice(messages.as_bytes());
-    } else {
-        rollscope_model::attrs::write_str(object, messages);
+/// The text as it is if it is JSON, else as a JSON string.
+fn as_json(text: String) -> Box<RawValue> {
+    match serde_json::from_str(&text) {
+        Ok(json) => json,
+        Err(_) => serde_json::value::to_raw_value(&text).expect("text is plain data"),
     }
-    object.push(b'}');
 }
 
 impl Listed {
@@ -268,7 +326,9 @@ impl Listed {
             }
             out.extend(found.to_json());
         }
-        let rest = json!({ "total": self.total, "next": self.next, "facets": facets_json(&self.facets) }).to_string();
+        let facets: Map<String, Value> =
+            self.facets.iter().map(|(name, facet)| ((*name).to_string(), json!(facet))).collect();
+        let rest = json!({ "total": self.total, "next": self.next, "facets": facets }).to_string();
         out.extend_from_slice(b"],");
         out.extend_from_slice(&rest.as_bytes()[1..]);
         out
@@ -294,25 +354,11 @@ impl FoundConversation {
             out.push(b'}');
         }
         if let Some(full) = &self.full {
-            put_messages(&mut out, &full.messages);
+            out.pop();
+            out.extend_from_slice(b",\"messages\":");
+            out.extend_from_slice(as_json(full.messages.clone()).get().as_bytes());
+            out.push(b'}');
         }
         out
     }
-}
-
-fn facets_json(facets: &[(&'static str, Facet)]) -> Value {
-    let mut out = Map::new();
-    for (name, facet) in facets {
-        let values: Vec<Value> = facet
-            .values
-            .iter()
-            .map(|v| match v {
-                FacetValue::Text(text, count) => json!({ "value": text, "count": count }),
-                FacetValue::Integer(n, count) => json!({ "value": n, "count": count }),
-                FacetValue::Bucket(from, to, count) => json!({ "from": from, "to": to, "count": count }),
-            })
-            .collect();
-        out.insert((*name).to_string(), json!({ "values": values, "left_out": facet.left_out }));
-    }
-    Value::Object(out)
 }

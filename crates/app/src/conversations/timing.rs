@@ -12,12 +12,13 @@ use rollscope_model::read::{Attrs, SmallInts, column};
 use rollscope_spans::{Forest, NONE, State, Texts, Walk, intervals};
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 /// Most spans of a trace that are looked at.
 const MAX_SPANS: usize = 200_000;
 
 /// One bar beside a message.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub struct Strip {
     /// Number of the message.
     pub message: usize,
@@ -28,18 +29,25 @@ pub struct Strip {
     pub span_id: String,
     /// Nanoseconds, as text.
     pub start_ns: String,
+    #[schema(required)]
     pub seconds: Option<f64>,
     pub status: String,
     pub parts: Vec<Part>,
+    #[schema(required)]
     pub prompt_tokens: Option<i64>,
+    #[schema(required)]
     pub completion_tokens: Option<i64>,
+    #[schema(required)]
     pub cached_tokens: Option<i64>,
+    #[schema(required)]
     pub tokens_per_s: Option<f64>,
+    #[schema(required)]
     pub finish_reason: Option<String>,
 }
 
 /// A stretch of the bar, in seconds from its start.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[schema(as = StripPart)]
 pub struct Part {
     pub kind: Kind,
     pub from: f64,

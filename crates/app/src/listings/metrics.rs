@@ -26,13 +26,20 @@ pub struct MetricInfo {
     points: i64,
     /// Points that are NaN or infinite.
     not_finite: i64,
+    #[schema(required)]
     first_step: Option<i64>,
+    #[schema(required)]
     last_step: Option<i64>,
     /// Null if it is not finite.
+    #[schema(required)]
     last: Option<f64>,
+    #[schema(required)]
     min: Option<f64>,
+    #[schema(required)]
     min_step: Option<i64>,
+    #[schema(required)]
     max: Option<f64>,
+    #[schema(required)]
     max_step: Option<i64>,
     /// True if rollscope computed it, false if the run logged it.
     computed: bool,

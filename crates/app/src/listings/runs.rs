@@ -20,15 +20,22 @@ use crate::query::{int_column, text_column};
 #[derive(Serialize, ToSchema)]
 pub struct RunInfo {
     pub run_id: String,
+    #[schema(required)]
     project: Option<String>,
+    #[schema(required)]
     name: Option<String>,
+    #[schema(required)]
     framework: Option<String>,
     tags: Vec<String>,
     /// `running`, `finished` or `failed`. Null if unknown.
+    #[schema(required)]
     status: Option<String>,
+    #[schema(required)]
     started_ns: Option<String>,
+    #[schema(required)]
     ended_ns: Option<String>,
     /// Latest time in any of its rows.
+    #[schema(required)]
     last_ns: Option<String>,
     spans: i64,
     samples: i64,

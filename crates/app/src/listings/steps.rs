@@ -109,8 +109,10 @@ fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
 #[derive(Clone, Default, Serialize, ToSchema)]
 pub struct StepInfo {
     step: i64,
+    #[schema(required)]
     start_ns: Option<String>,
     /// Latest end so far.
+    #[schema(required)]
     end_ns: Option<String>,
     spans: i64,
     samples: i64,
@@ -119,6 +121,7 @@ pub struct StepInfo {
     /// True if a span is open and the run is running. In a run that is over, open spans were cut off.
     running: bool,
     /// Mean reward of the samples of the training split whose reward is a number.
+    #[schema(required)]
     reward_mean: Option<f64>,
     /// Seconds during which at least one span of the phase was running.
     phases: BTreeMap<String, f64>,

@@ -86,6 +86,7 @@ pub struct SinkStatus {
     pub failed: u64,
     /// Steps that found the backlog full.
     pub dropped: u64,
+    #[schema(required)]
     pub last_error: Option<String>,
 }
 

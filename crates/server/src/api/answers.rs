@@ -4,6 +4,8 @@
 use axum::extract::{Path, State};
 use axum::response::Response;
 use rollscope_answers::ask::Which;
+use rollscope_answers::difference::Difference;
+use rollscope_answers::report::{RunFindings, StepReport};
 
 use super::to_json;
 use crate::App;
@@ -17,7 +19,7 @@ use crate::run::Run;
 #[utoipa::path(get, path = "/api/v1/runs/{run}/steps/{step}/report", tag = "answers",
     params(("run" = String, Path), ("step" = String, Path, description = "Step number, or `-` for a run without steps")),
     responses(
-        (status = 200, description = "The report as JSON"),
+        (status = 200, description = "The report", body = StepReport),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn report(
@@ -39,7 +41,7 @@ pub async fn report(
 
 /// Returns what stands out in a run, by cost, and how long each step took.
 #[utoipa::path(get, path = "/api/v1/runs/{run}/findings", tag = "answers", params(("run" = String, Path)), responses(
-    (status = 200, description = "The findings as JSON"),
+    (status = 200, description = "The findings", body = RunFindings),
     (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
@@ -56,7 +58,7 @@ pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> 
         ("with" = Option<i64>, Query, description = "Step after. All steps by default"),
     ),
     responses(
-        (status = 200, description = "The difference as JSON"),
+        (status = 200, description = "The difference", body = Difference),
         (status = 404, description = "No such run or step", body = Problem, content_type = "application/problem+json"),
     ))]
 pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {

@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use rollscope_app::conversations::ask::Ask;
 use rollscope_app::conversations::export::Pages;
-use rollscope_app::conversations::{Conversations, media};
+use rollscope_app::conversations::{Conversation, ConversationStats, Conversations, ConversationsAnswer, media};
 use rollscope_store::Store;
 
 use super::json;
@@ -44,7 +44,7 @@ fn conversations(app: &App) -> Result<&Conversations, Problem> {
     ("messages" = Option<bool>, Query, description = "Include the messages. The default is true"),
     ("snippets" = Option<bool>, Query, description = "Include the text around the words that were found"),
 ), responses(
-    (status = 200, description = "`{conversations, total, next, facets}`", body = Object),
+    (status = 200, description = "A page of conversations", body = ConversationsAnswer),
     (status = 400, description = "Invalid parameter. `detail` states what is expected", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Problem> {
@@ -59,7 +59,7 @@ pub async fn list(State(app): State<App>, params: Params) -> Result<Response, Pr
     ("id" = String, Path),
     ("timing" = Option<bool>, Query, description = "Include queue, prefill, transfer, decode and tool time per message"),
 ), responses(
-    (status = 200, description = "The conversation", body = Object),
+    (status = 200, description = "The conversation", body = Conversation),
     (status = 404, description = "No such conversation", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn one(State(app): State<App>, Path(id): Path<String>, mut params: Params) -> Result<Response, Problem> {
@@ -70,7 +70,7 @@ pub async fn one(State(app): State<App>, Path(id): Path<String>, mut params: Par
 
 /// Returns the number of conversations and their size on disk.
 #[utoipa::path(get, path = "/api/v1/conversations-stats", tag = "conversations", responses(
-    (status = 200, description = "Counts and bytes", body = Object),
+    (status = 200, description = "Counts and bytes", body = ConversationStats),
 ))]
 pub async fn stats(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;

@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use rollscope_store::{Health as StoreHealth, StoreStats};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::to_json;
 use crate::App;
+use crate::metrics::IngestSums;
 use crate::problem::Problem;
 
 /// Health of the server.
@@ -20,20 +22,24 @@ pub struct HealthAnswer {
     /// `failed` (a part of the server failed; the server is about to exit).
     status: &'static str,
     version: &'static str,
-    /// Health and statistics of the store.
-    #[schema(value_type = Object)]
-    store: serde_json::Value,
+    store: StoreAnswer,
     /// What an operator should look at, in words. Empty if everything is fine.
     problems: Vec<String>,
-    /// Counts since the start: requests, refused, deferred, accepted, rejected, duplicates, bytes.
-    #[schema(value_type = Object)]
-    ingest: serde_json::Value,
+    ingest: IngestSums,
+}
+
+/// Health and statistics of the store.
+#[derive(Serialize, ToSchema)]
+pub struct StoreAnswer {
+    #[serde(flatten)]
+    health: StoreHealth,
+    stats: StoreStats,
 }
 
 /// Returns the health of the server, what is wrong, and what it has received.
 #[utoipa::path(get, path = "/api/v1/health", tag = "server", responses((status = 200, body = HealthAnswer)))]
 pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
-    let mut health = app.store.health();
+    let health = app.store.health();
     let scraping = app.scraping.problems();
     let status = match (health.deaths.is_empty(), health.writable, health.problems.is_empty()) {
         (false, ..) => "failed",
@@ -41,18 +47,14 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
         (true, true, false) => "degraded",
         (true, true, true) => "ok",
     };
-    let mut store = serde_json::to_value(&health).unwrap_or_default();
-    if let Some(entries) = store.as_object_mut() {
-        entries.insert("stats".into(), serde_json::to_value(app.store.stats()).unwrap_or_default());
-    }
     // A target that is down is worth a look, but the server itself is fine.
-    health.problems.extend(scraping);
+    let problems = health.problems.iter().cloned().chain(scraping).collect();
     to_json(&HealthAnswer {
         status,
         version: env!("CARGO_PKG_VERSION"),
-        problems: health.problems,
-        store,
-        ingest: app.counters.ingest_json(),
+        problems,
+        store: StoreAnswer { health, stats: app.store.stats() },
+        ingest: app.counters.ingest_sums(),
     })
 }
 

@@ -15,6 +15,8 @@ use futures::Stream;
 use rollscope_model::Table;
 use rollscope_model::read::{Text, column};
 use rollscope_store::{Snapshot, SnapshotSource};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::App;
 use crate::metrics::Counters;
@@ -25,6 +27,15 @@ use crate::problem::Problem;
 const PAUSE: Duration = Duration::from_millis(200);
 /// A comment when nothing happens, so that a dead connection is noticed.
 const HEARTBEAT: Duration = Duration::from_secs(15);
+
+/// The data of an event.
+#[derive(Serialize, ToSchema)]
+pub struct LiveEvent {
+    /// Version of the store.
+    version: u64,
+    /// Runs that got rows since the previous event. If it is empty, any run may have changed.
+    runs: Vec<String>,
+}
 
 /// Streams an event `{"version": N, "runs": [...]}` at once and whenever the store has changed. `runs` lists the runs that got
 /// rows since the previous event. If it is empty, any run may have changed.
@@ -79,7 +90,8 @@ fn events(app: &App, client: Client) -> impl Stream<Item = Result<Bytes, Infalli
                     let snapshot = app.store.snapshot();
                     let version = snapshot.version;
                     let runs = seen.map_or_else(Vec::new, |seen| changed_runs(&snapshot, seen));
-                    (format!("data: {}\n\n", serde_json::json!({ "version": version, "runs": runs })), Some(version))
+                    let event = serde_json::to_string(&LiveEvent { version, runs }).unwrap_or_default();
+                    (format!("data: {event}\n\n"), Some(version))
                 }
             },
             () = tokio::time::sleep(HEARTBEAT) => (":\n\n".to_string(), seen),

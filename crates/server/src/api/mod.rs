@@ -19,11 +19,14 @@ mod timeline;
 mod trace_level;
 mod traces;
 
+use std::sync::LazyLock;
+
 use axum::Router;
 use axum::extract::Request;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
+use serde_json::Value;
 use utoipa::OpenApi;
 
 use crate::App;
@@ -74,7 +77,7 @@ use crate::problem::Problem;
         conversations::media_file,
         openapi,
     ),
-    components(schemas(Problem))
+    components(schemas(Problem, live::LiveEvent, traces::TraceView))
 )]
 struct ApiDoc;
 
@@ -131,11 +134,45 @@ pub fn health_router(app: &App) -> Router {
 }
 
 /// Returns this OpenAPI document.
-#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server", responses((status = 200, description = "OpenAPI document")))]
+#[utoipa::path(get, path = "/api/v1/openapi.json", tag = "server", responses((status = 200, description = "OpenAPI document", body = Object)))]
 async fn openapi() -> Response {
-    match ApiDoc::openapi().to_json() {
-        Ok(json) => ([(header::CONTENT_TYPE, "application/json")], json).into_response(),
-        Err(error) => Problem::internal(error.to_string()).into_response(),
+    static DOCUMENT: LazyLock<String> = LazyLock::new(document);
+    ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
+}
+
+/// The OpenAPI document. The schemas are those of the types that are serialised.
+pub fn document() -> String {
+    let mut document = serde_json::to_value(ApiDoc::openapi()).expect("the document is plain data");
+    absent_or_there(&mut document);
+    serde_json::to_string_pretty(&document).expect("a value is plain data") + "\n"
+}
+
+/// utoipa says of every `Option` that it may be null or absent. Ours are always there (`schema(required)`) and may be null, or
+/// are left out if there is nothing, and never null.
+fn absent_or_there(schema: &mut Value) {
+    let required = schema["required"].as_array().cloned().unwrap_or_default();
+    for (name, property) in schema.get_mut("properties").and_then(Value::as_object_mut).into_iter().flatten() {
+        if !required.iter().any(|r| r == name) {
+            never_null(property);
+        }
+    }
+    match schema {
+        Value::Object(inner) => inner.values_mut().for_each(absent_or_there),
+        Value::Array(items) => items.iter_mut().for_each(absent_or_there),
+        _ => {}
+    }
+}
+
+fn never_null(schema: &mut Value) {
+    if let Some(types) = schema["type"].as_array() {
+        let rest: Vec<&Value> = types.iter().filter(|t| *t != "null").collect();
+        schema["type"] = if let [one] = rest[..] { one.clone() } else { rest.into_iter().cloned().collect() };
+    }
+    if let Some(schemas) = schema["oneOf"].as_array() {
+        let mut rest = schemas.iter().filter(|s| s["type"] != "null");
+        if let (Some(one), None) = (rest.next().cloned(), rest.next()) {
+            *schema = one;
+        }
     }
 }
 
@@ -179,15 +216,45 @@ mod tests {
 
     #[test]
     fn every_documented_path_says_what_it_answers() {
-        let doc = serde_json::to_value(ApiDoc::openapi()).unwrap();
+        let doc: Value = serde_json::from_str(&document()).unwrap();
         let paths = doc["paths"].as_object().unwrap();
         assert!(paths.len() >= 29, "{:?}", paths.keys());
         for (path, operations) in paths {
             for (method, operation) in operations.as_object().unwrap() {
                 assert!(path.starts_with("/api/v1/"), "{path}");
                 assert!(operation["summary"].is_string() || operation["description"].is_string(), "{method} {path}");
-                assert!(!operation["responses"].as_object().unwrap().is_empty(), "{method} {path}");
+                let good =
+                    operation["responses"].as_object().unwrap().iter().filter(|(status, _)| status.starts_with('2'));
+                for (status, answer) in good.filter(|(status, _)| *status != "204") {
+                    for (kind, content) in answer["content"].as_object().expect(path) {
+                        let named = content["schema"]["$ref"].is_string();
+                        assert!(
+                            named || kind != "application/json" || path.ends_with("/openapi.json"),
+                            "{status} {path}"
+                        );
+                    }
+                }
             }
         }
+    }
+
+    #[test]
+    fn an_option_is_always_there_or_never_null() {
+        let mut schema = serde_json::json!({ "required": ["a"], "properties": {
+            "a": { "type": ["string", "null"] },
+            "b": { "type": ["string", "null"], "description": "kept" },
+            "c": { "oneOf": [{ "type": "null" }, { "$ref": "x" }] },
+            "d": { "type": "object", "properties": { "e": { "type": ["array", "null"] } } },
+        }});
+        absent_or_there(&mut schema);
+        assert_eq!(
+            schema,
+            serde_json::json!({ "required": ["a"], "properties": {
+                "a": { "type": ["string", "null"] },
+                "b": { "type": "string", "description": "kept" },
+                "c": { "$ref": "x" },
+                "d": { "type": "object", "properties": { "e": { "type": "array" } } },
+            }})
+        );
     }
 }

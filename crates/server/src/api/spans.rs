@@ -6,11 +6,13 @@ use axum::extract::{Path, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use rollscope_app::encode::{self, ArrowStream};
+use rollscope_model::Table;
 use rollscope_model::read::{Ids, column};
-use serde_json::Value;
+use utoipa::ToSchema;
+use utoipa::openapi::{RefOr, Schema};
 
-use super::json;
 use super::stream::Format;
+use super::to_json;
 use crate::App;
 use crate::params::{self, Params};
 use crate::problem::Problem;
@@ -19,6 +21,20 @@ fn internal(error: arrow::error::ArrowError) -> Problem {
     Problem::internal(error.to_string())
 }
 
+/// Columns of `spans` that hold a JSON object as text.
+const OBJECTS: &[&str] = &["resource", "scope"];
+
+/// A row of `spans`.
+pub struct SpanDetail;
+
+impl utoipa::PartialSchema for SpanDetail {
+    fn schema() -> RefOr<Schema> {
+        encode::row::row_schema(Table::Spans, OBJECTS).into()
+    }
+}
+
+impl ToSchema for SpanDetail {}
+
 /// Returns one span.
 ///
 /// A JSON object with every column of `spans`. Nanoseconds are text. Attributes, resource and scope are objects.
@@ -26,7 +42,7 @@ fn internal(error: arrow::error::ArrowError) -> Problem {
     ("trace" = String, Path, description = "Trace id in hex"),
     ("span" = String, Path, description = "Span id in hex"),
 ), responses(
-    (status = 200, description = "The span", body = Object),
+    (status = 200, description = "The span", body = SpanDetail),
     (status = 404, description = "No such span", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn span(
@@ -39,36 +55,10 @@ pub async fn span(
     for batch in app.engine.trace(trace_id).await? {
         let ids: Ids<8> = column(&batch, "span_id").map_err(|e| Problem::internal(e.to_string()))?;
         if let Some(row) = (0..batch.num_rows()).find(|row| ids.get(*row) == Some(span_id)) {
-            return Ok(json(detail(&batch, row)?));
+            return to_json(&encode::row::row(&batch, row, OBJECTS).map_err(internal)?);
         }
     }
     Err(Problem::not_found(format!("there is no span {span} in trace {trace}")))
-}
-
-/// The row as JSON: nanoseconds as text, resource and scope as objects.
-fn detail(batch: &RecordBatch, row: usize) -> Result<Vec<u8>, Problem> {
-    let bytes = encode::json_object(batch, row).map_err(internal)?;
-    let mut span: Value = serde_json::from_slice(&bytes).map_err(|e| Problem::internal(e.to_string()))?;
-    text_times(&mut span);
-    if let Some(events) = span.get_mut("events").and_then(Value::as_array_mut) {
-        events.iter_mut().for_each(text_times);
-    }
-    for column in ["resource", "scope"] {
-        if let Some(value) = span.get_mut(column)
-            && let Some(parsed) = value.as_str().and_then(|text| serde_json::from_str(text).ok())
-        {
-            *value = parsed;
-        }
-    }
-    Ok(span.to_string().into_bytes())
-}
-
-fn text_times(object: &mut Value) {
-    for (key, value) in object.as_object_mut().into_iter().flatten() {
-        if key.ends_with("_ns") && value.is_number() {
-            *value = Value::String(value.to_string());
-        }
-    }
 }
 
 /// Returns all spans of a trace.

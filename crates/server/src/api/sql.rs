@@ -4,6 +4,7 @@ use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use rollscope_query::ProgressSnapshot;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -27,18 +28,17 @@ pub struct SqlRequest {
 }
 
 /// A result as JSON.
-#[derive(Serialize, ToSchema)]
+#[derive(ToSchema)]
 #[allow(dead_code, reason = "the body is streamed; this is its description")]
 pub struct SqlAnswer {
     columns: Vec<SqlColumn>,
     /// One array per row. Integers are numbers of up to 64 bits, bytes are hex text, attributes are objects, NaN is text.
-    #[schema(value_type = Vec<Vec<Object>>)]
     rows: Vec<Vec<serde_json::Value>>,
     /// True if there were more rows than the limit.
     truncated: bool,
 }
 
-#[derive(Serialize, ToSchema)]
+#[derive(ToSchema)]
 #[allow(dead_code, reason = "the body is streamed; this is its description")]
 pub struct SqlColumn {
     name: String,
@@ -105,16 +105,14 @@ fn accepted(headers: &HeaderMap) -> Format {
 /// Running queries with their progress.
 #[derive(Serialize, ToSchema)]
 pub struct QueriesAnswer {
-    #[schema(value_type = Vec<Object>)]
-    queries: serde_json::Value,
+    queries: Vec<ProgressSnapshot>,
 }
 
 /// Lists the running queries.
 #[utoipa::path(get, path = "/api/v1/queries", tag = "sql", responses((status = 200, body = QueriesAnswer)))]
 pub async fn queries(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    let queries = serde_json::to_value(app.engine.running()).map_err(|e| Problem::internal(e.to_string()))?;
-    to_json(&QueriesAnswer { queries })
+    to_json(&QueriesAnswer { queries: app.engine.running() })
 }
 
 /// Cancels a running query.

@@ -16,6 +16,7 @@ use crate::problem::Problem;
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Level {
     /// 0 (off), 1 (important spans), 2 (all but nested) or 3 (all). Null: each SDK keeps its own level.
+    #[schema(required)]
     level: Option<u8>,
 }
 
@@ -23,6 +24,7 @@ pub struct Level {
 #[serde(deny_unknown_fields)]
 pub struct SetLevel {
     /// As in the response.
+    #[schema(required)]
     level: Option<u8>,
     /// Also set the level of the serving engines that are scraped. SGLang has no level of its own to return to.
     #[serde(default)]
@@ -31,6 +33,7 @@ pub struct SetLevel {
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct LevelSet {
+    #[schema(required)]
     level: Option<u8>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     engines: Vec<EngineLevel>,
@@ -40,6 +43,7 @@ pub struct LevelSet {
 pub struct EngineLevel {
     url: String,
     /// Why the level could not be set.
+    #[schema(required)]
     problem: Option<String>,
 }
 

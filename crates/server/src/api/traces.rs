@@ -1,9 +1,12 @@
 //! Finding traces, and one trace laid out for a waterfall.
 
+use std::collections::HashMap;
+
 use arrow::array::RecordBatch;
 use axum::extract::{Path, RawQuery, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
+use rollscope_answers::critical_path::CriticalPath;
 use rollscope_answers::traces::find::{Sort, TraceSearch, details_sql};
 use rollscope_answers::traces::{requests, view};
 use rollscope_app::duration::parse_duration;
@@ -12,7 +15,10 @@ use rollscope_app::query::{collect, int_column, text_column};
 use rollscope_model::TraceId;
 use rollscope_model::read::{Ids, column};
 use rollscope_query::scope::{Scope, ScopeRead};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
+use utoipa::openapi::schema::AnyOfBuilder;
+use utoipa::openapi::{Ref, RefOr, Schema};
 
 use super::to_json;
 use crate::App;
@@ -23,6 +29,85 @@ use crate::problem::Problem;
 const MAX_LIMIT: usize = 5000;
 /// The most conditions on attributes.
 const MAX_ATTRIBUTES: usize = 20;
+
+/// A trace as a point of a scatter plot.
+#[derive(Serialize, ToSchema)]
+pub struct TracePoint {
+    trace_id: String,
+    /// Nanoseconds, as text.
+    start_ns: String,
+    duration_ns: i64,
+    spans: i64,
+    /// Spans with an error.
+    errors: i64,
+    /// Spans that have not ended.
+    open: i64,
+}
+
+/// Root, services and identity of a trace.
+#[derive(Clone, Default, Serialize, ToSchema)]
+pub struct TraceDetails {
+    /// Name of the root.
+    root: String,
+    /// Service of the root.
+    service: String,
+    /// Number of services.
+    services: i64,
+    run_id: String,
+    #[schema(required)]
+    step: Option<i64>,
+    #[schema(required)]
+    sample_id: Option<String>,
+    /// Request id of the serving engine.
+    #[schema(required)]
+    request_id: Option<String>,
+}
+
+/// A trace as a list shows it.
+#[derive(Serialize, ToSchema)]
+pub struct FoundTrace {
+    #[serde(flatten)]
+    point: TracePoint,
+    #[serde(flatten)]
+    details: TraceDetails,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct TracePoints {
+    traces: Vec<TracePoint>,
+    /// Traces on all pages.
+    total: i64,
+    limit: usize,
+    offset: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct FoundTraces {
+    traces: Vec<FoundTrace>,
+    /// Traces on all pages.
+    total: i64,
+    limit: usize,
+    offset: usize,
+}
+
+/// [`TracePoints`] with `points=true`, else [`FoundTraces`].
+pub struct TracesAnswer;
+
+impl utoipa::PartialSchema for TracesAnswer {
+    fn schema() -> RefOr<Schema> {
+        let named = |name| Ref::from_schema_name(name);
+        AnyOfBuilder::new().item(named(FoundTraces::name())).item(named(TracePoints::name())).into()
+    }
+}
+
+impl ToSchema for TracesAnswer {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((FoundTraces::name().into(), <FoundTraces as utoipa::PartialSchema>::schema()));
+        schemas.push((TracePoints::name().into(), <TracePoints as utoipa::PartialSchema>::schema()));
+        FoundTraces::schemas(schemas);
+        TracePoints::schemas(schemas);
+    }
+}
 
 /// Finds traces.
 ///
@@ -39,7 +124,7 @@ const MAX_ATTRIBUTES: usize = 20;
     ("sort" = Option<String>, Query, description = "start, duration, spans or errors, with a leading `-` for descending order"),
     ("limit" = Option<usize>, Query), ("offset" = Option<usize>, Query), ("points" = Option<bool>, Query),
 ), responses(
-    (status = 200, description = "Traces and their total number", body = Object),
+    (status = 200, description = "Traces and their total number", body = TracesAnswer),
     (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<Response, Problem> {
@@ -48,7 +133,7 @@ pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<R
         *run = app.engine.find_run(run).await?;
     }
     let rows = collect(&app.engine, &search.sql()).await?;
-    let mut traces: Vec<Value> = Vec::new();
+    let mut traces: Vec<TracePoint> = Vec::new();
     let mut ids: Vec<TraceId> = Vec::new();
     let mut total = 0;
     for batch in &rows {
@@ -59,49 +144,51 @@ pub async fn find(State(app): State<App>, RawQuery(query): RawQuery) -> Result<R
         for row in 0..batch.num_rows() {
             total = all[row].unwrap_or(0);
             ids.push(found[row]);
-            traces.push(json!({
-                "trace_id": hex::encode(found[row]),
-                "start_ns": start[row].unwrap_or(0).to_string(),
-                "duration_ns": duration[row],
-                "spans": spans[row],
-                "errors": errors[row],
-                "open": open[row],
-            }));
+            traces.push(TracePoint {
+                trace_id: hex::encode(found[row]),
+                start_ns: start[row].unwrap_or(0).to_string(),
+                duration_ns: duration[row].unwrap_or(0),
+                spans: spans[row].unwrap_or(0),
+                errors: errors[row].unwrap_or(0),
+                open: open[row].unwrap_or(0),
+            });
         }
     }
-    if !points && !ids.is_empty() {
-        describe(&app, &ids, &mut traces).await?;
+    let (limit, offset) = (search.limit, search.offset);
+    if points {
+        return to_json(&TracePoints { traces, total, limit, offset });
     }
-    to_json(&json!({ "traces": traces, "total": total, "limit": search.limit, "offset": search.offset }))
+    let details = describe(&app, &ids).await?;
+    let of = |id| details.get(id).cloned().unwrap_or_default();
+    let traces = traces.into_iter().zip(&ids).map(|(point, id)| FoundTrace { point, details: of(id) }).collect();
+    to_json(&FoundTraces { traces, total, limit, offset })
 }
 
 /// Root, services and identity of the traces of one page.
-async fn describe(app: &App, ids: &[TraceId], traces: &mut [Value]) -> Result<(), Problem> {
+async fn describe(app: &App, ids: &[TraceId]) -> Result<HashMap<TraceId, TraceDetails>, Problem> {
+    let mut details = HashMap::new();
+    if ids.is_empty() {
+        return Ok(details);
+    }
     for batch in collect(&app.engine, &details_sql(ids)).await? {
-        let found = trace_ids(&batch)?;
-        let texts =
-            ["root", "service", "run_id", "sample_id", "request_id"].map(|name| (name, text_column(&batch, name)));
-        let ints = ["services", "step"].map(|name| (name, int_column(&batch, name)));
-        for (name, values) in texts {
-            for (id, value) in found.iter().zip(values?) {
-                set(ids, traces, id, name, json!(value));
-            }
-        }
-        for (name, values) in ints {
-            for (id, value) in found.iter().zip(values?) {
-                set(ids, traces, id, name, json!(value));
-            }
+        let texts = ["root", "service", "run_id", "sample_id", "request_id"].map(|name| text_column(&batch, name));
+        let [roots, names, runs, samples, requests] = texts;
+        let (roots, names, runs, samples, requests) = (roots?, names?, runs?, samples?, requests?);
+        let (services, steps) = (int_column(&batch, "services")?, int_column(&batch, "step")?);
+        for (row, id) in trace_ids(&batch)?.into_iter().enumerate() {
+            let found = TraceDetails {
+                root: roots[row].clone().unwrap_or_default(),
+                service: names[row].clone().unwrap_or_default(),
+                services: services[row].unwrap_or(0),
+                run_id: runs[row].clone().unwrap_or_default(),
+                step: steps[row],
+                sample_id: samples[row].clone(),
+                request_id: requests[row].clone(),
+            };
+            details.insert(id, found);
         }
     }
-    Ok(())
-}
-
-fn set(ids: &[TraceId], traces: &mut [Value], id: &TraceId, name: &str, value: Value) {
-    if let Some(at) = ids.iter().position(|i| i == id)
-        && let Some(object) = traces[at].as_object_mut()
-    {
-        object.insert(name.to_string(), value);
-    }
+    Ok(details)
 }
 
 pub fn trace_ids(batch: &RecordBatch) -> Result<Vec<TraceId>, Problem> {
@@ -185,11 +272,28 @@ pub fn duration_ns(text: &str) -> Option<i64> {
     i64::try_from(parse_duration(text).ok()?.as_nanos()).ok()
 }
 
+/// What the response says of a trace before its spans.
+#[derive(Serialize, ToSchema)]
+pub struct TraceView {
+    #[serde(flatten)]
+    summary: view::Summary,
+    /// Spans of other traces whose requests this trace served. At most 20.
+    callers: Vec<Caller>,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Caller {
+    trace_id: String,
+    span_id: String,
+    name: String,
+    service: String,
+}
+
 /// Returns a trace with its layout.
 ///
 /// Parents come before children, with depth, size of the subtree, own time, lane and damage. Spans of other traces that served
 /// its requests are placed under the span that made the request (`joined=false` leaves them out). The response is 4 bytes (the
-/// length of a JSON text, little endian), the JSON text with the summary, padded with spaces to a multiple of 8, and an Arrow
+/// length of a JSON text, little endian), the JSON text (the schema `TraceView`), padded with spaces to a multiple of 8, and an Arrow
 /// IPC stream.
 #[utoipa::path(get, path = "/api/v1/traces/{trace}/view", tag = "runs", params(
     ("trace" = String, Path, description = "Trace id in hex"),
@@ -221,20 +325,18 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
         let (names, services) = (text_column(&batch, "name")?, text_column(&batch, "service")?);
         let spans: Option<Ids<8>> = column(&batch, "span_id").ok();
         for (row, caller) in trace_ids(&batch)?.iter().enumerate() {
-            callers.push(json!({
-                "trace_id": hex::encode(caller),
-                "span_id": spans.and_then(|ids| ids.get(row)).map(hex::encode),
-                "name": names[row],
-                "service": services[row],
-            }));
+            callers.push(Caller {
+                trace_id: hex::encode(caller),
+                span_id: spans.and_then(|ids| ids.get(row)).map(hex::encode).unwrap_or_default(),
+                name: names[row].clone().unwrap_or_default(),
+                service: services[row].clone().unwrap_or_default(),
+            });
         }
     }
     let laid_out = tokio::task::spawn_blocking(move || -> Result<Vec<u8>, String> {
         let (summary, batch) = view::layout(&id, &batches).map_err(|e| e.to_string())?;
         drop(batches);
-        let mut summary = serde_json::to_value(&summary).map_err(|e| e.to_string())?;
-        summary["callers"] = Value::Array(callers);
-        let mut text = summary.to_string().into_bytes();
+        let mut text = serde_json::to_vec(&TraceView { summary, callers }).map_err(|e| e.to_string())?;
         while (text.len() + 4) % 8 != 0 {
             text.push(b' ');
         }
@@ -248,6 +350,27 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let out = laid_out.await.map_err(|e| Problem::internal(e.to_string()))?.map_err(Problem::internal)?;
     let headers = [(header::CONTENT_TYPE, "application/octet-stream"), (header::CACHE_CONTROL, "no-store")];
     Ok((headers, out).into_response())
+}
+
+/// A critical path that begins with a trace.
+#[derive(Serialize, ToSchema)]
+pub struct TracePath {
+    #[serde(flatten)]
+    path: CriticalPath,
+    /// Nanoseconds since the epoch, as text.
+    start_ns: String,
+}
+
+/// Returns the critical path of a trace: which span held it, moment by moment.
+#[utoipa::path(get, path = "/api/v1/traces/{trace}/path", tag = "runs", params(("trace" = String, Path)), responses(
+    (status = 200, description = "Parts in order, starting at `start_ns`, and their sums per name", body = TracePath),
+    (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn path(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    let id = params::trace_id(&trace)?;
+    let (start_ns, path) = app.answers.trace_path(id).await?;
+    to_json(&TracePath { path, start_ns: start_ns.to_string() })
 }
 
 #[cfg(test)]
@@ -269,18 +392,4 @@ mod tests {
             assert!(parse(bad).unwrap_err().detail().contains(name), "{bad}");
         }
     }
-}
-
-/// Returns the critical path of a trace: which span held it, moment by moment.
-#[utoipa::path(get, path = "/api/v1/traces/{trace}/path", tag = "runs", params(("trace" = String, Path)), responses(
-    (status = 200, description = "Parts in order, starting at `start_ns`, and their sums per name", body = Object),
-    (status = 404, description = "No such trace", body = Problem, content_type = "application/problem+json"),
-))]
-pub async fn path(State(app): State<App>, Path(trace): Path<String>, params: Params) -> Result<Response, Problem> {
-    params.done()?;
-    let id = params::trace_id(&trace)?;
-    let (start_ns, path) = app.answers.trace_path(id).await?;
-    let mut answer = serde_json::to_value(&path).map_err(|e| Problem::internal(e.to_string()))?;
-    answer["start_ns"] = json!(start_ns.to_string());
-    to_json(&answer)
 }

@@ -50,10 +50,13 @@ pub struct TargetStatus {
     pub labels: BTreeMap<String, String>,
     pub interval_s: f64,
     /// Null before the first scrape.
+    #[schema(required)]
     pub up: Option<bool>,
     /// Why the last scrape failed, or what was wrong on the page.
+    #[schema(required)]
     pub problem: Option<String>,
     /// Nanoseconds, as text.
+    #[schema(required)]
     pub last_ns: Option<String>,
     pub duration_s: f64,
     /// Samples of the last page.

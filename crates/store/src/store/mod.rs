@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use rollscope_model::Table;
 use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
+use utoipa::ToSchema;
 
 use crate::error::StoreError;
 use crate::lock::Lock;
@@ -62,7 +63,7 @@ impl Drop for LastHandle {
 }
 
 /// Figures for `/metrics` and the health page.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct StoreStats {
     pub rows_appended: HashMap<&'static str, u64>,
     pub duplicates: u64,
@@ -85,7 +86,8 @@ pub struct StoreStats {
 }
 
 /// Is everything all right, and if not, what to do.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, ToSchema)]
+#[schema(as = StoreHealth)]
 pub struct Health {
     pub writable: bool,
     pub problems: Vec<String>,
