@@ -6,22 +6,28 @@ export interface components {
     schemas: {
         Breakdown: {
             by_kind: components["schemas"]["BreakdownShare"][];
+            /** @description The names with the most time of their own. */
             by_name: components["schemas"]["BreakdownShare"][];
             by_worker: components["schemas"]["BreakdownShare"][];
             names_left_out: number;
             workers_left_out: number;
         };
         BreakdownShare: {
+            /** Format: double */
             exclusive_s: number;
+            /** Format: double */
             inclusive_s: number;
             kind?: components["schemas"]["Kind"];
             name: string;
             spans: number;
+            /** Format: double */
             wall_s: number;
         };
         CacheTurn: {
             generations: number;
+            /** Format: double */
             hit_rate: number;
+            /** Format: int64 */
             turn: number;
         };
         Caller: {
@@ -31,375 +37,707 @@ export interface components {
             trace_id: string;
         };
         Change: {
+            /** Format: double */
             after_s: number;
+            /**
+             * Format: double
+             * @description Seconds that it held the step: before, after, and the difference.
+             */
             before_s: number;
+            /** Format: double */
             change_s: number;
+            /** Format: double */
             count_after: number;
+            /** Format: double */
             count_before: number;
+            /** Format: double */
             each_after_s: number;
+            /**
+             * Format: double
+             * @description Seconds of one such span, on average.
+             */
             each_before_s: number;
             kind: components["schemas"]["Kind"];
             name: string;
+            /**
+             * Format: double
+             * @description Distance in spreads or standard errors; `None` with too few steps.
+             */
             significance?: number;
+            /** @description `new`, `gone`, `more often`, `less often`, `slower`, `faster`, `other samples`; empty if the reason is unknown. */
             why: string;
         };
+        /** @description A part of a sentence. `finding` is the index of the finding that it states, if any. */
         Clause: {
             finding?: number;
             text: string;
         };
         ColumnInfo: {
+            /** @description Meaning of the column. */
             doc: string;
             name: string;
             nullable: boolean;
             type: string;
         };
+        /** @description One conversation. */
         Conversation: components["schemas"]["ConversationColumns"] & {
+            /** @description As they were logged, usually an array in OpenAI's format. */
             messages: unknown;
+            /** @description With `timing=true`: the spans that produced each message. */
             timing?: components["schemas"]["Strip"][];
         };
         ConversationColumns: {
+            /** @description characters of text */
             char_count: number;
+            /** @description group of samples that share a prompt */
             group_id: string | null;
+            /** @description unique over runs, steps, keys and indices */
             id: string;
+            /** @description position among conversations that were logged together */
             index: number | null;
+            /** @description name under which it was logged */
             key: string | null;
+            /** @description when it was logged */
             logged_ns: string;
+            /** @description images and other media */
             media_count: number;
+            /** @description messages */
             message_count: number;
+            /** @description JSON object */
             metadata: {
                 [key: string]: unknown;
             } | null;
+            /** @description if known */
             reward: number | string | null;
+            /** @description the run */
             run_id: string;
+            /** @description rollout sample */
             sample_id: string | null;
+            /** @description span in which it was logged */
             span_id: string | null;
+            /** @description if known */
             status: string | null;
+            /** @description training step */
             step: number | null;
+            /** @description tool calls */
             tool_call_count: number;
+            /** @description trace that it belongs to */
             trace_id: string | null;
+            /** @description assistant messages */
             turn_count: number;
         };
+        /** @description The answer of `GET /api/v1/conversations`. [`Listed::to_json`] puts it together from JSON that is stored. */
         ConversationsAnswer: {
             conversations: components["schemas"]["ListedConversation"][];
+            /** @description By the names of `facets`. */
             facets: {
                 [key: string]: components["schemas"]["Facet"];
             };
+            /** @description To be passed as `cursor`. Null on the last page. */
             next: string | null;
+            /**
+             * Format: int64
+             * @description Conversations on all pages.
+             */
             total: number;
         };
+        /** @description How many conversations there are, and their size. */
         ConversationStats: {
+            /** Format: int64 */
             conversations: number;
+            /** Format: int64 */
             index_bytes: number;
+            /**
+             * Format: int64
+             * @description Version of the store that the index has reached.
+             */
             indexed_version: number;
+            /** @description Why the index is behind. */
             problem: string | null;
+            /** Format: int64 */
             stored_bytes: number;
+            /** Format: int64 */
             text_chars: number;
         };
         CriticalPath: {
             left_out: number;
+            /** @description Spans on the path whose parent never came. */
             missing_parents: number;
+            /** @description Spans without an end that the path goes through: it may change. */
             open: number;
+            /** @description In order; neighbours of the same span are one. At most [`MAX_PARTS`], the rest is in `totals`. */
             parts: components["schemas"]["PathPart"][];
+            /** @description Adds up to the step's wall time. */
             totals: components["schemas"]["PathTotal"][];
         };
         DataHealth: {
+            /** Format: int64 */
             dropped_by_senders: number;
             missing_parents: number;
             open: number;
             orphan_ends: number;
+            /** @description Rows of `samples` that have no spans. */
             samples_without_spans: number;
             spans: number;
         };
+        /** @description A part that panicked. */
         Death: {
             part: string;
+            /** @description The message of the panic. */
             why: string;
         };
         Difference: {
             after: string;
+            /** Format: double */
             after_s: number;
             before: string;
+            /** Format: double */
             before_s: number;
+            /** Format: double */
             change_s: number;
+            /** @description The largest change first; adds up to `change_s`. */
             changes: components["schemas"]["Change"][];
+            /** @description What the two spend by phase of the trainer, aligned. */
             phases: components["schemas"]["PhaseChange"][];
             text: string;
         };
         EngineLevel: {
+            /** @description Why the level could not be set. */
             problem: string | null;
             url: string;
         };
+        /** @description Where to look. */
         Evidence: {
+            /** @description How many samples (or spans) it concerns, of how many. */
             count: number;
             engine?: string;
             group?: string;
+            /**
+             * Format: double
+             * @description The typical unusual value, and what is usual: seconds, or tokens for outputs.
+             */
             measured?: number;
             of: number;
             phase?: string;
+            /** @description The worst first, at most twenty. */
             samples?: string[];
             spans?: components["schemas"]["SpanRef"][];
             tool?: string;
+            /** Format: double */
             usual?: number;
         };
+        /** @description A facet: values with counts, most frequent first (numbers in their order). */
         Facet: {
+            /**
+             * Format: int64
+             * @description Values beyond the most frequent ones.
+             */
             left_out: number;
             values: components["schemas"]["FacetValue"][];
         };
         FacetValue: {
+            /** Format: int64 */
             count: number;
             value: string;
         } | {
+            /** Format: int64 */
             count: number;
+            /** Format: int64 */
             value: number;
         } | {
+            /** Format: int64 */
             count: number;
+            /** Format: double */
             from: number;
+            /** Format: double */
             to: number;
         };
         Finding: {
+            /**
+             * Format: double
+             * @description Seconds by which it made the step longer; 0 for what only makes numbers uncertain.
+             */
             cost_s: number;
             evidence: components["schemas"]["Evidence"];
             kind: string;
+            /** Format: int64 */
             step?: number;
             text: string;
+            /**
+             * Format: double
+             * @description How long the step would have taken without it alone.
+             */
             without_s?: number;
         };
-        FoundTrace: components["schemas"]["TracePoint"] & components["schemas"]["TraceDetails"] & Record<string, never>;
+        /** @description A trace as a list shows it. */
+        FoundTrace: components["schemas"]["TracePoint"] & components["schemas"]["TraceDetails"];
         FoundTraces: {
             limit: number;
             offset: number;
+            /**
+             * Format: int64
+             * @description Traces on all pages.
+             */
             total: number;
             traces: components["schemas"]["FoundTrace"][];
         };
         GroupHealth: {
+            /** @description Of these, all rewards at the highest seen in the step, and at the lowest. */
             all_best: number;
             all_worst: number;
             groups: number;
+            /** Format: double */
             sample_s: number;
+            /** Format: double */
             tokens: number;
+            /** @description All members have the same reward. */
             zero_variance: number;
         };
+        /** @description Health of the server. */
         HealthAnswer: {
             ingest: components["schemas"]["IngestSums"];
+            /** @description What an operator should look at, in words. Empty if everything is fine. */
             problems: string[];
+            /**
+             * @description `ok`, `degraded` (something is damaged or broken; everything else is served), `full` (nothing can be stored) or
+             *     `failed` (a part of the server failed; the server is about to exit).
+             */
             status: string;
             store: components["schemas"]["StoreAnswer"];
             version: string;
         };
+        /** @description How far a host's clock is off, as far as the spans tell. */
         HostClock: {
+            /** @description Whether one shift satisfies all of them. */
             consistent: boolean;
             host: string;
+            /** @description Parents, children and links across hosts that were looked at. */
             pairs: number;
+            /**
+             * Format: int64
+             * @description Adding this to its times puts its spans where their parents and links allow. 0: nothing speaks against its clock.
+             */
             shift_ns: number;
         };
         Idle: {
+            /**
+             * Format: double
+             * @description Idle over workers times wall.
+             */
             bubble_ratio: number;
+            /** Format: double */
             busy_s: number;
             by_worker: components["schemas"]["WorkerIdle"][];
+            /** Format: double */
             idle_s: number;
+            /** Format: double */
             wall_s: number;
+            /** @description Over all workers, the largest first. */
             why: components["schemas"]["IdleShare"][];
             workers: number;
         };
         IdleShare: {
+            /** Format: double */
             seconds: number;
             why: string;
         };
+        /** @description What came in since the start, by all protocols. */
         IngestSums: {
+            /**
+             * Format: int64
+             * @description Rows stored: spans, and points of metrics.
+             */
             accepted: number;
+            /**
+             * Format: int64
+             * @description Bytes before decompression.
+             */
             bytes: number;
+            /**
+             * Format: int64
+             * @description Requests answered with a retryable error.
+             */
             deferred: number;
+            /**
+             * Format: int64
+             * @description Rows that were there already.
+             */
             duplicates: number;
+            /**
+             * Format: int64
+             * @description Requests answered with an error that a retry cannot cure.
+             */
             refused: number;
+            /**
+             * Format: int64
+             * @description Rows named in a partial success.
+             */
             rejected: number;
+            /** Format: int64 */
             requests: number;
         };
-        /** @enum {string} */
-        Kind: "other" | "step" | "data" | "rollout" | "generate" | "tokenize" | "queue" | "prefill" | "decode" | "transfer" | "tool" | "reward" | "log_probs" | "train" | "weight_sync" | "checkpoint" | "validation" | "idle";
+        /**
+         * @description Kind of work.
+         * @enum {string}
+         */
+        Kind: "tool" | "reward" | "decode" | "prefill" | "queue" | "transfer" | "tokenize" | "generate" | "log_probs" | "train" | "weight_sync" | "checkpoint" | "validation" | "data" | "rollout" | "step" | "idle" | "other";
         Level: {
+            /**
+             * Format: int32
+             * @description 0 (off), 1 (important spans), 2 (all but nested) or 3 (all). Null: each SDK keeps its own level.
+             */
             level: number | null;
         };
         LevelSet: {
             engines?: components["schemas"]["EngineLevel"][];
+            /** Format: int32 */
             level: number | null;
         };
         ListedConversation: components["schemas"]["ListedRow"] & {
+            /** @description The messages as they were logged, usually an array in OpenAI's format. Not with `messages=false`. */
             messages?: unknown;
+            /** @description With `snippets=true`: the text around the words that were found. */
             snippet?: components["schemas"]["Snippet"];
         };
+        /** @description What a list shows of a conversation. The index keeps it as JSON. */
         ListedRow: {
+            /** @description The closing words. */
             answer: string;
+            /**
+             * Format: int64
+             * @description Characters of text.
+             */
             char_count: number;
+            /** Format: double */
             duration_s: number | null;
             group_id: string | null;
             id: string;
+            /**
+             * Format: int64
+             * @description Position among conversations that were logged together.
+             */
             index: number | null;
+            /** @description Name under which it was logged. */
             key: string | null;
+            /** @description Nanoseconds, as text. */
             logged_ns: string;
+            /**
+             * Format: int64
+             * @description Images and other media.
+             */
             media_count: number;
+            /** Format: int64 */
             message_count: number;
+            /** @description Null if there are none, or if they are long and `messages=false`. */
             metadata: {
                 [key: string]: unknown;
             } | null;
+            /** @description The opening words. */
             preview: string;
+            /** Format: double */
             reward: number | null;
             run_id: string;
             sample_id: string | null;
             source: string | null;
             span_id: string | null;
             status: string | null;
+            /** Format: int64 */
             step: number | null;
+            /** @description Content hashes of the first media. */
             thumbnails: string[];
+            /**
+             * Format: int64
+             * @description From the metadata, as `duration_s` is.
+             */
             tokens: number | null;
+            /** Format: int64 */
             tool_call_count: number;
+            /** @description Names of the tools that were called, each once, in order. */
             tools: string[];
             trace_id: string | null;
+            /**
+             * Format: int64
+             * @description Messages of the assistant.
+             */
             turn_count: number;
         };
+        /** @description The data of an event. */
         LiveEvent: {
+            /** @description Runs that got rows since the previous event. If it is empty, any run may have changed. */
             runs: string[];
+            /**
+             * Format: int64
+             * @description Version of the store.
+             */
             version: number;
         };
+        /** @description One metric of a run, over all its steps. */
         MetricInfo: {
+            /** @description True if rollscope computed it, false if the run logged it. */
             computed: boolean;
+            /** Format: int64 */
             first_step: number | null;
+            /**
+             * Format: double
+             * @description Null if it is not finite.
+             */
             last: number | null;
+            /** Format: int64 */
             last_step: number | null;
+            /** Format: double */
             max: number | null;
+            /** Format: int64 */
             max_step: number | null;
+            /** Format: double */
             min: number | null;
+            /** Format: int64 */
             min_step: number | null;
             name: string;
+            /**
+             * Format: int64
+             * @description Points that are NaN or infinite.
+             */
             not_finite: number;
+            /** Format: int64 */
             points: number;
         };
         MetricsAnswer: {
+            /** @description Sorted by name. */
             metrics: components["schemas"]["MetricInfo"][];
         };
+        /** @description One part of the path as it is reported. */
         PathPart: {
             kind: components["schemas"]["Kind"];
             name: string;
             sample_id?: string;
+            /**
+             * Format: double
+             * @description Seconds it held the step.
+             */
             seconds: number;
+            /**
+             * Format: double
+             * @description How much shorter the step would be if it took no time.
+             */
             slack_s: number;
             span_id?: string;
+            /**
+             * Format: double
+             * @description From the start of the step.
+             */
             start_s: number;
             trace_id?: string;
             worker?: string;
         };
+        /** @description Time on the path by name. */
         PathTotal: {
             kind: components["schemas"]["Kind"];
             name: string;
             parts: number;
+            /** Format: double */
             seconds: number;
         };
         PhaseChange: {
+            /** Format: double */
             after_s: number;
+            /** Format: double */
             before_s: number;
             name: string;
         };
         PointsAnswer: {
+            /** @description One entry per metric that has points, sorted by name. */
             series: components["schemas"]["PointSeries"][];
+            /** @description `step`, `time` (milliseconds since the epoch) or `tokens` (number of tokens trained on so far). */
             x: string;
         };
+        /** @description A metric over the axis. All lists have the same length. A value is null if none in its interval is finite. */
         PointSeries: {
             hi: (number | null)[];
             last: (number | null)[];
             lo: (number | null)[];
             mean: (number | null)[];
+            /** @description Number of values in the interval. */
             n: number[];
             name: string;
+            /** @description Number of values that are NaN or infinite. */
             not_finite: number[];
+            /** @description Training step at the end of the interval. */
             step: (number | null)[];
+            /** @description End of each interval on the axis. */
             x: number[];
         };
+        /** @description What went wrong and what to do. Content type `application/problem+json`. */
         Problem: {
+            /** @description What went wrong and what to do, in words. */
             detail: string;
+            /** @description The exceeded limit, by its name in the configuration. */
             limit?: string;
+            /** @description The wrong parameter or field. */
             parameter?: string;
+            /**
+             * Format: int32
+             * @description The HTTP status.
+             */
             status: number;
             title: string;
+            /** @description Always `about:blank`: the status gives the kind, and `detail` the rest. */
             type: string;
         };
+        /** @description [`Progress`] at one moment. */
         ProgressSnapshot: {
+            /**
+             * Format: int64
+             * @description Bytes read so far.
+             */
             bytes_scanned: number;
+            /**
+             * Format: int64
+             * @description Bytes of those segments. Far fewer may have to be read: only some columns, only some pages.
+             */
             bytes_total: number;
+            /** Format: int64 */
             elapsed_ms: number;
+            /** Format: int64 */
             id: number;
+            /**
+             * Format: int64
+             * @description Rows of the answer so far.
+             */
             rows_out: number;
+            /**
+             * Format: int64
+             * @description Of those, rows that have been gone through or skipped, counted by file.
+             */
             rows_scanned: number;
+            /**
+             * Format: int64
+             * @description Rows in the segments and tails that could not be ruled out in advance.
+             */
             rows_total: number;
             sql: string;
+            /** Format: int64 */
             started_ns: number;
         };
+        /** @description Running queries with their progress. */
         QueriesAnswer: {
             queries: components["schemas"]["ProgressSnapshot"][];
         };
         RunFindings: {
+            /** @description By cost. */
             findings: components["schemas"]["Finding"][];
+            /** Format: double */
             median_s: number | null;
             run: string;
+            /** @description The steps that were analysed. A long run is judged by its newest steps. */
             steps: components["schemas"]["StepLine"][];
             steps_left_out: number;
             text: string;
         };
+        /** @description One run. Nanoseconds are text. */
         RunInfo: {
+            /**
+             * Format: int64
+             * @description Bytes on disk: its segments, plus an estimate for its rows in the log.
+             */
             bytes: number;
             ended_ns: string | null;
             framework: string | null;
+            /** @description Latest time in any of its rows. */
             last_ns: string | null;
+            /**
+             * Format: int64
+             * @description Part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
+             */
             log_bytes: number;
             name: string | null;
             project: string | null;
             run_id: string;
+            /** Format: int64 */
             samples: number;
+            /** Format: int64 */
             spans: number;
             started_ns: string | null;
+            /** @description `running`, `finished` or `failed`. Null if unknown. */
             status: string | null;
+            /**
+             * Format: int64
+             * @description Number of steps from the first to the last, both included.
+             */
             steps: number;
             tags: string[];
         };
         RunsAnswer: {
+            /** @description The newest run comes first. */
             runs: components["schemas"]["RunInfo"][];
         };
         ScrapeAnswer: {
+            /** @description Problems with target lists, and targets that are down. */
             problems: string[];
             targets: components["schemas"]["TargetStatus"][];
         };
+        /** @description A file that was damaged and is kept aside. */
         SetAside: {
+            /** Format: int64 */
             at_ns: number;
             file: string;
             why: string;
         };
         SetLevel: {
-            engines: boolean;
+            /** @description Also set the level of the serving engines that are scraped. SGLang has no level of its own to return to. */
+            engines?: boolean;
+            /**
+             * Format: int32
+             * @description As in the response.
+             */
             level: number | null;
         };
         SinksAnswer: {
             sinks: components["schemas"]["SinkStatus"][];
         };
+        /** @description How a sink is. */
         SinkStatus: {
+            /**
+             * Format: int64
+             * @description Steps that wait.
+             */
             backlog: number;
+            /**
+             * Format: int64
+             * @description Steps that found the backlog full.
+             */
             dropped: number;
+            /** Format: int64 */
             failed: number;
             last_error: string | null;
             name: string;
+            /** Format: int64 */
             written: number;
         };
+        /** @description A cut of text in pieces, every other one being a hit: plain, hit, plain, hit, plain. */
         Snippet: {
+            /** @description Number of the message. */
             message: number;
             pieces: string[];
             role: string;
         };
         SpanDetail: {
+            /** @description 0 for the first attempt */
             attempt: number | null;
+            /** @description data-parallel rank */
             dp_rank: number | null;
+            /** @description attributes that the sender dropped */
             dropped_attrs: number;
+            /** @description events that the sender dropped */
             dropped_events: number;
+            /** @description links that the sender dropped */
             dropped_links: number;
+            /** @description all other attributes; use attr(end_attrs, 'key') */
             end_attrs: {
                 [key: string]: unknown;
             };
+            /** @description end; null while the span is open */
             end_ns: string | null;
+            /** @description span events */
             events: {
                 attrs: {
                     [key: string]: unknown;
@@ -408,10 +746,15 @@ export interface components {
                 name: string;
                 time_ns: string;
             }[];
+            /** @description OTLP span flags */
             flags: number;
+            /** @description group of samples that share a prompt */
             group_id: string | null;
+            /** @description host of the thread */
             host: string | null;
+            /** @description unspecified, internal, server, client, producer, consumer */
             kind: string;
+            /** @description links to other spans */
             links: {
                 attrs: {
                     [key: string]: unknown;
@@ -422,65 +765,106 @@ export interface components {
                 trace_id: string;
                 trace_state: string | null;
             }[];
+            /** @description name of the work */
             name: string;
+            /** @description the id as sent, if it was not a W3C id */
             original_parent_span_id: string | null;
+            /** @description the id as sent, if it was not a W3C id */
             original_span_id: string | null;
+            /** @description the id as sent, if it was not a W3C id */
             original_trace_id: string | null;
+            /** @description null at the root */
             parent_span_id: string | null;
+            /** @description rollout, reward, train, weight_sync, tool, ... if the sender sets it */
             phase: string | null;
+            /** @description process id of the thread */
             pid: number | null;
+            /** @description pipeline-parallel rank */
             pp_rank: number | null;
+            /** @description request id of the serving engine (SGLang's rid) */
             request_id: string | null;
+            /** @description JSON object of resource attributes; attr(resource, 'key') */
             resource: {
                 [key: string]: unknown;
             };
+            /** @description the run */
             run_id: string;
+            /** @description rollout sample */
             sample_id: string | null;
+            /** @description JSON object: name, version, attributes and schema of the instrumentation scope */
             scope: {
                 [key: string]: unknown;
             };
+            /** @description service.name of the sender */
             service: string;
+            /** @description W3C span id */
             span_id: string;
+            /** @description attributes known to be set at the start; use attr(start_attrs, 'key') */
             start_attrs: {
                 [key: string]: unknown;
             };
+            /** @description start, nanoseconds since the epoch */
             start_ns: string;
+            /** @description closed, open, instant, orphan_end */
             state: string;
+            /** @description unset, ok, error */
             status: string;
+            /** @description reason for the status, if the sender sets it */
             status_message: string | null;
+            /** @description training step */
             step: number | null;
+            /** @description label of the thread or worker */
             thread: string | null;
+            /** @description tensor-parallel rank */
             tp_rank: number | null;
+            /** @description W3C trace id */
             trace_id: string;
+            /** @description W3C tracestate */
             trace_state: string | null;
         };
         SpanRef: {
             sample_id: string;
+            /** Format: double */
             seconds: number;
             span_id: string;
             trace_id: string;
         };
+        /** @description A result as JSON. */
         SqlAnswer: {
             columns: components["schemas"]["SqlColumn"][];
+            /** @description One array per row. Integers are numbers of up to 64 bits, bytes are hex text, attributes are objects, NaN is text. */
             rows: unknown[][];
+            /** @description True if there were more rows than the limit. */
             truncated: boolean;
         };
         SqlColumn: {
             name: string;
             type: string;
         };
+        /** @description An SQL query. */
         SqlRequest: {
+            /** @description `arrow`, `json` or `csv`. By default it follows from the `Accept` header, else it is `json`. */
             format?: string;
+            /**
+             * Format: int64
+             * @description Maximum number of rows, if it is below the server's limit.
+             */
             max_rows?: number;
+            /** @description Read-only SQL over the tables of `GET /api/v1/tables`. */
             query: string;
         };
         Staleness: {
+            /** Format: double */
             mean_versions_behind: number;
+            /** @description Samples that more than one version produced. */
             mixed: number;
+            /** Format: int64 */
             most_versions_behind: number;
             samples: number;
+            /** @description Samples whose oldest weights were behind, and by how much at most. */
             stale: number;
         };
+        /** @description Everything about a step that needs no other steps. */
         StepAnswers: {
             breakdown: components["schemas"]["Breakdown"];
             critical_path: components["schemas"]["CriticalPath"];
@@ -492,146 +876,248 @@ export interface components {
         StepHealth: {
             aborted: number;
             cache_by_turn: components["schemas"]["CacheTurn"][];
+            /** Format: double */
             cache_hit_rate: number | null;
             data: components["schemas"]["DataHealth"];
             failed: number;
             groups: components["schemas"]["GroupHealth"];
             retried: number;
+            /** Format: double */
             reward_mean: number | null;
             samples: number;
+            /**
+             * Format: double
+             * @description Tokens a verification.
+             */
             spec_accept_length: number | null;
+            /**
+             * Format: double
+             * @description Accepted of drafted tokens.
+             */
             spec_accept_rate: number | null;
             staleness: components["schemas"]["Staleness"];
+            /** @description By time lost. */
             tools: components["schemas"]["ToolHealth"][];
             truncated: number;
         };
+        /** @description One training step. Nanoseconds are text. */
         StepInfo: {
+            /** @description Latest end so far. */
             end_ns: string | null;
+            /** @description Seconds divided among the phases: each moment counts once, for the widest phase that was running. */
             exclusive: {
                 [key: string]: number;
             };
+            /**
+             * Format: int64
+             * @description Spans that have not ended.
+             */
             open: number;
+            /** @description Seconds during which at least one span of the phase was running. */
             phases: {
                 [key: string]: number;
             };
+            /**
+             * Format: double
+             * @description Mean reward of the samples of the training split whose reward is a number.
+             */
             reward_mean: number | null;
+            /** @description True if a span is open and the run is running. In a run that is over, open spans were cut off. */
             running: boolean;
+            /** Format: int64 */
             samples: number;
+            /** Format: int64 */
             spans: number;
             start_ns: string | null;
+            /** Format: int64 */
             step: number;
         };
         StepLine: {
+            /**
+             * Format: double
+             * @description Seconds of its findings together.
+             */
             cost_s: number;
             findings: number;
             running: boolean;
+            /** Format: int64 */
             step: number | null;
+            /** Format: double */
             wall_s: number;
         };
         StepPhase: {
             kind: components["schemas"]["Kind"];
             name: string;
+            /** Format: double */
             seconds: number;
         };
+        /** @description Nanoseconds are text: they do not fit the numbers of JavaScript. */
         StepReport: components["schemas"]["StepAnswers"] & {
             end_ns: string;
             findings: components["schemas"]["Finding"][];
             run: string;
             running: boolean;
+            /** @description The sentence in parts, each with the finding it rests on. */
             sentence: components["schemas"]["Clause"][];
             start_ns: string;
+            /** Format: int64 */
             step: number | null;
+            /** @description The sentence. */
             text: string;
-            usual: null | components["schemas"]["UsualStep"];
+            usual: components["schemas"]["UsualStep"] | null;
+            /** Format: double */
             wall_s: number;
         };
         StepsAnswer: {
+            /** @description In ascending order. */
             steps: components["schemas"]["StepInfo"][];
         };
+        /** @description Health and statistics of the store. */
         StoreAnswer: components["schemas"]["StoreHealth"] & {
             stats: components["schemas"]["StoreStats"];
         };
+        /** @description Is everything all right, and if not, what to do. */
         StoreHealth: {
+            /** @description Background work that has ended in a panic. */
             deaths: components["schemas"]["Death"][];
             problems: string[];
             set_aside: components["schemas"]["SetAside"][];
             writable: boolean;
         };
+        /** @description Figures for `/metrics` and the health page. */
         StoreStats: {
+            /** Format: int64 */
             append_errors: number;
+            /** Format: int64 */
             compactions: number;
+            /** Format: int64 */
             duplicate_check_bytes: number;
+            /** Format: int64 */
             duplicate_check_skipped: number;
+            /** Format: int64 */
             duplicates: number;
+            /** Format: int64 */
             expired_segments: number;
+            /** Format: int64 */
             flush_errors: number;
+            /** Format: int64 */
             flush_ms: number;
+            /** Format: int64 */
             flushes: number;
+            /** Format: int64 */
             log_bytes: number;
+            /** Format: int64 */
             log_bytes_written: number;
+            /** Format: int64 */
             log_syncs: number;
             rows_appended: {
                 [key: string]: number;
             };
+            /** Format: int64 */
             segment_bytes: number;
+            /** Format: int64 */
             segment_rows: number;
+            /** Format: int64 */
             segments: number;
+            /** Format: int64 */
             tail_bytes: number;
             tail_rows: {
                 [key: string]: number;
             };
         };
         Straggler: {
+            /**
+             * Format: double
+             * @description Seconds from the end of the other nine tenths to its end.
+             */
             behind_s: number;
+            /** Format: double */
             end_s: number;
             group_id: string;
+            /**
+             * Format: double
+             * @description Others of its group waited for it: sample-seconds.
+             */
             group_waited_s: number;
             sample_id: string;
+            /** Format: double */
             seconds: number;
+            /** @description The largest first; adds up to the difference to the median sample. */
             why: components["schemas"]["StragglerWhy"][];
         };
         Stragglers: {
+            /** Format: double */
             cost_s: number;
+            /** Format: double */
             gpu_hours: number | null;
+            /** Format: double */
             idle_worker_s: number;
+            /** @description The median sample's parts, seconds. */
             median_parts: components["schemas"]["StragglerWhy"][];
+            /** Format: double */
             median_s: number;
             median_sample_id: string;
+            /** @description Where the samples' time went, all of them together; sample-seconds. */
             parts: components["schemas"]["StragglerWhy"][];
             samples: number;
             tail: components["schemas"]["Straggler"][];
             tail_count: number;
+            /** Format: double */
             tail_start_s: number;
         };
         StragglerWhy: {
+            /**
+             * Format: double
+             * @description Seconds more than in the median sample.
+             */
             more_s: number;
             part: string;
         };
+        /** @description One bar beside a message. */
         Strip: {
+            /** Format: int64 */
             cached_tokens: number | null;
+            /** Format: int64 */
             completion_tokens: number | null;
             finish_reason: string | null;
+            /** @description `generation` or `tool`. */
             kind: string;
+            /** @description Number of the message. */
             message: number;
             name: string;
             parts: components["schemas"]["StripPart"][];
+            /** Format: int64 */
             prompt_tokens: number | null;
+            /** Format: double */
             seconds: number | null;
             span_id: string;
+            /** @description Nanoseconds, as text. */
             start_ns: string;
             status: string;
+            /** Format: double */
             tokens_per_s: number | null;
             trace_id: string;
         };
+        /** @description A stretch of the bar, in seconds from its start. */
         StripPart: {
+            /** Format: double */
             from: number;
             kind: components["schemas"]["Kind"];
+            /** Format: double */
             seconds: number;
         };
         TableInfo: {
+            /**
+             * Format: int64
+             * @description Bytes on disk, not counting the log.
+             */
             bytes: number;
             columns: components["schemas"]["ColumnInfo"][];
             name: string;
+            /**
+             * Format: int64
+             * @description Rows on disk and in memory.
+             */
             rows: number;
             segments: number;
         };
@@ -641,64 +1127,117 @@ export interface components {
         TagsBody: {
             tags: string[];
         };
+        /** @description How a target is. */
         TargetStatus: {
+            /** Format: int64 */
             bad_lines: number;
+            /** Format: int64 */
             duplicates: number;
+            /** Format: double */
             duration_s: number;
+            /** Format: int64 */
             failures: number;
             instance: string;
+            /** Format: double */
             interval_s: number;
             job: string;
             labels: {
                 [key: string]: string;
             };
+            /** @description Nanoseconds, as text. */
             last_ns: string | null;
+            /** Format: int64 */
             out_of_order: number;
+            /** @description Why the last scrape failed, or what was wrong on the page. */
             problem: string | null;
+            /**
+             * Format: int64
+             * @description Samples of the last page.
+             */
             samples: number;
+            /** Format: int64 */
             scrapes: number;
+            /**
+             * Format: int64
+             * @description Series the target has now.
+             */
             series: number;
+            /** @description Null before the first scrape. */
             up: boolean | null;
             url: string;
         };
         ToolHealth: {
             calls: number;
             failed: number;
+            /** Format: double */
             max_s: number;
+            /** Format: double */
             median_s: number;
+            /** Format: double */
             p95_s: number;
             tool: string;
+            /** Format: double */
             total_s: number;
         };
+        /** @description Root, services and identity of a trace. */
         TraceDetails: {
+            /** @description Request id of the serving engine. */
             request_id: string | null;
+            /** @description Name of the root. */
             root: string;
             run_id: string;
             sample_id: string | null;
+            /** @description Service of the root. */
             service: string;
+            /**
+             * Format: int64
+             * @description Number of services.
+             */
             services: number;
+            /** Format: int64 */
             step: number | null;
         };
+        /** @description A critical path that begins with a trace. */
         TracePath: components["schemas"]["CriticalPath"] & {
+            /** @description Nanoseconds since the epoch, as text. */
             start_ns: string;
         };
+        /** @description A trace as a point of a scatter plot. */
         TracePoint: {
+            /** Format: int64 */
             duration_ns: number;
+            /**
+             * Format: int64
+             * @description Spans with an error.
+             */
             errors: number;
+            /**
+             * Format: int64
+             * @description Spans that have not ended.
+             */
             open: number;
+            /** Format: int64 */
             spans: number;
+            /** @description Nanoseconds, as text. */
             start_ns: string;
             trace_id: string;
         };
         TracePoints: {
             limit: number;
             offset: number;
+            /**
+             * Format: int64
+             * @description Traces on all pages.
+             */
             total: number;
             traces: components["schemas"]["TracePoint"][];
         };
         TracesAnswer: components["schemas"]["FoundTraces"] | components["schemas"]["TracePoints"];
+        /** @description What is said of the trace as a whole. */
         TraceSummary: {
+            /** @description Zero of `start` and `end`, in nanoseconds since the epoch, as text. */
             base_ns: string;
+            /** Format: int64 */
             duration_ns: number;
             errors: number;
             hosts: components["schemas"]["HostClock"][];
@@ -707,21 +1246,31 @@ export interface components {
             open: number;
             outside_parents: number;
             repeated: number;
+            /** @description The run of the span that the trace begins with. */
             run_id: string;
             spans: number;
             trace_id: string;
+            /** @description All traces that are in here, the one that was asked for first. */
             traces: string[];
         };
+        /** @description What the response says of a trace before its spans. */
         TraceView: components["schemas"]["TraceSummary"] & {
+            /** @description Spans of other traces whose requests this trace served. At most 20. */
             callers: components["schemas"]["Caller"][];
         };
+        /** @description What a run's steps usually take. */
         UsualStep: {
+            /** Format: double */
             median_s: number;
+            /** Format: double */
             spread_s: number;
+            /** @description Other steps that this rests on. */
             steps: number;
         };
         WorkerIdle: {
+            /** Format: double */
             busy_s: number;
+            /** Format: double */
             idle_s: number;
             why: components["schemas"]["IdleShare"][];
             worker: string;
