@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import FIXTURES, Server, run
+from conftest import FIXTURES, Server, run, wait_until
 from jsonschema import Draft202012Validator
 
 REF = "#/components/schemas/"
@@ -69,6 +69,8 @@ def api(tmp_path_factory):
     run("import", FIXTURES / "slime" / "small.pt", "--data", data, "--run", "slime")
     run("import", FIXTURES / "sglang" / "sglang_otel.jsonl", "--data", data, "--run", "sglang")
     server = Server(data)
+    stored = server.one("select count(*) from conversations")
+    wait_until(lambda: server.get("/api/v1/conversations-stats").json()["conversations"] == stored)
     yield Api(server)
     server.stop()
 
