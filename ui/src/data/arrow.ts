@@ -624,17 +624,18 @@ export function typeText(f: Field): string {
 }
 
 /** One row as an object, or null past the end. */
-export function rowAt(stream: ArrowStream, i: number): Record<string, unknown> | null {
+export function rowAt<Name extends string = string>(stream: ArrowStream, i: number): Partial<Record<Name, unknown>> | null {
   for (const b of stream.batches) {
-    if (i < b.length) return Object.fromEntries(stream.fields.map((f, c) => [f.name, valueAt(b.columns[c], i)]));
+    if (i < b.length) return rowOf(stream, b, i);
     i -= b.length;
   }
   return null;
 }
 
-/** Rows as objects. For small answers only. */
-export function rows(stream: ArrowStream): Record<string, unknown>[] {
-  return stream.batches.flatMap((b) =>
-    Array.from({ length: b.length }, (_, i) => Object.fromEntries(stream.fields.map((f, c) => [f.name, valueAt(b.columns[c], i)]))),
-  );
+/** Rows as objects. For small answers only. `Name`: the columns that there may be. */
+export function rows<Name extends string = string>(stream: ArrowStream): Partial<Record<Name, unknown>>[] {
+  return stream.batches.flatMap((b) => Array.from({ length: b.length }, (_, i) => rowOf<Name>(stream, b, i)));
 }
+
+const rowOf = <Name extends string>(stream: ArrowStream, b: ArrowStream['batches'][number], i: number): Partial<Record<Name, unknown>> =>
+  Object.fromEntries(stream.fields.map((f, c) => [f.name, valueAt(b.columns[c], i)])) as Partial<Record<Name, unknown>>;

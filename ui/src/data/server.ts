@@ -1,10 +1,9 @@
 // The HTTP API as a DataSource.
+import type { RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
 import { readStream, type ArrowStream } from './arrow';
 import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
+import { SAMPLE_COLUMNS } from './samples';
 import type { AttrTest, Change, DataSource, Health, RunInfo, SpanDetail, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
-
-/** What the page shows of a sample; texts such as metadata are many times larger. */
-const SAMPLE_COLUMNS = 'sample_id,group_id,status,reward,reward_json,source,start_ns,end_ns,response_tokens,response_length,turns,tool_calls';
 
 export class ServerSource implements DataSource {
   readonly kind = 'server' as const;
@@ -18,7 +17,7 @@ export class ServerSource implements DataSource {
     return getJson(api`/health`, signal);
   }
   async runs(signal?: AbortSignal): Promise<RunInfo[]> {
-    return (await getJson<{ runs: RunInfo[] }>(api`/runs`, signal)).runs;
+    return (await getJson<RunsAnswer>(api`/runs`, signal)).runs;
   }
   async findRun(run: string): Promise<string> {
     return (await getJson<RunInfo>(api`/runs/${run}`)).run_id;
@@ -27,7 +26,7 @@ export class ServerSource implements DataSource {
     await request(api`/runs/${run}`, { method: 'DELETE' });
   }
   async steps(run: string, signal?: AbortSignal): Promise<StepInfo[]> {
-    return (await getJson<{ steps: StepInfo[] }>(api`/runs/${run}/steps`, signal)).steps;
+    return (await getJson<StepsAnswer>(api`/runs/${run}/steps`, signal)).steps;
   }
   async timeline(run: string, w: Window, how: { live?: boolean; since?: string | null } = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
     const params = { ...w, live: how.live ? 1 : null, since: how.since };
@@ -66,14 +65,13 @@ export class ServerSource implements DataSource {
     await sendJson('PUT', api`/runs/${run}/tags`, { tags });
   }
   async samples(run: string, w: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    return bytesOf(await getArrow(withParams(api`/runs/${run}/samples`, { ...w, columns: SAMPLE_COLUMNS }), signal));
+    return bytesOf(await getArrow(withParams(api`/runs/${run}/samples`, { ...w, columns: SAMPLE_COLUMNS.join() }), signal));
   }
   span(trace: string, span: string, _place?: unknown, signal?: AbortSignal): Promise<SpanDetail> {
     return getJson(api`/spans/${trace}/${span}`, signal);
   }
   async tables(signal?: AbortSignal): Promise<TableInfo[]> {
-    const answer = await getJson<{ tables: TableInfo[] } | TableInfo[]>(api`/tables`, signal);
-    return Array.isArray(answer) ? answer : answer.tables;
+    return (await getJson<TablesAnswer>(api`/tables`, signal)).tables;
   }
   async sql(query: string, maxRows: number, signal?: AbortSignal): Promise<SqlAnswer> {
     // A short answer says in its header whether it is whole. A long one says so in a trailer, which browsers do not show:

@@ -28,6 +28,7 @@ import { readStream, rowAt, rows, type ArrowStream } from './arrow';
 import { packedIds } from './thin';
 import { readWords } from './words';
 import { SourceError } from '../base/errors';
+import type { Column } from '../generated/tables';
 import type {
   AttrTest,
   Attrs,
@@ -119,13 +120,16 @@ function said(messages: Message[], role: string, last: boolean): string {
 }
 
 /** A row of the conversations table as the server's list tells it. */
-function asConversation(row: Record<string, unknown>): Row {
+function asConversation(row: Partial<Record<Column<'conversations'>, unknown>>): Row {
   const plain = Object.fromEntries(Object.entries(row).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v]));
   const parsed = parseJson(String(row.messages));
   const messages = (Array.isArray(parsed) ? parsed : []).filter((m): m is Message => typeof m === 'object' && m !== null && !Array.isArray(m));
   const metadata = typeof row.metadata === 'string' ? (parseJson(row.metadata) as Attrs) : null;
   return { ...plain, metadata, messages, preview: said(messages, 'user', false), answer: said(messages, 'assistant', true) } as unknown as Row;
 }
+
+/** What a file does not say of a run. */
+const NOT_IN_A_FILE = { tags: [], last_ns: null, bytes: 0, log_bytes: 0 } satisfies Partial<RunInfo>;
 
 const no = (what: string): SourceError =>
   new SourceError('Not in this file', `${what} needs a server: run \`rollscope serve\`, or \`rollscope view\` on the original file.`);
@@ -183,7 +187,7 @@ export class StaticSource implements DataSource {
     const parts = await Promise.all(
       blocks.map(async ([id, words]) => {
         const texts = readWords(await this.bytes(words));
-        return rows(readStream(await this.bytes(id))).map((row, k) => asConversation({ ...row, messages: texts[k] }));
+        return rows<Column<'conversations'>>(readStream(await this.bytes(id))).map((row, k) => asConversation({ ...row, messages: texts[k] }));
       }),
     );
     return parts.flat();
@@ -194,17 +198,18 @@ export class StaticSource implements DataSource {
   }
   async runs(): Promise<RunInfo[]> {
     const list = rows(readStream(await this.bytes((await this.manifest()).runs)));
-    return list.map(
-      (r) =>
-        Object.fromEntries(
-          Object.entries(r).map(([k, v]) => [k, typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v]),
-        ) as unknown as RunInfo,
-    );
+    const plain = (k: string, v: unknown): unknown => (typeof v === 'bigint' ? (k.endsWith('_ns') ? String(v) : Number(v)) : v);
+    return list.map((r) => {
+      const run = Object.fromEntries(Object.entries(r).map(([k, v]) => [k, plain(k, v)])) as Omit<RunInfo, keyof typeof NOT_IN_A_FILE>;
+      return { ...NOT_IN_A_FILE, ...run };
+    });
   }
   async steps(run: string): Promise<StepInfo[]> {
     const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
     if (!entry) throw new SourceError('Not in this file', `This file has no run ${run}.`);
-    return (await this.json<{ steps: StepInfo[] }>(entry.steps)).steps;
+    // Nothing in a file runs, and a file has no division of the time among phases.
+    const { steps } = await this.json<{ steps: Omit<StepInfo, 'running' | 'exclusive'>[] }>(entry.steps);
+    return steps.map((s) => ({ ...s, running: false, exclusive: s.phases }));
   }
   async timeline(run: string, window: Window): Promise<TimelineAnswer> {
     return { bytes: await this.bytes((await this.place(run, window)).timeline), version: null, delta: false };
@@ -225,7 +230,7 @@ export class StaticSource implements DataSource {
       throw new SourceError('Not in this file', 'The attributes of this span were left out of the export.');
     const at = place.row - chunk * w.chunk_rows;
     const keyed = await this.kept(attrs, () => this.json<Keyed>(attrs));
-    const row = rowAt(await this.kept(rest, async () => readStream(await this.bytes(rest))), at);
+    const row = rowAt<Column<'spans'>>(await this.kept(rest, async () => readStream(await this.bytes(rest))), at);
     if (!row || at >= keyed.rows.length) throw new SourceError('The file is damaged', `The block rs-${rest} does not contain span ${span}.`);
     const found = { start_attrs: Object.create(null) as Attrs, end_attrs: Object.create(null) as Attrs };
     const shape = keyed.shapes[keyed.rows[at]];
@@ -234,7 +239,7 @@ export class StaticSource implements DataSource {
     shape?.keys.forEach(([column, key], k) => (found[column][key] = valueOf(shape.values[k], among)));
     const list = <T>(value: unknown): T[] => (Array.isArray(value) ? (value as T[]) : []);
     return {
-      ...row,
+      ...(row as Partial<SpanDetail>),
       ...found,
       trace_id: trace,
       span_id: span,
@@ -242,8 +247,8 @@ export class StaticSource implements DataSource {
       name: '',
       start_ns: '0',
       end_ns: null,
-      events: list<Attrs>(row.events).map((e) => ({ time_ns: String(e.time_ns), name: String(e.name), attrs: parseAttrs(e.attrs) })),
-      links: list<Attrs>(row.links).map((l) => ({ trace_id: String(l.trace_id), span_id: String(l.span_id), attrs: parseAttrs(l.attrs) })),
+      events: list<SpanDetail['events'][number]>(row.events).map((e) => ({ ...e, time_ns: String(e.time_ns), attrs: parseAttrs(e.attrs) })),
+      links: list<SpanDetail['links'][number]>(row.links).map((l) => ({ ...l, attrs: parseAttrs(l.attrs) })),
       resource: parseAttrs(row.resource ?? null),
       scope: parseAttrs(row.scope ?? null),
     };

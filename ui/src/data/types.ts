@@ -1,80 +1,19 @@
 // What the page knows of the data, and the one interface through which it gets it. Two implementations: server.ts (the
 // HTTP API) and static.ts (blocks inside the page). Times in JSON are nanoseconds as text: they do not fit a number.
+import type { HealthAnswer, LiveEvent, RunInfo, SpanDetail as Span, StepInfo, TableInfo } from '../generated/api';
 import type { ArrowStream } from './arrow';
 import type { Row } from './conversations';
 
-export interface RunInfo {
-  run_id: string;
-  project: string | null;
-  name: string | null;
-  framework: string | null;
-  tags?: string[];
-  status: string | null;
-  started_ns: string | null;
-  ended_ns: string | null;
-  last_ns: string | null;
-  spans: number;
-  samples: number;
-  steps: number;
-  /** On disk; `log_bytes` of it still in the log. */
-  bytes: number;
-  log_bytes?: number;
-}
-
-export interface StepInfo {
-  step: number;
-  start_ns: string;
-  end_ns: string | null;
-  spans: number;
-  samples: number;
-  open: number;
-  /** Some span has not ended, and the run goes on. Nothing in a file does. */
-  running?: boolean;
-  reward_mean: number | null;
-  /** Seconds during which at least one span of the phase was running. */
-  phases: Record<string, number>;
-  /** Seconds split over the phases: every moment counts once. What is missing to the wall time, nobody claims. */
-  exclusive?: Record<string, number>;
-}
+export type { RunInfo, StepInfo, TableInfo } from '../generated/api';
+export type { LiveEvent as Change } from '../generated/api';
 
 export type Attrs = Record<string, unknown>;
 
-export interface SpanDetail {
-  trace_id: string;
-  span_id: string;
-  parent_span_id: string | null;
-  name: string;
-  start_ns: string;
-  end_ns: string | null;
-  state?: string;
-  status?: string;
-  status_message?: string | null;
-  start_attrs: Attrs;
-  end_attrs: Attrs;
-  events: { time_ns: string; name: string; attrs: Attrs }[];
-  links: { trace_id: string; span_id: string; attrs: Attrs }[];
-  resource?: Attrs | null;
-  scope?: Attrs | null;
-  [column: string]: unknown;
-}
+/** A file leaves out columns that are null everywhere, and those that the timeline has. */
+export type SpanDetail = Partial<Span> & Pick<Span, 'trace_id' | 'span_id' | 'start_attrs' | 'end_attrs' | 'events' | 'links'>;
 
-export interface TableInfo {
-  name: string;
-  columns: { name: string; type: string; doc?: string; nullable?: boolean }[];
-}
-
-export interface Health {
-  status: string;
-  version: string;
-  store?: Record<string, unknown>;
-  problems: unknown[];
-  ingest?: Record<string, number>;
-}
-
-export interface Change {
-  version: number;
-  runs: string[];
-}
+/** A file has no store, and nothing is sent to it. */
+export type Health = Pick<HealthAnswer, 'status' | 'version' | 'problems'> & Partial<HealthAnswer>;
 
 /** The caller owns the bytes. */
 export interface TimelineAnswer {
@@ -138,5 +77,5 @@ export interface DataSource {
   /** The whole answer as a file, made by the server. */
   exported(query: string, format: 'csv' | 'json' | 'arrow', signal?: AbortSignal): Promise<Blob>;
   /** Calls back when something changed; returns how to stop. `state` says whether the stream stands. */
-  live(changed: (c: Change) => void, state: (up: boolean) => void): () => void;
+  live(changed: (c: LiveEvent) => void, state: (up: boolean) => void): () => void;
 }

@@ -73,6 +73,8 @@ class FakeSource {
       open: n === 7 ? this.open : 0,
       reward_mean: null,
       phases: {},
+      exclusive: {},
+      running: this.open,
     };
   }
   steps = (): Promise<StepInfo[]> => {

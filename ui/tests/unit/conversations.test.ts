@@ -27,6 +27,8 @@ const row = (more: Partial<Row>): Row => ({
   char_count: 0,
   logged_ns: '1',
   metadata: null,
+  preview: '',
+  answer: '',
   ...more,
 });
 

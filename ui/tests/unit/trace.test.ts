@@ -11,13 +11,13 @@ import {
   REPEATED,
   search,
   visible,
-  type Summary,
   type Trace,
 } from '../../src/features/traces/model';
+import type { TraceView } from '../../src/generated/api';
 
 type Row = { name: string; parent: number; start: number; end: number; lane?: string; host?: string; flags?: number; service?: string };
 
-function make(rows: Row[], hosts: Summary['hosts'] = []): Trace {
+function make(rows: Row[], hosts: TraceView['hosts'] = []): Trace {
   const n = rows.length;
   const texts = (of: (r: Row) => string | undefined): { of: Int32Array; list: string[] } => {
     const list = [...new Set(rows.map(of).filter((t): t is string => t !== undefined))];
@@ -27,7 +27,7 @@ function make(rows: Row[], hosts: Summary['hosts'] = []): Trace {
   const subtree = new Int32Array(n).fill(1);
   rows.forEach((r, i) => (depth[i] = r.parent < 0 ? 0 : depth[r.parent] + 1));
   for (let i = n - 1; i >= 0; i--) if (rows[i].parent >= 0) subtree[rows[i].parent] += subtree[i];
-  const summary = { duration_ns: Math.max(...rows.map((r) => r.end)), hosts, base_ns: '0' } as Summary;
+  const summary = { duration_ns: Math.max(...rows.map((r) => r.end)), hosts, base_ns: '0' } as TraceView;
   return {
     summary,
     n,

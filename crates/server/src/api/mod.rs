@@ -238,6 +238,17 @@ mod tests {
         }
     }
 
+    /// For people, and for the page, whose types are generated from it (`ui/scripts/api-types.mjs`).
+    #[test]
+    fn the_checked_in_document_is_up_to_date() {
+        let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json");
+        if std::env::var_os("UPDATE").is_some() {
+            std::fs::write(file, document()).unwrap();
+        }
+        let found = std::fs::read_to_string(file).unwrap_or_default();
+        assert!(found == document(), "docs/openapi.json is stale: UPDATE=1 cargo test --workspace");
+    }
+
     #[test]
     fn an_option_is_always_there_or_never_null() {
         let mut schema = serde_json::json!({ "required": ["a"], "properties": {

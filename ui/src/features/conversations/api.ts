@@ -4,7 +4,10 @@
 import type { Conversation, Listed, Message, Question } from '../../data/conversations';
 import { api, getJson, withParams } from '../../data/http';
 import { app } from '../../domain/app.svelte';
+import type { ConversationStats, Conversation as Stored } from '../../generated/api';
 import { listed } from './offline';
+
+export type { ConversationStats as Stats } from '../../generated/api';
 
 export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
   if (app.source.conversations) {
@@ -20,7 +23,7 @@ export async function one(id: string, signal?: AbortSignal): Promise<Conversatio
     if (!found) throw new Error('This conversation is not in this file.');
     return { ...found, messages: found.messages ?? [] };
   }
-  const found = await getJson<Conversation>(withParams(api`/conversations/${id}`, { timing: true }), signal);
+  const found = await getJson<Stored>(withParams(api`/conversations/${id}`, { timing: true }), signal);
   return { ...found, messages: asMessages(found.messages) };
 }
 
@@ -30,16 +33,9 @@ export function asMessages(value: unknown): Message[] {
   return list.map((m) => (typeof m === 'object' && m !== null && !Array.isArray(m) ? (m as Message) : { role: 'unknown', content: m }));
 }
 
-/** What all conversations of the store take up. */
-export interface Stats {
-  conversations: number;
-  text_chars: number;
-  stored_bytes: number;
-  index_bytes: number;
-}
-
 /** Null: a static file does not count. */
-export const stats = (): Promise<Stats | null> => (app.source.kind === 'server' ? getJson<Stats>(api`/conversations-stats`) : Promise.resolve(null));
+export const stats = (): Promise<ConversationStats | null> =>
+  app.source.kind === 'server' ? getJson<ConversationStats>(api`/conversations-stats`) : Promise.resolve(null);
 
 export const exportHref = (q: Pick<Question, 'run' | 'search' | 'sort'>): string => withParams(api`/conversations-export`, { ...q });
 

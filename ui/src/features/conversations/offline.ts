@@ -54,8 +54,8 @@ export function listed(all: Row[], q: Question): Listed {
     if (x === null || y === null) return x === y ? 0 : x === null ? 1 : -1;
     return (x < y ? -1 : x > y ? 1 : 0) * sign;
   });
-  const counts = (of: (r: Row) => string | number | null): { value: string | number; count: number }[] => {
-    const m = new Map<string | number, number>();
+  const counts = <T>(of: (r: Row) => T | null): { value: T; count: number }[] => {
+    const m = new Map<T, number>();
     for (const r of rows) {
       const v = of(r);
       if (v !== null) m.set(v, (m.get(v) ?? 0) + 1);
@@ -64,7 +64,7 @@ export function listed(all: Row[], q: Question): Listed {
   };
   const facets = {
     status: { values: counts((r) => r.status).sort((a, b) => b.count - a.count), left_out: 0 },
-    step: { values: counts((r) => r.step).sort((a, b) => Number(a.value) - Number(b.value)), left_out: 0 },
+    step: { values: counts((r) => r.step).sort((a, b) => a.value - b.value), left_out: 0 },
   };
   const from = Number(q.cursor ?? 0) || 0;
   const limit = q.limit ?? 50;

@@ -1,38 +1,16 @@
 // Metrics of runs, as the server gives them. Points come thinned to what a panel can show: a point stands for a stretch of
 // the axis, with the smallest and the largest value in it.
 import { api, getJson, withParams } from '../../data/http';
+import type { MetricInfo, MetricsAnswer, PointSeries as Points, PointsAnswer } from '../../generated/api';
+
+export type { MetricInfo, PointSeries as Points } from '../../generated/api';
 
 export type Axis = 'step' | 'time' | 'tokens';
 
-export interface MetricInfo {
-  name: string;
-  points: number;
-  not_finite: number;
-  first_step: number | null;
-  last_step: number | null;
-  last: number | null;
-  min: number | null;
-  min_step: number | null;
-  max: number | null;
-  max_step: number | null;
-  computed: boolean;
-}
-
 type Nullable = (number | null)[];
-export interface Points {
-  name: string;
-  x: number[];
-  step: Nullable;
-  lo: Nullable;
-  hi: Nullable;
-  mean: Nullable;
-  last: Nullable;
-  n: number[];
-  not_finite: number[];
-}
 
 export async function listMetrics(run: string, signal?: AbortSignal): Promise<MetricInfo[]> {
-  return (await getJson<{ metrics: MetricInfo[] }>(api`/runs/${run}/metrics`, signal)).metrics;
+  return (await getJson<MetricsAnswer>(api`/runs/${run}/metrics`, signal)).metrics;
 }
 
 export interface Question {
@@ -77,7 +55,7 @@ export class PointSource {
     const names = JSON.stringify([...new Set(list.map((w) => w.name))]);
     const params = { names, x: q.x, points: q.points, from: q.from, to: q.to };
     try {
-      const answer = await getJson<{ series: Points[] }>(withParams(api`/runs/${run}/metrics/points`, params));
+      const answer = await getJson<PointsAnswer>(withParams(api`/runs/${run}/metrics/points`, params));
       const byName = new Map(answer.series.map((s) => [s.name, s]));
       for (const w of list) w.done(byName.get(w.name) ?? null);
     } catch (e) {

@@ -1,22 +1,13 @@
 import { api, getJson, sendJson } from '../../data/http';
+import type { Level, LevelSet, ScrapeAnswer, TargetStatus } from '../../generated/api';
 
-/** An engine that is scraped. */
-export interface Target {
-  url: string;
-  up: boolean | null;
-  problem: string | null;
-}
+export type { TargetStatus as Target } from '../../generated/api';
 
-export const scrapeTargets = async (signal?: AbortSignal): Promise<Target[]> => (await getJson<{ targets: Target[] }>(api`/scrape`, signal)).targets;
+export const scrapeTargets = async (signal?: AbortSignal): Promise<TargetStatus[]> => (await getJson<ScrapeAnswer>(api`/scrape`, signal)).targets;
 
 /** Null: the level that the engines were started with. */
-export interface TraceLevelAnswer {
-  level: number | null;
-  engines?: { url: string; problem: string | null }[];
-}
+export const traceLevel = (signal?: AbortSignal): Promise<Level> => getJson(api`/trace-level`, signal);
 
-export const traceLevel = (signal?: AbortSignal): Promise<TraceLevelAnswer> => getJson(api`/trace-level`, signal);
-
-export async function setTraceLevel(level: number | null, engines: boolean): Promise<TraceLevelAnswer> {
-  return (await (await sendJson('PUT', api`/trace-level`, { level, engines })).json()) as TraceLevelAnswer;
+export async function setTraceLevel(level: number | null, engines: boolean): Promise<LevelSet> {
+  return (await (await sendJson('PUT', api`/trace-level`, { level, engines })).json()) as LevelSet;
 }

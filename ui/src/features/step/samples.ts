@@ -1,5 +1,6 @@
 // Samples of a step as objects, for tables and histograms.
 import { rows, type ArrowStream } from '../../data/arrow';
+import type { SampleColumn } from '../../data/samples';
 import { tailShares } from '../../domain/tail';
 
 export interface SampleRow {
@@ -22,7 +23,7 @@ const num = (v: unknown): number | null => (v === null || v === undefined ? null
 const text = (v: unknown): string | null => (v === null || v === undefined ? null : String(v));
 
 export function sampleRows(stream: ArrowStream): SampleRow[] {
-  const list = rows(stream);
+  const list = rows<SampleColumn>(stream);
   const starts = list.map((r) => r.start_ns as bigint | null).filter((t): t is bigint => t !== null);
   const first = starts.reduce((a, b) => (b < a ? b : a), starts[0] ?? 0n);
   const out = list.map((r): SampleRow => {

@@ -2,6 +2,7 @@
 // the rows (and one over the items where a span's name is asked for).
 import { hex, isNull, valueAt, type ArrowStream } from '../../data/arrow';
 import { number } from '../../base/format';
+import type { SampleColumn } from '../../data/samples';
 import type { AttrTest } from '../../data/types';
 import { tailShares } from '../../domain/tail';
 import { STATE, wordsOf, type Items } from './items';
@@ -35,15 +36,9 @@ export function rowTable(items: Items, layout: Layout, samples: ArrowStream | nu
   const facts = new Map<string, { status: string; reward: number; response: number; source: string; more: string }>();
   if (samples) {
     const at = (name: string): number => samples.fields.findIndex((f) => f.name === name);
-    const [id, status, reward, length, tokens, source, json] = [
-      'sample_id',
-      'status',
-      'reward',
-      'response_length',
-      'response_tokens',
-      'source',
-      'reward_json',
-    ].map(at);
+    const [id, status, reward, length, tokens, source, json] = (
+      ['sample_id', 'status', 'reward', 'response_length', 'response_tokens', 'source', 'reward_json'] satisfies SampleColumn[]
+    ).map(at);
     for (const b of samples.batches) {
       // Distinct texts are decoded once.
       const seen = b.columns.map((v) => new Array<unknown>(v.dictionary?.length ?? 0));

@@ -1,6 +1,7 @@
 // One trace as the server lays it out: rows in the order they are drawn, everything in typed arrays. Pure: bytes in, arrays
 // out; what is folded, found or corrected is worked out over them.
 import { hex, readStream, valueAt, type Vector } from '../../data/arrow';
+import type { TracePath, TraceView } from '../../generated/api';
 
 /** Bits of `flags`; declared in crates/answers/src/traces/view.rs. */
 export const OPEN = 1;
@@ -16,30 +17,7 @@ export const HAS_LINKS = 512;
 export const NEGATIVE = 1024;
 export const THREAD = 2048;
 
-export interface HostClock {
-  host: string;
-  shift_ns: number;
-  pairs: number;
-  consistent: boolean;
-}
-
-export interface Summary {
-  trace_id: string;
-  /** Of the span that it begins with. */
-  run_id: string;
-  base_ns: string;
-  spans: number;
-  duration_ns: number;
-  errors: number;
-  open: number;
-  missing_parents: number;
-  outside_parents: number;
-  repeated: number;
-  joined: number;
-  traces: string[];
-  hosts: HostClock[];
-  callers: { trace_id: string; span_id: string; name: string; service: string }[];
-}
+export type { HostClock } from '../../generated/api';
 
 /** A column of repeated text: a number a row, and the texts. -1 where there is none. */
 export interface Texts {
@@ -48,7 +26,7 @@ export interface Texts {
 }
 
 export interface Trace {
-  summary: Summary;
+  summary: TraceView;
   n: number;
   parent: Int32Array;
   depth: Int32Array;
@@ -92,7 +70,7 @@ function texts(v: Vector): Texts {
 
 export function decode(bytes: Uint8Array<ArrayBuffer>): Trace {
   const length = new DataView(bytes.buffer, bytes.byteOffset).getUint32(0, true);
-  const summary = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as Summary;
+  const summary = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length))) as TraceView;
   const stream = readStream(bytes.subarray(4 + length));
   const batch = stream.batches[0];
   if (!batch || stream.batches.length !== 1) throw new Error('The trace cannot be read: it is not one batch.');
@@ -266,13 +244,8 @@ export function lanes(t: Trace, start: Float64Array, end: Float64Array): Lanes {
   return { lines, of };
 }
 
-/** The critical path of a trace, as the server tells it. */
-export interface Held {
-  trace: string;
-  start_ns: string;
-  parts: { trace_id?: string; span_id?: string; start_s: number; seconds: number }[];
-  totals: { name: string; kind: string; seconds: number }[];
-}
+/** The critical path of a trace. */
+export type Held = TracePath & { trace: string };
 
 /** By row, when it held the trace: pairs of start and end, in the trace's nanoseconds. */
 export function heldRows(t: Trace, held: Held): Map<number, number[]> {

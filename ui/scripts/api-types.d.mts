@@ -1,0 +1,1 @@
+export function apiTypes(): Promise<string>;
