@@ -16,11 +16,11 @@ const FITS = {
 };
 const lower = (text: string): string => text.replace(/[A-Z]/g, (c) => c.toLowerCase());
 
-/** The kind of a span with this name, whose sender said `said`: `classify` of crates/names/src/kinds.rs. */
+/** The kind of a span with this name, whose sender stated `said`: `classify` of crates/names/src/kinds.rs. */
 export function phaseOf(name: string, said: string | null): number {
   const word = said === null ? '' : lower(said.trim()).replace(/[ -]/g, '_');
-  const told = SAID.get(word);
-  if (told !== undefined) return index(told);
+  const stated = SAID.get(word);
+  if (stated !== undefined) return index(stated);
   const short = lower(name.length > LOOKED_AT ? Array.from(name).slice(0, LOOKED_AT).join('') : name);
   for (const [how, part, kind] of NAMES) if (FITS[how](short, part)) return index(kind);
   return index(word === SAID_ROLLOUT ? 'rollout' : 'other');

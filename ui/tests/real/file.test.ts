@@ -81,7 +81,7 @@ for (const samples of [1024, 8192]) {
   });
 }
 
-it('what is told of a span is there, and is found', async () => {
+it('what a dump holds of a span is there, and is found', async () => {
   await page.goto(`file://${fileOf(1024)}`);
   await expect.poll(footer, WAIT).toContain('1,024 rows');
   await page.locator('[data-filter]').fill('sample:1000');

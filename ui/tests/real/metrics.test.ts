@@ -39,10 +39,10 @@ const open = async (hash: string): Promise<void> => {
 };
 const hash = (): Promise<string> => page.evaluate(() => decodeURIComponent(location.hash));
 
-it('metrics: a chart a name, filter, scale, smoothing, pins, zoom shared by all, and a way to the step', async () => {
+it('metrics: a chart per name, filter, scale, smoothing, pins, zoom shared by all, and a way to the step', async () => {
   await open('#/run/demo/metrics');
   await page.locator('[data-filter]').fill('reward');
-  const charts = page.locator('section.panel');
+  const charts = page.locator('section.chart-panel');
   await expect.poll(() => charts.count(), WAIT).toBeGreaterThan(0);
   const first = charts.first();
   const name = (await first.getAttribute('aria-label'))!;
@@ -68,7 +68,7 @@ it('metrics: a chart a name, filter, scale, smoothing, pins, zoom shared by all,
   await expect.poll(hash, WAIT).toMatch(/timeline\?.*step=\d/);
 });
 
-it('serving: panels of the engines, one line each or a rank each, and the trace level for all', async () => {
+it('serving: panels of the engines, one line per engine or per rank, and the trace level for all', async () => {
   await open('#/run/demo/serving');
   await page.getByText('Queues').waitFor();
   await expect.poll(() => page.locator('canvas').count(), WAIT).toBeGreaterThan(4);

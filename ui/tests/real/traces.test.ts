@@ -91,7 +91,7 @@ it('opens a trace of many spans that came in several batches, folds, finds and s
   await page.getByLabel('Waterfall of 20000 spans').waitFor(WAIT);
   await expect.poll(() => colours('Waterfall'), WAIT).toBeGreaterThan(8);
   await page.getByLabel('Critical path', { exact: true }).waitFor(WAIT);
-  // Each name is told once, though every batch has its own list of names.
+  // Each name appears once, though every batch has its own list of names.
   await page.locator('select').selectOption('name');
   await expect
     .poll(async () => (await page.locator('.legend:not(.path) span').allInnerTexts()).sort(), WAIT)

@@ -20,15 +20,15 @@ describe('addresses', () => {
 });
 
 describe('a refusal', () => {
-  it('is told in the words of a problem document', async () => {
+  it('is reported in the words of a problem document', async () => {
     answer(404, JSON.stringify({ title: 'No such run', detail: 'There is no run a.' }));
     await expect(getJson(api`/runs/a`)).rejects.toMatchObject({ title: 'No such run', detail: 'There is no run a.', status: 404 });
   });
-  it('is told in the words of Prometheus', async () => {
+  it('is reported in the words of Prometheus', async () => {
     answer(400, JSON.stringify({ status: 'error', error: 'parse error' }));
     await expect(request('/x')).rejects.toMatchObject({ title: '400 Bad', detail: 'parse error' });
   });
-  it('is told as text where it is nothing else', async () => {
+  it('is reported as text where it is nothing else', async () => {
     answer(502, '<html>bad gateway</html>');
     await expect(request('/x')).rejects.toMatchObject({ title: '502 Bad', detail: '<html>bad gateway</html>' });
   });

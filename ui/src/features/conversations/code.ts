@@ -1,4 +1,4 @@
-// Colours for code: words, strings, comments and numbers, whatever the language. Enough to read by; one pass.
+// Colours for code: words, strings, comments and numbers, in any language. Enough to read by, in one pass.
 
 export interface Token {
   kind: 'plain' | 'key' | 'str' | 'com' | 'num' | 'name';

@@ -1,4 +1,4 @@
-// What a message holds, part by part, from whatever dialect: text, images, and parts that nobody knows, as they are.
+// What a message holds, part by part, in any dialect: text, images, and unknown parts as they are.
 import type { Message, ToolCall } from '../../data/conversations';
 
 export type Piece = { t: 'text'; text: string } | { t: 'image'; hash?: string; inline?: string; caption: string } | { t: 'raw'; json: string };

@@ -6,7 +6,7 @@ import { mix, rgba, type Rgba, type Theme } from '../../base/theme';
 import { SHADES } from './lines';
 
 export interface Palette {
-  /** SHADES entries a colour. */
+  /** SHADES entries per colour. */
   colors: Uint32Array;
   /** Text colour on each of them. */
   ink: string[];

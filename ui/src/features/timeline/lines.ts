@@ -15,7 +15,7 @@ export interface Frame {
   width: number;
   /** Colour number of each item: by phase or by name. */
   colorOf: (item: number) => number;
-  /** SHADES entries a colour. */
+  /** SHADES entries per colour. */
   colors: Uint32Array;
   errorColor: Rgba;
   background: Rgba;

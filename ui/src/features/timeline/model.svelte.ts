@@ -168,7 +168,7 @@ export class TimelineModel {
     $effect(() => {
       if (this.#windowKey !== '') untrack(() => this.fetch(false));
     });
-    // A running step grows: what is new is fetched when it changed, at most twice a second or twice the time that it takes.
+    // A running step grows: what is new is fetched when it changed, at most twice per second, and not before twice the time that it takes.
     let before = '';
     $effect(() => {
       const { step } = this;

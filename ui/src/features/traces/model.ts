@@ -1,5 +1,5 @@
 // One trace as the server lays it out: rows in the order they are drawn, everything in typed arrays. Pure: bytes in, arrays
-// out; what is folded, found or corrected is worked out over them.
+// out; what is folded, found or corrected is computed from them.
 import { hex, readStream, valueAt, type Vector } from '../../data/arrow';
 import type { TracePath, TraceView } from '../../generated/api';
 
