@@ -74,7 +74,7 @@ class FakeSource {
       reward_mean: null,
       phases: {},
       exclusive: {},
-      running: this.open,
+      running: this.open > 0,
     };
   }
   steps = (): Promise<StepInfo[]> => {
