@@ -127,7 +127,7 @@ describe('a file with the data inside', () => {
     expect(items.n).toBe(step.spans.n);
     expect(items.samples).toHaveLength(6);
     expect(readStream(await source.samples('r', { step: 0 })).batches[0].length).toBe(6);
-    expect(await source.steps('r')).toEqual([{ step: 0 }]);
+    expect(await source.steps('r')).toMatchObject([{ step: 0, running: false }]);
   });
   it('says what is missing', async () => {
     await expect(source.timeline('r', { step: 3 })).rejects.toThrow(/Step 3/);
