@@ -8,7 +8,6 @@
 pub mod ask;
 pub mod attributes;
 pub mod breakdown;
-pub mod clocks;
 pub mod critical_path;
 pub mod difference;
 pub mod findings;
@@ -22,6 +21,7 @@ pub mod phases;
 pub mod report;
 pub mod robust;
 pub mod samples;
+pub mod sentence;
 mod stats;
 pub mod step;
 pub mod stragglers;

@@ -13,10 +13,11 @@ use super::health::{Health, health};
 use super::idle::{Idle, idle};
 use super::phases::Phase;
 use super::robust::median;
+use super::sentence::{self, Clause};
 use super::step::StepData;
 use super::stragglers::{Stragglers, stragglers};
 use super::summary::StepSummary;
-use super::words::{self, Clause};
+use super::words;
 
 /// Everything about a step that needs no other steps.
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
@@ -105,11 +106,11 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnsw
     let step = judge.steps[index];
     let usual = judge.usual_step(index);
     let findings = judge.findings(index);
-    let sentence = words::sentence(step, usual, &findings);
+    let sentence = sentence::sentence(step, usual, &findings);
     StepReport {
         run: run.to_string(),
         step: step.step,
-        text: words::join(&sentence),
+        text: sentence::join(&sentence),
         sentence,
         wall_s: step.wall_s,
         running: step.running,

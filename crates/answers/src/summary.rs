@@ -1,11 +1,11 @@
 //! What is kept of a step for comparing it with the other steps of its run: small beside its spans, so that a run's history
 //! stays in memory and a new step costs only itself.
 
-use super::clocks::Clock;
 use super::kinds::Kind;
 use super::phases::{Phase, phases};
 use super::robust::seconds;
 use super::samples::{Part, SampleTimes, sample_times};
+use super::step::clocks::Clock;
 use super::step::{NONE, StepData, Texts, flag};
 
 /// One sample, times in seconds from the start of the step.

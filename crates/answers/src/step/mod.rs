@@ -2,7 +2,7 @@
 //!
 //! Rows stand as in [`Forest`](rollscope_spans::Forest), which finds their parents. Then, in linear passes:
 //! - **lost parents** are counted, and the child hangs under the longest span of its trace.
-//! - **clocks**: see [`super::clocks`]; the times of senders whose clock is off are moved, and it is said by how much.
+//! - **clocks**: see [`clocks`]; the times of senders whose clock is off are moved, and it is said by how much.
 //! - **shared spans**: slime writes a span over a group once for each member. Spans of one name and group whose ends agree
 //!   are one span with the children of all ([`StepData::shared`]); so a group waits for its slowest member and its time
 //!   counts once.
@@ -10,6 +10,7 @@
 //!   parent is waited for by the nearest ancestor that outlives it, or by nobody. A root that is linked to a span around
 //!   it (slime's samples to the trainer's rollout) or belongs to a sample inside a rollout is waited for by that.
 
+pub mod clocks;
 mod read;
 mod relate;
 
@@ -18,8 +19,8 @@ use rollscope_model::ids::{SpanId, TraceId};
 pub use rollscope_spans::{NONE, Texts};
 
 use super::attributes::SpanFacts;
-use super::clocks::Clock;
 use super::kinds::Kind;
+use clocks::Clock;
 pub use read::{SAMPLE_COLUMNS, SPAN_COLUMNS, names_with_attributes};
 
 pub mod flag {

@@ -3,8 +3,7 @@
 use hashbrown::HashMap;
 use rollscope_spans::{Forest, NONE, Walk, samples};
 
-use super::{DETACHED, StepData, flag};
-use crate::clocks;
+use super::{DETACHED, StepData, clocks, flag};
 use crate::kinds::Kind;
 
 /// Ends of a shared span's copies agree to this: they are written one after the other.

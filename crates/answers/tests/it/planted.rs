@@ -1,7 +1,7 @@
 //! Over random runs: the planted cause comes first, and clean runs are left in peace.
 
 use rollscope_answers::findings::{Finding, Judge};
-use rollscope_answers::words;
+use rollscope_answers::sentence;
 use rollscope_demo::{DemoOptions, Generator, Plant};
 
 use crate::support::{Chance, seconds, summaries};
@@ -171,7 +171,7 @@ fn the_demo_run_says_why_step_23_was_slow() {
     assert_eq!(found[0].kind, "slow_tool", "{}", list(&found));
     assert_eq!(found[0].evidence.tool.as_deref(), Some("browser"));
     assert_eq!((found[0].evidence.count, found[0].evidence.of), (4, 64));
-    let told = words::join(&words::sentence(&steps[23], judge.usual_step(23), &found));
+    let told = sentence::join(&sentence::sentence(&steps[23], judge.usual_step(23), &found));
     assert_eq!(told, include_str!("golden/demo_23.txt").trim_end());
     for step in (0..steps.len()).filter(|s| *s != 23) {
         let found = judge.findings(step);

@@ -65,7 +65,7 @@ fn heavy_dependencies_stay_behind_one_crate() {
     }
 }
 
-/// Modules of a crate, by their names below `src`, and which others each names as `crate::...`.
+/// Modules of a crate, by their names below `src`, and which others each names.
 fn modules(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut all: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     let mut waiting: Vec<PathBuf> = vec![src.to_path_buf()];
@@ -85,7 +85,9 @@ fn modules(src: &Path) -> BTreeMap<String, BTreeSet<String>> {
             // What a test uses and what a comment points to is no dependency.
             let code = text.split("#[cfg(test)]").next().unwrap().lines();
             let code = code.filter(|line| !line.trim_start().starts_with(['/', '#'])).collect::<Vec<_>>().join("\n");
-            let named = code.split("crate::").skip(1).flat_map(first_names);
+            // In a file right below `src`, `super` is the crate.
+            let ways = if path.parent() == Some(src) { &["crate::", "super::"][..] } else { &["crate::"] };
+            let named = ways.iter().flat_map(|way| code.split(way).skip(1)).flat_map(first_names);
             all.entry(top.clone()).or_default().extend(named.filter(|name| *name != top));
         }
     }

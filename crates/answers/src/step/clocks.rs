@@ -14,8 +14,8 @@
 use hashbrown::HashMap;
 use serde::Serialize;
 
-use super::robust::median;
-use super::step::{NONE, StepData, flag};
+use super::{NONE, StepData, flag};
+use crate::robust::median;
 
 /// Pairs needed for an estimate.
 const MIN_PAIRS: usize = 5;
