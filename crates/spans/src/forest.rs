@@ -42,8 +42,10 @@ impl State {
 
 /// Bits of [`Forest::faults`].
 pub mod fault {
-    /// It names a parent that is not here, or that is below itself.
+    /// It names a parent that is not here, or itself.
     pub const LOST_PARENT: u8 = 1;
+    /// It named a parent that is below it: one span of the circle loses its own.
+    pub const IN_CIRCLE: u8 = 4;
     /// It ends before it begins; its end is taken for its start.
     pub const BACKWARDS: u8 = 2;
 }
@@ -270,7 +272,7 @@ impl Forest {
             }
             if at != NONE && seen[at as usize] == 1 {
                 self.parent[at as usize] = NONE;
-                self.faults[at as usize] |= fault::LOST_PARENT;
+                self.faults[at as usize] |= fault::IN_CIRCLE;
             }
             path.drain(..).for_each(|row| seen[row] = 2);
         }

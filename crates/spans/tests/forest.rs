@@ -201,7 +201,7 @@ proptest! {
                 (other.id, other.trace) == (given.parent, given.trace) && other.id != given.id
             });
             match found.parent[row] {
-                NONE => prop_assert_eq!(found.is_lost(row), given.parent != 0),
+                NONE => prop_assert_eq!(found.is_lost(row) || found.faults[row] & fault::IN_CIRCLE != 0, given.parent != 0),
                 parent => prop_assert_eq!(Some(found.span[parent as usize][0]), named.map(|named| named.id)),
             }
             prop_assert!(found.end[row] >= found.start[row] && found.end[row] <= found.latest);

@@ -178,7 +178,7 @@ impl<'a> Layout<'a> {
             let marks = [
                 (Some(status[i]) == error, flags::ERROR),
                 (forest.faults[i] & fault::BACKWARDS != 0, flags::NEGATIVE),
-                (forest.faults[i] & fault::LOST_PARENT != 0, flags::MISSING_PARENT),
+                (forest.faults[i] & (fault::LOST_PARENT | fault::IN_CIRCLE) != 0, flags::MISSING_PARENT),
                 (!events.of(source).is_empty(), flags::HAS_EVENTS),
                 (thread[i] != NONE, flags::THREAD),
             ];
