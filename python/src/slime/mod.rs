@@ -83,7 +83,7 @@ fn put_instants<'py>(
         if let Some(core) = live {
             let mut ids = Ids::new();
             let ids_count = identity(target, step, &mut ids);
-            let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(|p| span_id_of(p));
+            let parent = parent.as_ref().and_then(|p| p.to_str().ok()).map(span_id_of);
             core.record_row(&Row {
                 parent_id: parent.as_ref(),
                 start_attrs: [&ids, &encoded.bytes],
