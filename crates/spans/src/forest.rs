@@ -1,7 +1,6 @@
 //! Spans and their parents.
 
 use std::cmp::Reverse;
-use std::hash::{BuildHasherDefault, Hasher};
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -17,9 +16,6 @@ pub const NONE: u32 = u32::MAX;
 
 /// Row numbers go over the wire as signed ones, and rows are added.
 const MAX_ROWS: usize = i32::MAX as usize / 4;
-
-/// The columns of `spans` that [`Forest::read`] needs.
-pub const COLUMNS: &[&str] = &["trace_id", "span_id", "parent_span_id", "start_ns", "end_ns", "state"];
 
 /// What is known of a span's times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,10 +73,12 @@ pub struct Forest {
     /// Where each batch begins among the rows that were given.
     begins: Vec<u32>,
     trace_numbers: HashMap<TraceId, u32>,
-    by_id: HashMap<(u32, SpanId), u32, BuildHasherDefault<Mix>>,
+    /// Ids may be anything, also counters or chosen to collide: the map's own seeded hash takes them all.
+    by_id: HashMap<(u32, SpanId), u32>,
 }
 
 impl Forest {
+    /// Needs the columns `trace_id`, `span_id`, `parent_span_id`, `start_ns`, `end_ns` and `state`.
     pub fn read(batches: &[RecordBatch]) -> Result<Forest, ArrowError> {
         let mut forest = Forest::of_rows(batches)?;
         forest.put_in_order();
@@ -241,7 +239,7 @@ impl Forest {
 
     fn find_parents(&mut self) {
         let nobody = SpanId::default();
-        self.by_id = HashMap::with_capacity_and_hasher(self.len(), BuildHasherDefault::default());
+        self.by_id = HashMap::with_capacity(self.len());
         for row in 0..self.len() {
             if self.span[row] != nobody {
                 self.by_id.entry((self.trace[row], self.span[row])).or_insert(row as u32);
@@ -277,33 +275,4 @@ impl Forest {
             path.drain(..).for_each(|row| seen[row] = 2);
         }
     }
-}
-
-/// Ids are random already; this only mixes trace and span.
-#[derive(Default)]
-struct Mix(u64);
-
-impl Hasher for Mix {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.write_u64(u64::from_le_bytes(word));
-        }
-    }
-
-    fn write_u64(&mut self, word: u64) {
-        self.0 = (self.0.rotate_left(26) ^ word).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    }
-
-    fn write_u32(&mut self, word: u32) {
-        self.write_u64(u64::from(word));
-    }
-
-    // The length of an id: it is always the same.
-    fn write_usize(&mut self, _: usize) {}
 }

@@ -13,6 +13,6 @@ pub mod samples;
 mod texts;
 mod walk;
 
-pub use forest::{COLUMNS, Forest, NONE, State, fault};
+pub use forest::{Forest, NONE, State, fault};
 pub use texts::Texts;
 pub use walk::{Children, Walk};

@@ -4,7 +4,7 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::read::{Column, Counts, Floats, Ints, Links, SmallInts, Text, column};
-use rollscope_spans::{Forest, NONE, State, Texts, Walk, fault};
+use rollscope_spans::{Forest, NONE, State, Texts, Walk};
 
 use super::{SampleRow, StepData, Worker, flag};
 use crate::attributes;
@@ -121,7 +121,7 @@ impl StepData {
                 State::Instant | State::OrphanEnd => of_kind & !flag::GENERATION | flag::POINT,
             };
             flags |= if Some(statuses[row]) == error { flag::ERROR } else { 0 };
-            flags |= if forest.faults[row] & fault::LOST_PARENT == 0 { 0 } else { flag::MISSING_PARENT };
+            flags |= if forest.is_lost(row) { flag::MISSING_PARENT } else { 0 };
             self.flags.push(flags);
             self.name.push(name);
             self.kind.push(kind);

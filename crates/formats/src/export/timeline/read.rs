@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use rollscope_model::kinds::classify;
 use rollscope_model::pd::{KEY_PREFIX, segment_of};
 use rollscope_model::read::{Attrs, SmallInts, column};
-use rollscope_spans::{Forest, NONE, Texts, Walk, fault, samples};
+use rollscope_spans::{Forest, NONE, Texts, Walk, samples};
 
 use super::{COLUMNS, flag, pd};
 
@@ -53,7 +53,7 @@ impl Items {
                 let mut flags = forest.state[row] as u8;
                 flags |= if Some(status[row]) == error { flag::ERROR } else { 0 };
                 flags |= if walk.children.of(row).is_empty() { 0 } else { flag::PARENT };
-                flags | if forest.faults[row] & fault::LOST_PARENT == 0 { 0 } else { flag::LOST_PARENT }
+                flags | if forest.is_lost(row) { flag::LOST_PARENT } else { 0 }
             })
             .collect();
         let said = |row: usize| (phase[row] != NONE).then(|| phases.get(phase[row]));
