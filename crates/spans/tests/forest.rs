@@ -218,3 +218,24 @@ proptest! {
         prop_assert_eq!(walked, (0..found.len() as u32).collect::<Vec<_>>());
     }
 }
+
+/// A hash that keeps only some bits of an id makes this take minutes.
+#[test]
+fn ids_that_count_up_are_as_good_as_any() {
+    let mut built = SpansBuilder::default();
+    for number in 1..=200_000u64 {
+        built.push(&NewSpan {
+            run_id: "r",
+            trace_id: [1; 16],
+            span_id: number.to_be_bytes(),
+            parent_span_id: (number > 1).then_some((number / 2).to_be_bytes()),
+            name: "work",
+            start_ns: number as i64,
+            end_ns: Some(1_000_000),
+            ..NewSpan::default()
+        });
+    }
+    let found = Forest::read(&[built.finish().unwrap()]).unwrap();
+    assert_eq!(found.parent.iter().filter(|parent| **parent == NONE).count(), 1);
+    assert_eq!(Walk::of(&found).depth.iter().max(), Some(&17));
+}
