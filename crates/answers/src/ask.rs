@@ -18,7 +18,7 @@ use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
 
-use super::critical_path::{CriticalPath, critical_path};
+use super::critical_path::{CriticalPath, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::findings::Judge;
 use super::report::{RunFindings, StepAnswers, StepReport, answer, run_findings, step_report};
@@ -31,8 +31,9 @@ pub const MAX_STEP_SPANS: usize = 16_000_000;
 pub const MAX_STEPS: usize = 256;
 /// Steps that are read at the same time.
 const AT_ONCE: usize = 2;
-/// Units (see [`super::samples`]) that are kept over all steps and runs, about 100 bytes each; the longest unused go first.
-const MAX_KEPT_UNITS: usize = 3_000_000;
+/// Requests and calls (see [`super::samples`]) that are kept over all steps and runs, about 150 bytes each; the longest unused
+/// go first.
+const MAX_KEPT: usize = 2_000_000;
 /// Full answers that are kept.
 const MAX_KEPT_ANSWERS: usize = 64;
 
@@ -88,12 +89,12 @@ impl Kept {
         new.used = known.0;
         known.1.insert((run.to_string(), step), new);
         let mut by_use: Vec<(u64, usize, Place)> =
-            known.1.iter().map(|(key, k)| (k.used, k.summary.units.len() + 100, key.clone())).collect();
+            known.1.iter().map(|(key, k)| (k.used, k.summary.size(), key.clone())).collect();
         by_use.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
-        let (mut units, mut answers) = (0, 0);
+        let (mut kept, mut answers) = (0, 0);
         for (_, size, key) in by_use {
-            units += size;
-            if units > MAX_KEPT_UNITS {
+            kept += size;
+            if kept > MAX_KEPT {
                 known.1.remove(&key);
             } else if let Some(k) = known.1.get_mut(&key)
                 && k.answers.is_some()
@@ -300,7 +301,7 @@ impl Answers {
         }
         let read = self
             .engine
-            .compute(move || StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data))));
+            .compute(move || StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data, &walk(&data)))));
         read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 

@@ -51,7 +51,7 @@ pub fn walk(data: &StepData) -> Vec<Segment> {
     };
     loop {
         let slot = waited.slot(at);
-        let begin = if at == NONE { data.step_start } else { data.start[at as usize] };
+        let begin = if at == NONE { data.step_start } else { data.start[at as usize].max(data.step_start) };
         let list = &waited.rows[waited.ends[slot] as usize..next[slot] as usize];
         // The last to arrive before `t`, and how many of the list that leaves.
         let mut left = list.len();
@@ -87,7 +87,7 @@ pub fn walk(data: &StepData) -> Vec<Segment> {
             break;
         }
         let row = at as usize;
-        push(at, begin.max(data.step_start), t, lead[slot]);
+        push(at, begin, t, lead[slot]);
         t = t.min(begin);
         if t <= data.step_start {
             break;
@@ -243,12 +243,11 @@ pub fn label(data: &StepData, row: u32) -> (String, Kind) {
     (name, kind)
 }
 
-pub fn critical_path(data: &StepData) -> CriticalPath {
-    let segments = walk(data);
+pub fn critical_path(data: &StepData, segments: &[Segment]) -> CriticalPath {
     let mut out = CriticalPath::default();
     let mut totals: HashMap<(String, Kind), (i64, usize)> = HashMap::new();
     let mut last = None;
-    for segment in &segments {
+    for segment in segments {
         let (name, kind) = label(data, segment.row);
         let total = totals.entry((name.clone(), kind)).or_default();
         total.0 += segment.end - segment.start;

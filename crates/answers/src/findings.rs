@@ -1,14 +1,15 @@
 //! What stands out in a step, why, and what it cost.
 //!
-//! **Excess.** Every unit beyond its bound ([`super::history`]) has an excess: how much longer it took than the middle (for
-//! outputs: how many tokens beyond the longest usual one, at the pace they had). A sample's steps follow one another, so
-//! without its excess it would have ended that much earlier.
+//! **Causes.** What samples lost and why is in [`super::effects`]. A cause stands out if it cost clearly more than the same
+//! cause in the other steps of the run ([`Judge::stands_out`]): so what varies anyway is left in peace, however much it
+//! varies.
 //!
-//! **Cost.** Let `T` be when the last sample ended and `T0` when it would have ended without any excess. The step is longer
-//! by `T - T0`. At every moment between, the samples that have not ended hold it; the moment is shared out among the
-//! causes of their excess, in proportion. The shares add up to `T - T0` exactly, do not depend on any order, and for a
-//! single cause are its whole effect. `without_s` is the other reading: how long the step would have taken without this cause
-//! alone. Phases of the trainer cost what they took beyond their median over the other steps.
+//! **Cost.** Let `T` be when the last sample ended and `T0` when it would have ended without any of the causes that stand out.
+//! The step is longer by `T - T0`. At every moment between, the samples that have not ended hold it; the moment is shared
+//! out among the causes of their excess, in proportion. The shares add up to `T - T0` exactly, do not depend on any order,
+//! and for a single cause are its whole effect. `without_s` is the other reading: how long the step would have taken without
+//! this cause alone. Phases of the trainer cost what they took beyond their median over the other steps, as far as the
+//! step waited for them.
 //!
 //! **Threshold.** A cost counts if it is at least [`MIN_SHARE`] of the run's usual step and [`MIN_COST_S`]; what samples cost
 //! must be [`MIN_SHARE_OF_SAMPLES`] (of one alone: [`MIN_SHARE_OF_ONE`]) and more than the spread of the run's steps, for rollouts vary with their prompts, and the
@@ -18,36 +19,51 @@
 //!
 //! Sorting by end makes it n log n.
 
+use std::cell::OnceCell;
 use std::cmp::Ordering;
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::history::{History, Of, Usual, group_paces, pace};
+use super::causes::Cause;
+use super::effects::{Effect, Unit, effects, end_without, last_end, merge_second_causes};
+use super::engines::Engines;
+use super::history::History;
 use super::kinds::Kind;
 use super::phases::BETWEEN;
-use super::robust::{median, middle};
-use super::samples::Part;
-use super::step::NONE;
-use super::summary::{StepSummary, UnitSummary};
+use super::robust::{median, middle, quantile, sorted};
+use super::summary::{RankTime, StepSummary};
 
 pub const MIN_COST_S: f64 = 1.0;
 pub const MIN_SHARE: f64 = 0.05;
 /// Samples differ more from step to step than phases of the trainer do.
 pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
+/// How long outputs are is a matter of chance more than anything else is.
+const MIN_SHARE_OF_LENGTHS: f64 = 0.15;
 /// One sample alone is more easily chance than several with the same cause.
 const MIN_SHARE_OF_ONE: f64 = 0.25;
-/// This share of what samples cost must show in the step's wall time.
+/// What varies with prompts and luck; and the share of its cost that must show in the step's wall time.
+const BY_CHANCE: [&str; 4] = ["long_outputs", "source_mix", "long_prompts", "retries"];
 const MIN_FELT: f64 = 0.3;
-/// How many outputs of one source show how long its longest are.
-const MANY: usize = 200;
-/// Excesses of a unit below this are ignored.
-const MIN_EXCESS_S: f64 = 0.25;
+/// A cause stands out if it cost this many spreads more than in other steps, and this share of a usual step more.
+const COST_SPREADS: f64 = 4.0;
+const COST_SHARE: f64 = 0.03;
+/// And this many times what it costs in one step of five.
+const TIMES_OFTEN: f64 = 1.3;
+const OFTEN: f64 = 0.8;
+/// Up to a share of the samples, how many times the usual they must be.
+const UNUSUAL: [(f64, f64); 3] = [(0.15, 2.0), (0.5, 1.4), (1.0, 1.15)];
+/// Requests and calls count as evidence from this part of the largest excess.
+const EVIDENT: f64 = 0.2;
 /// Phases: beyond this many spreads, and this share, above the median of at least this many other steps.
 const PHASE_SPREADS: f64 = 6.0;
 const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
+/// A part that grew is told if it grew by this much of what the step did.
+const MUCH_OF_IT: f64 = 0.4;
+/// A rank is slow if it takes so many times longer than the others, beyond what is usual between ranks.
+const SLOWER_RANK: f64 = 1.15;
 /// Share of spans whose parent is missing, or of generations that no engine reported on.
 const MISSING_SHARE: f64 = 0.005;
 /// Spans and samples listed as evidence.
@@ -80,6 +96,12 @@ pub struct Evidence {
     pub group: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
+    /// Where prompts come from.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+    /// A rank of the trainer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub worker: Option<String>,
     /// The typical unusual value, and what is usual: seconds, or tokens for outputs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub measured: Option<f64>,
@@ -110,38 +132,33 @@ pub struct UsualStep {
     pub steps: usize,
 }
 
+impl UsualStep {
+    /// Clearly, and not by chance.
+    pub fn is_slower(&self, step: &StepSummary) -> bool {
+        step.wall_s - self.median_s > self.notable() && !step.running
+    }
+
+    /// Differences of this many seconds are worth a word.
+    pub fn notable(&self) -> f64 {
+        (2.0 * self.spread_s).max(MIN_SHARE * self.median_s)
+    }
+}
+
 /// A run's steps, ready to be judged one by one.
 pub struct Judge<'a> {
     pub steps: Vec<&'a StepSummary>,
     history: History,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-enum Cause {
-    Tool(String),
-    Tokens,
-    Group(String),
-    Pace,
-    Queue(String),
-    Transfer,
-    Prefill,
-    Reward,
-    Retry,
-}
-
-struct Excess<'a> {
-    cause: Cause,
-    sample: u32,
-    seconds: f64,
-    unit: Option<&'a UnitSummary>,
-    measured: f64,
-    usual: f64,
+    engines: Engines,
+    /// By step: what each cause cost alone. Computed when it is asked for.
+    costs: Vec<OnceCell<HashMap<Cause, f64>>>,
 }
 
 impl<'a> Judge<'a> {
     pub fn new(steps: Vec<&'a StepSummary>) -> Self {
         let history = History::new(steps.iter().copied());
-        Judge { steps, history }
+        let engines = Engines::new(steps.iter().copied());
+        let costs = steps.iter().map(|_| OnceCell::new()).collect();
+        Judge { steps, history, engines, costs }
     }
 
     /// What a step of this run usually takes, by all steps but this one that are over.
@@ -159,12 +176,17 @@ impl<'a> Judge<'a> {
         let reference = usual.map_or(step.wall_s, |u| u.median_s);
         let least = MIN_COST_S.max(MIN_SHARE * reference);
         let spread = usual.map_or(0.0, |u| u.spread_s);
-        let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference));
+        let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference), reference);
         if usual.is_some() {
-            found.retain(|f| step.wall_s - reference >= MIN_FELT * f.cost_s);
+            // Longer outputs that only filled time that others needed anyway slowed nothing.
+            let felt = |f: &Finding| step.wall_s - reference >= MIN_FELT * f.cost_s;
+            found.retain(|f| !BY_CHANCE.contains(&f.kind) || felt(f));
             found.retain(|f| f.evidence.count > 1 || f.cost_s >= MIN_SHARE_OF_ONE * reference);
         }
         found.extend(self.of_phases(index, least));
+        if let Some(usual) = usual.filter(|u| found.is_empty() && u.is_slower(step)) {
+            found.extend(self.what_grew(index, usual));
+        }
         found.extend(of_data(step));
         found.sort_by(|a, b| {
             b.cost_s.total_cmp(&a.cost_s).then_with(|| a.kind.cmp(b.kind)).then_with(|| a.text.cmp(&b.text))
@@ -172,199 +194,127 @@ impl<'a> Judge<'a> {
         found
     }
 
-    fn excesses(&self, index: usize) -> Vec<Excess<'a>> {
-        let step = self.steps[index];
-        let mut cached: HashMap<Of, Option<Usual>> = HashMap::new();
-        let mut usual = |of: Of| *cached.entry(of).or_insert_with_key(|of| self.history.usual(of, index as u32));
-        let mut slow_groups: HashMap<&str, f64> = HashMap::new();
-        if let Some(u) = usual(Of::GroupPace) {
-            let beyond = group_paces(step).into_iter().filter(|(_, (pace, _))| *pace > u.bound);
-            slow_groups = beyond.map(|(group, _)| (group, u.middle)).collect();
-        }
-        let mut found: Vec<Excess<'a>> = Vec::new();
-        let mut add = |cause: Cause, unit: &'a UnitSummary, seconds: f64, measured: f64, usual: f64| {
-            if seconds >= MIN_EXCESS_S {
-                found.push(Excess { cause, sample: unit.sample, seconds, unit: Some(unit), measured, usual });
-            }
-        };
-        for unit in &step.units {
-            let plain = |of: Of, usual: &mut dyn FnMut(Of) -> Option<Usual>| {
-                usual(of).filter(|u| unit.seconds > u.bound).map(|u| (unit.seconds - u.middle, u.middle))
-            };
-            let (of, cause) = match unit.what {
-                Part::Tool => {
-                    let tool = step.key(unit.key).to_string();
-                    (Of::Tool(tool.clone()), Cause::Tool(tool))
-                }
-                Part::Reward => (Of::Reward, Cause::Reward),
-                Part::Queue => (Of::Queue, Cause::Queue(step.key(unit.key).to_string())),
-                Part::Prefill => (Of::Prefill, Cause::Prefill),
-                Part::Transfer => (Of::Transfer, Cause::Transfer),
-                Part::Decode => {
-                    let sample = &step.samples[unit.sample as usize];
-                    let long = unit.tokens.is_finite().then(|| usual(Of::Tokens(sample.source.clone()))).flatten();
-                    let mut tokens = unit.tokens;
-                    let of_any = usual(Of::AnyTokens).map_or(0.0, |u| u.longest);
-                    let beyond = |u: &Usual| unit.tokens > u.bound && (u.values >= MANY || unit.tokens > of_any);
-                    if let Some(u) = long.filter(beyond) {
-                        // Beyond the longest usual output, not beyond the typical one: prompts differ.
-                        let longest = u.longest;
-                        let seconds = unit.seconds * (1.0 - longest / unit.tokens);
-                        add(Cause::Tokens, unit, seconds, unit.tokens, longest);
-                        tokens = longest;
-                    }
-                    let Some(own) = pace(unit.seconds, unit.tokens) else { continue };
-                    if let Some(middle) = slow_groups.get(sample.group.as_str()).filter(|m| own > **m) {
-                        add(Cause::Group(sample.group.clone()), unit, tokens * (own - middle), 1.0 / own, 1.0 / middle);
-                    } else if let Some(u) = usual(Of::Pace).filter(|u| own > u.bound) {
-                        add(Cause::Pace, unit, tokens * (own - u.middle), 1.0 / own, 1.0 / u.middle);
-                    }
-                    continue;
-                }
-                _ => continue,
-            };
-            if let Some((seconds, middle)) = plain(of, &mut usual) {
-                add(cause, unit, seconds, unit.seconds, middle);
-            }
-        }
-        let mut before: HashMap<u32, f64> = HashMap::new();
-        found.iter().for_each(|e| *before.entry(e.sample).or_default() += e.seconds);
-        if let Some(u) = usual(Of::Retry) {
-            for (i, sample) in step.samples.iter().enumerate() {
-                let lost = sample.parts[Part::Retry as usize];
-                let left = lost - u.middle - before.get(&(i as u32)).copied().unwrap_or(0.0);
-                if lost > u.bound && left >= MIN_EXCESS_S {
-                    let (sample, measured) = (i as u32, lost);
-                    found.push(Excess {
-                        cause: Cause::Retry,
-                        sample,
-                        seconds: left,
-                        unit: None,
-                        measured,
-                        usual: u.middle,
-                    });
-                }
-            }
-        }
-        found
+    fn effects(&self, index: usize) -> Vec<Effect> {
+        effects(self.steps[index], &self.history, &self.engines, index)
     }
 
-    fn of_samples(&self, index: usize, least: f64) -> Vec<Finding> {
+    fn costs(&self, index: usize) -> &HashMap<Cause, f64> {
+        self.costs[index].get_or_init(|| {
+            let mut costs: HashMap<Cause, f64> = HashMap::new();
+            for effect in self.effects(index) {
+                let cost = costs.entry(effect.cause.family()).or_default();
+                *cost = cost.max(effect.cost);
+            }
+            costs
+        })
+    }
+
+    /// Did the cause cost clearly more than it does in the other steps?
+    fn stands_out(&self, index: usize, effect: &Effect, reference: f64) -> bool {
+        let family = effect.cause.family();
+        let others = self.history.others(index);
+        let usual: Vec<f64> = others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0)).collect();
+        let Some((centre, spread)) = middle(&usual).filter(|_| usual.len() >= PHASE_STEPS) else { return true };
+        let often = quantile(&sorted(usual), OFTEN).unwrap_or(0.0);
+        effect.cost > (centre.max(0.0) + COST_SPREADS * spread).max(TIMES_OFTEN * often) + COST_SHARE * reference
+    }
+
+    /// Few samples are more easily chance than many: the fewer they are, the more unusual each must be.
+    fn is_unusual(&self, step: &StepSummary, effect: &Effect) -> bool {
+        let of = evident(effect);
+        let samples: HashSet<u32> = of.iter().map(|u| u.sample).collect();
+        let share = samples.len() as f64 / step.samples.len() as f64;
+        let least = UNUSUAL.iter().find(|(up_to, _)| share <= *up_to).map_or(1.0, |(_, times)| *times);
+        median(of.iter().map(|u| u.times)).is_some_and(|times| times >= least)
+    }
+
+    /// What was weighed, for looking closely: each cause with what it cost and what it usually costs.
+    pub fn weighed(&self, index: usize) -> Vec<String> {
         let step = self.steps[index];
-        let excesses = self.excesses(index);
-        if excesses.is_empty() {
-            return Vec::new();
-        }
-        let mut causes: Vec<&Cause> = excesses.iter().map(|e| &e.cause).collect();
-        causes.sort_unstable();
-        causes.dedup();
-        let number: HashMap<&Cause, usize> = causes.iter().enumerate().map(|(i, c)| (*c, i)).collect();
-        // Excess by sample and cause.
-        let mut by_sample: HashMap<u32, Vec<(usize, f64)>> = HashMap::new();
-        for e in &excesses {
-            by_sample.entry(e.sample).or_default().push((number[&e.cause], e.seconds));
-        }
-        let total = |sample: u32| by_sample.get(&sample).map_or(0.0, |v| v.iter().map(|(_, s)| s).sum::<f64>());
-        let of_cause = |sample: u32, cause: usize| {
-            by_sample.get(&sample).map_or(0.0, |v| v.iter().filter(|(c, _)| *c == cause).map(|(_, s)| s).sum::<f64>())
+        let reference = self.usual_step(index).map_or(step.wall_s, |u| u.median_s);
+        let weighed = |effect: Effect| {
+            let family = effect.cause.family();
+            let others = self.history.others(index);
+            let usual = sorted(others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0)));
+            format!(
+                "{:?} cost {:.1} total {:.1} stands_out {} unusual {} usually {:.1} often {:.1}",
+                effect.cause,
+                effect.cost,
+                effect.total(),
+                self.stands_out(index, &effect, reference),
+                self.is_unusual(step, &effect),
+                quantile(&usual, 0.5).unwrap_or(0.0),
+                quantile(&usual, OFTEN).unwrap_or(0.0),
+            )
         };
-        let indices = || 0..step.samples.len() as u32;
-        let end = |s: u32| step.samples[s as usize].end;
-        let actual = indices().map(end).fold(0.0, f64::max);
-        let without_all = indices().map(|s| end(s) - total(s)).fold(0.0, f64::max);
+        self.effects(index).into_iter().map(weighed).collect()
+    }
+
+    fn of_samples(&self, index: usize, least: f64, reference: f64) -> Vec<Finding> {
+        let step = self.steps[index];
+        let mut found = self.effects(index);
+        found.retain(|effect| self.is_unusual(step, effect));
+        if !found.iter().any(|effect| effect.cost > 0.0 && self.stands_out(index, effect, reference)) {
+            cost_beside_others(step, &mut found);
+        }
+        found.retain(|effect| effect.cost > 0.0 && self.stands_out(index, effect, reference));
+        let mut found = merge_second_causes(step, found);
+        found.retain(|effect| effect.cost > 0.0);
+        let (last, without_all) = (last_end(step), end_without(step, found.iter()));
         // From the last end backwards: who holds the step, and why.
-        let mut held: Vec<u32> = by_sample.keys().copied().collect();
+        let total =
+            |sample: u32| -> f64 { found.iter().filter_map(|e| e.excess.get(&sample)).filter(|s| **s > 0.0).sum() };
+        let end = |s: u32| step.samples[s as usize].end;
+        let mut held: Vec<u32> = (0..step.samples.len() as u32).filter(|s| total(*s) > 0.0).collect();
         held.sort_by(|a, b| end(*b).total_cmp(&end(*a)).then(a.cmp(b)));
-        let mut cost = vec![0.0; causes.len()];
-        let mut weight = vec![0.0; causes.len()];
+        let mut cost = vec![0.0; found.len()];
+        let mut weight = vec![0.0; found.len()];
         for (i, sample) in held.iter().enumerate() {
-            by_sample[sample].iter().for_each(|(c, s)| weight[*c] += s);
-            let from = end(*sample).min(actual);
+            for (weight, effect) in weight.iter_mut().zip(&found) {
+                *weight += effect.excess.get(sample).map_or(0.0, |s| s.max(0.0));
+            }
+            let from = end(*sample).min(last);
             let to = held.get(i + 1).map_or(without_all, |next| end(*next)).max(without_all);
             let all: f64 = weight.iter().sum();
             if from > to && all > 0.0 {
                 cost.iter_mut().zip(&weight).for_each(|(c, w)| *c += (from - to) * w / all);
             }
         }
-        let mut out = Vec::new();
-        for (cause, cost_s) in causes.iter().zip(&cost).filter(|(_, c)| **c >= least) {
-            let mut of: Vec<&Excess> = excesses.iter().filter(|e| e.cause == **cause).collect();
-            of.sort_by(|a, b| worst(step, a, b));
-            let n = number[*cause];
-            let alone = indices().map(|s| end(s) - of_cause(s, n)).fold(0.0, f64::max);
-            let without_s = step.wall_s - (actual - alone);
-            out.push(self.describe(step, cause, &of, *cost_s, without_s));
-        }
-        out
+        let least = |effect: &Effect| match effect.cause {
+            Cause::Tokens | Cause::Mix(_) => least.max(MIN_SHARE_OF_LENGTHS * reference),
+            _ => least,
+        };
+        let worth = found.iter().zip(cost).filter(|(effect, cost)| *cost >= least(effect));
+        worth.map(|(effect, cost)| self.describe(step, effect, cost)).collect()
     }
 
-    fn describe(&self, step: &StepSummary, cause: &Cause, of: &[&Excess], cost_s: f64, without_s: f64) -> Finding {
-        let mut samples: Vec<u32> = Vec::new();
-        of.iter().for_each(|e| {
-            if !samples.contains(&e.sample) && samples.len() < step.samples.len() {
-                samples.push(e.sample);
-            }
-        });
-        let id = |s: &u32| step.samples[*s as usize].id.clone();
+    fn describe(&self, step: &StepSummary, effect: &Effect, cost_s: f64) -> Finding {
+        let without_s = step.wall_s - effect.cost;
+        let mut of = evident(effect);
+        of.sort_by(|a, b| worst(step, a, b));
+        let mut seen: HashSet<u32> = HashSet::new();
+        let samples: Vec<u32> = of.iter().map(|u| u.sample).filter(|s| seen.insert(*s)).collect();
         let mut evidence = Evidence {
             count: samples.len(),
             of: step.samples.len(),
-            samples: samples.iter().take(MAX_EVIDENCE).map(id).collect(),
-            spans: of.iter().filter_map(|e| Some(span_ref(step, e.unit?))).take(MAX_EVIDENCE).collect(),
-            measured: median(of.iter().map(|e| e.measured)),
-            usual: median(of.iter().map(|e| e.usual)),
+            samples: samples.iter().take(MAX_EVIDENCE).map(|s| step.samples[*s as usize].id.clone()).collect(),
+            spans: of.iter().take(MAX_EVIDENCE).map(|u| span_ref(step, u)).collect(),
+            measured: median(of.iter().map(|u| u.measured)),
+            usual: Some(effect.usual),
             ..Evidence::default()
         };
-        // In samples, what they lost is the sum over their units.
-        let mut lost: HashMap<u32, f64> = HashMap::new();
-        of.iter().for_each(|e| *lost.entry(e.sample).or_default() += e.seconds);
-        let each = median(lost.values().copied()).unwrap_or(0.0);
-        let seconds = |failed: bool| -> f64 {
-            of.iter().filter(|e| e.unit.is_some_and(|u| u.failed) == failed).map(|e| e.seconds).sum()
-        };
+        // In samples, what they lost is the sum over their requests.
+        let each = median(samples.iter().filter_map(|s| effect.excess.get(s)).copied()).unwrap_or(0.0);
+        let seconds = |failed: bool| -> f64 { of.iter().filter(|u| u.failed == failed).map(|u| u.excess).sum() };
         let failed = seconds(true) > seconds(false);
         let people = super::words::some_of(samples.len(), step.samples.len(), "sample");
-        let measured = evidence.measured.unwrap_or(0.0);
-        let usual = evidence.usual.unwrap_or(0.0);
+        let (measured, usual) = (evidence.measured.unwrap_or(0.0), effect.usual);
         let time = super::words::time;
-        let (kind, text) = match cause {
+        let (kind, text) = match &effect.cause {
             Cause::Tool(tool) => {
                 evidence.tool = Some(tool.clone());
-                (
-                    "slow_tool",
-                    format!("{people} waited {} for the `{tool}` tool (usually {})", time(measured), time(usual)),
-                )
-            }
-            Cause::Tokens => (
-                "long_outputs",
-                format!(
-                    "{people} produced outputs of {:.0} tokens (the longest usual ones have {:.0}), which took {} longer to decode",
-                    measured,
-                    usual,
-                    time(each)
-                ),
-            ),
-            Cause::Group(group) => {
-                evidence.group = Some(group.clone());
-                (
-                    "straggling_group",
-                    format!(
-                        "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
-                    ),
-                )
-            }
-            Cause::Pace => ("slow_decode", format!("{people} decoded at {measured:.0} tokens/s (usually {usual:.0})")),
-            Cause::Queue(engine) => {
-                evidence.engine = Some(engine.clone()).filter(|e| !e.is_empty());
-                let at = if engine.is_empty() { String::new() } else { format!(" for {engine}") };
-                ("starved_engine", format!("{people} queued {}{at} (usually {})", time(measured), time(usual)))
-            }
-            Cause::Transfer => (
-                "kv_transfer_stall",
-                format!("KV cache transfers took {} (usually {}), in {people}", time(measured), time(usual)),
-            ),
-            Cause::Prefill => {
-                ("slow_prefill", format!("prefill took {} (usually {}) in {people}", time(measured), time(usual)))
+                let waited = if failed { "waited in vain" } else { "waited" };
+                ("slow_tool", format!("{people} {waited} {} for the `{tool}` tool (usually {})", time(measured), time(usual)))
             }
             Cause::Reward if failed => (
                 "reward_timeout",
@@ -373,49 +323,180 @@ impl<'a> Judge<'a> {
             Cause::Reward => {
                 ("slow_reward", format!("the reward of {people} took {} (usually {})", time(measured), time(usual)))
             }
+            Cause::Tokens => (
+                "long_outputs",
+                format!(
+                    "{people} produced outputs of {measured:.0} tokens (the longest usual ones have {usual:.0}), which took {} longer to decode",
+                    time(each)
+                ),
+            ),
+            Cause::Mix(source) => {
+                evidence.source = Some(source.clone());
+                ("source_mix", format!("more prompts than usual came from `{source}`, whose outputs are longer"))
+            }
+            Cause::Prompts => (
+                "long_prompts",
+                format!("{people} had prompts of {measured:.0} tokens (usually {usual:.0}) to prefill"),
+            ),
+            Cause::Cache => (
+                "cache_misses",
+                format!(
+                    "{people} had {measured:.0} tokens to prefill that the prefix cache lacked (usually {usual:.0})"
+                ),
+            ),
+            Cause::Prefill => {
+                ("slow_prefill", format!("prefill took {} (usually {}) in {people}", time(measured), time(usual)))
+            }
+            Cause::Transfer => (
+                "kv_transfer_stall",
+                format!("KV cache transfers took {} (usually {}), in {people}", time(measured), time(usual)),
+            ),
             Cause::Retry => {
                 ("retries", format!("{people} lost {} to failed attempts (usually {})", time(measured), time(usual)))
             }
+            Cause::Rest => (
+                "slow_gateway",
+                format!(
+                    "generations of {people} spent {} outside the engine (usually {})",
+                    time(measured),
+                    time(usual)
+                ),
+            ),
+            Cause::SlowEngine(engine) => {
+                evidence.engine = Some(engine.clone());
+                let text = format!(
+                    "engine {engine} decoded at {measured:.0} tokens/s (the others at {usual:.0}), in {people}"
+                );
+                ("slow_engine", text)
+            }
+            Cause::Stall(engine) => {
+                evidence.engine = Some(engine.clone());
+                let text = match failed {
+                    true => format!("{measured:.0} requests failed on engine {engine}, in {people}"),
+                    false => format!("engine {engine} stood still for {}, in {people}", time(measured)),
+                };
+                ("engine_stall", text)
+            }
+            Cause::Imbalance(engine) => {
+                evidence.engine = Some(engine.clone());
+                let text = format!(
+                    "engine {engine} got {measured:.0} requests (the others {usual:.0} each), which held {people} up"
+                );
+                ("load_imbalance", text)
+            }
+            Cause::Starved(engine) => {
+                evidence.engine = Some(engine.clone());
+                let text = format!("{people} queued {} for {engine} (for the others {})", time(measured), time(usual));
+                ("starved_engine", text)
+            }
+            Cause::Group(group) => {
+                evidence.group = Some(group.clone());
+                let text = format!(
+                    "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
+                );
+                ("straggling_group", text)
+            }
+            Cause::Pace => ("slow_decode", format!("{people} decoded at {measured:.0} tokens/s (usually {usual:.0})")),
+            Cause::Queue => ("starved_engine", format!("{people} queued {} (usually {})", time(measured), time(usual))),
         };
         Finding { kind, step: step.step, text, cost_s, without_s: Some(without_s), evidence }
     }
 
+    /// Phases of the trainer, and the time between them, against the other steps. A phase that another step lacks took no
+    /// time there. What the samples explain is theirs, so the phase that holds them is left out.
     fn of_phases(&self, index: usize, least: f64) -> Vec<Finding> {
         let step = self.steps[index];
+        let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
+        if others.len() < PHASE_STEPS {
+            return Vec::new();
+        }
         let mut out = Vec::new();
-        for phase in step.phases.iter().filter(|p| p.name != BETWEEN && p.kind != Kind::Rollout) {
-            let others = self.steps.iter().enumerate().filter(|(i, s)| *i != index && !s.running);
-            let lengths: Vec<f64> =
-                others.filter_map(|(_, s)| s.phases.iter().find(|p| p.name == phase.name)).map(|p| p.seconds).collect();
-            let Some((usual, spread)) = middle(&lengths).filter(|_| lengths.len() >= PHASE_STEPS) else { continue };
-            let more = phase.seconds - usual;
+        for (at, phase) in step.phases.iter().enumerate().filter(|(_, p)| !p.holds_samples) {
+            let seconds = |s: &&StepSummary| s.phases.iter().filter(|p| p.name == phase.name).map(|p| p.seconds).sum();
+            let lengths: Vec<f64> = others.iter().map(seconds).collect();
+            let Some((usual, spread)) = middle(&lengths) else { continue };
+            let more = (phase.seconds - usual).min(phase.on_path_s);
             if more < least || more < PHASE_SPREADS * spread || more < PHASE_SHARE * usual {
                 continue;
             }
-            let kind = if phase.kind == Kind::WeightSync { "slow_weight_sync" } else { "slow_phase" };
             let time = super::words::time;
-            let what = if phase.kind == Kind::WeightSync {
-                "the weight sync".to_string()
-            } else {
-                format!("`{}`", phase.name)
+            let usually = if usual > 0.0 { format!("usually {}", time(usual)) } else { "most steps have none".to_string() };
+            let mut evidence = Evidence {
+                count: 1,
+                of: 1,
+                phase: Some(phase.name.clone()),
+                measured: Some(phase.seconds),
+                usual: Some(usual),
+                ..Evidence::default()
             };
-            out.push(Finding {
-                kind,
-                step: step.step,
-                text: format!("{what} took {} (usually {})", time(phase.seconds), time(usual)),
-                cost_s: more,
-                without_s: Some(step.wall_s - more),
-                evidence: Evidence {
-                    count: 1,
-                    of: 1,
-                    phase: Some(phase.name.clone()),
-                    measured: Some(phase.seconds),
-                    usual: Some(usual),
-                    ..Evidence::default()
-                },
-            });
+            let took = time(phase.seconds);
+            let (kind, text) = if phase.name == BETWEEN {
+                ("driver_gap", format!("{took} passed between phases ({usually}): the driver did nothing that it reports"))
+            } else if let Some((rank, own, middle)) = self.slow_rank(index, at as u32, &others) {
+                evidence.worker = Some(rank.clone());
+                (evidence.measured, evidence.usual) = (Some(own), Some(middle));
+                let text = format!("{rank} took {} in `{}` (the other ranks {})", time(own), phase.name, time(middle));
+                ("slow_rank", text)
+            } else if phase.kind == Kind::WeightSync {
+                ("slow_weight_sync", format!("the weight sync took {took} ({usually})"))
+            } else {
+                ("slow_phase", format!("`{}` took {took} ({usually})", phase.name))
+            };
+            let (cost_s, without_s) = (more, Some(step.wall_s - more));
+            out.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
         }
         out
+    }
+
+    /// Where nothing stands out: the phase or the part of the path that grew most, if it grew by much of what the step did.
+    fn what_grew(&self, index: usize, usual: UsualStep) -> Option<Finding> {
+        let step = self.steps[index];
+        let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
+        let of_phase = |s: &StepSummary, name: &str| -> f64 {
+            s.phases.iter().filter(|p| p.name == name && !p.holds_samples).map(|p| p.seconds).sum()
+        };
+        let phases = step.phases.iter().filter(|p| !p.holds_samples).map(|phase| {
+            let usual = median(others.iter().map(|s| of_phase(s, &phase.name))).unwrap_or(0.0);
+            (phase.name.clone(), phase.kind, phase.seconds, usual)
+        });
+        let contains = |kind: Kind| matches!(kind, Kind::Step | Kind::Rollout);
+        // What the trainer does has its phases.
+        let parts = Kind::ALL.into_iter().filter(|kind| !contains(*kind) && !kind.is_trainers()).map(|kind| {
+            let usual = median(others.iter().map(|s| s.path[kind as usize])).unwrap_or(0.0);
+            (kind.label().to_string(), kind, step.path[kind as usize], usual)
+        });
+        let grew = |(_, _, own, usual): &(String, Kind, f64, f64)| own - usual;
+        let (name, kind, own, before) = phases.chain(parts).max_by(|a, b| grew(a).total_cmp(&grew(b)))?;
+        let more = own - before;
+        if more < MUCH_OF_IT * (step.wall_s - usual.median_s) {
+            return None;
+        }
+        let time = super::words::time;
+        let what = if name == BETWEEN { "the time between phases".to_string() } else { format!("`{name}`") };
+        let text = format!("no single cause stands out; {what} held it for {} (usually {})", time(own), time(before));
+        let gap = if name == BETWEEN { "driver_gap" } else { "slow_phase" };
+        let evidence = Evidence { phase: Some(name), measured: Some(own), usual: Some(before), ..Evidence::default() };
+        let kind = if contains(kind) || kind.is_trainers() || gap == "driver_gap" { gap } else { "longer_path" };
+        Some(Finding { kind, step: step.step, text, cost_s: more, without_s: None, evidence })
+    }
+
+    /// The rank that a phase waited for, with its time and that of the others, if it is slower than ranks usually are.
+    fn slow_rank(&self, index: usize, phase: u32, others: &[&StepSummary]) -> Option<(String, f64, f64)> {
+        let slowest = |step: &StepSummary, phase: u32| {
+            let of: Vec<&RankTime> = step.ranks.iter().filter(|r| r.phase == phase).collect();
+            let most = of.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds)).filter(|_| of.len() > 1)?;
+            let rest = median(of.iter().filter(|r| r.rank != most.rank).map(|r| r.seconds))?;
+            Some((step.key(most.rank).to_string(), most.seconds, rest))
+        };
+        let step = self.steps[index];
+        let found = slowest(step, phase)?;
+        let name = &step.phases[phase as usize].name;
+        let usual = others.iter().filter_map(|s| {
+            let at = s.phases.iter().position(|p| p.name == *name)?;
+            slowest(s, at as u32).map(|(_, most, rest)| most / rest.max(1e-9))
+        });
+        let usual = median(usual).unwrap_or(1.0);
+        (found.1 / found.2.max(1e-9) > SLOWER_RANK * usual).then_some(found)
     }
 }
 
@@ -460,12 +541,34 @@ fn of_data(step: &StepSummary) -> Vec<Finding> {
     out
 }
 
-fn worst(step: &StepSummary, a: &Excess, b: &Excess) -> Ordering {
-    let end = |e: &Excess| step.samples[e.sample as usize].end;
-    b.seconds.total_cmp(&a.seconds).then_with(|| end(b).total_cmp(&end(a))).then_with(|| a.sample.cmp(&b.sample))
+/// Of two causes that end together, neither costs anything alone. Each costs what it adds to the others.
+fn cost_beside_others(step: &StepSummary, effects: &mut [Effect]) {
+    let without_all = end_without(step, effects.iter());
+    let costs: Vec<f64> = (0..effects.len())
+        .map(|at| {
+            let others = effects.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, e)| e);
+            end_without(step, others) - without_all
+        })
+        .collect();
+    effects.iter_mut().zip(costs).for_each(|(effect, cost)| effect.cost = effect.cost.max(cost));
 }
 
-fn span_ref(step: &StepSummary, unit: &UnitSummary) -> SpanRef {
-    let sample_id = if unit.sample == NONE { String::new() } else { step.samples[unit.sample as usize].id.clone() };
-    SpanRef { trace_id: hex::encode(unit.span.0), span_id: hex::encode(unit.span.1), sample_id, seconds: unit.seconds }
+/// The requests and calls that show a cause.
+fn evident(effect: &Effect) -> Vec<&Unit> {
+    let most = effect.units.iter().map(|u| u.excess).fold(0.0, f64::max);
+    effect.units.iter().filter(|u| u.excess > EVIDENT * most).collect()
+}
+
+fn worst(step: &StepSummary, a: &Unit, b: &Unit) -> Ordering {
+    let end = |u: &Unit| step.samples[u.sample as usize].end;
+    b.excess.total_cmp(&a.excess).then_with(|| end(b).total_cmp(&end(a))).then_with(|| a.span.cmp(&b.span))
+}
+
+fn span_ref(step: &StepSummary, unit: &Unit) -> SpanRef {
+    SpanRef {
+        trace_id: hex::encode(unit.span.0),
+        span_id: hex::encode(unit.span.1),
+        sample_id: step.samples[unit.sample as usize].id.clone(),
+        seconds: unit.seconds,
+    }
 }

@@ -207,10 +207,10 @@ fn cache_by_turn(data: &StepData) -> Vec<CacheTurn> {
 
 fn tools(data: &StepData, times: &SampleTimes) -> Vec<Tool> {
     let mut calls: HashMap<u32, (Vec<f64>, usize)> = HashMap::new();
-    for unit in times.units.iter().filter(|u| u.what == Part::Tool) {
-        let of = calls.entry(unit.key).or_default();
-        of.0.push(unit.seconds);
-        of.1 += usize::from(unit.failed);
+    for call in times.calls.iter().filter(|call| call.tool != NONE) {
+        let of = calls.entry(call.tool).or_default();
+        of.0.push(call.seconds);
+        of.1 += usize::from(call.failed);
     }
     let mut out: Vec<Tool> = calls
         .into_iter()

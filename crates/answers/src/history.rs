@@ -1,176 +1,188 @@
-//! What is usual in a run. For every kind of unit (calls of one tool, queue times, seconds a token, ...) the values of all
-//! steps are pooled and sorted once. What is usual for one step comes from the pool *without that step*:
+//! What is usual in a run, factor by factor: calls of one tool, queue times, seconds per token, ...
 //!
-//! - the **middle** is the median, what the counterfactual puts in place of an unusual value;
-//! - the **bound** is the value that one in a hundred exceeds, times a margin ([`margin`]: 1.25, more where few values speak
-//!   for it), and at least twice the middle. Beyond it a value is unusual.
+//! A step's values of a factor are put in order. What is usual for the value at a rank is the **median over the other steps of
+//! their value at the same rank** (as a share of how many there are). So a step is compared with its run as a whole
+//! distribution: a step in which all values doubled differs at every rank, a step with four wild values at its top ranks,
+//! and the longest of many values is compared with the longest of other steps, not with the typical one. A median over
+//! steps is not moved by a few wild steps. The nearest [`MAX_STEPS`] steps count, so that slow drifts do not matter.
 //!
-//! Both are ranks, so a few wild values in other steps do not move them. Leaving a step out costs a scan over the largest
-//! hundredth. With fewer than [`ENOUGH`] values in other steps, the step is its own reference: the bound is the median
-//! times `exp(5 s)`, where `s` is the spread (median distance) of logarithms, and never less than [`ALONE`] medians.
+//! A step without others to compare with is its own reference: its median stands for values that are far beyond it, others
+//! are what they are.
 
 use hashbrown::HashMap;
 
+use super::factors::Factor;
 use super::robust::{median, middle};
-use super::samples::Part;
+use super::step::NONE;
 use super::summary::StepSummary;
 
-/// What one in a hundred exceeds is known the less the fewer values there are.
-pub fn margin(values: usize) -> f64 {
-    1.0 + 0.25 * (200.0 / values.max(1) as f64).sqrt().max(1.0)
-}
-
-/// An unusual value is at least this many times the median; the pace of a group is a median, which varies less.
-const TIMES_MIDDLE: f64 = 2.0;
-const TIMES_MIDDLE_OF_GROUPS: f64 = 1.5;
-/// The pace of one request varies with what else its engine does.
-const TIMES_MIDDLE_OF_PACE: f64 = 3.0;
-pub const ENOUGH: usize = 20;
-const ALONE: f64 = 3.0;
+/// Steps that a step is compared with.
+pub const MAX_STEPS: usize = 24;
+/// Steps with values, and values in them together, that are needed to speak of what is usual.
+const FEW_STEPS: usize = 3;
+const FEW_VALUES: usize = 12;
 /// Values needed for a step to be its own reference.
 const ENOUGH_ALONE: usize = 8;
+const ALONE: f64 = 3.0;
+/// Ranks that are looked up one by one, from the top; below them, every so many.
+const EXACT_RANKS: usize = 64;
+const OTHER_RANKS: usize = 256;
 
-/// What is pooled together.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Of {
-    Tool(String),
-    Reward,
-    Queue,
-    Prefill,
-    Transfer,
-    Retry,
-    /// Tokens of one generation, by the source of the prompt.
-    Tokens(String),
-    /// Of any source, for sources with too few outputs.
-    AnyTokens,
-    /// Seconds a token.
-    Pace,
-    /// The median of the same over a group.
-    GroupPace,
-}
-
-/// Shorter generations reveal little about pace.
-const MIN_TOKENS: f64 = 32.0;
-
-#[derive(Default)]
-struct Pool {
-    /// Largest first, with the step each came from.
-    values: Vec<(f64, u32)>,
-    by_step: HashMap<u32, Vec<f64>>,
-}
-
-#[derive(Clone, Copy, Debug)]
+/// What is usual for the values of one step: one value per rank, lowest first.
 pub struct Usual {
+    pub ranks: Vec<f64>,
     pub middle: f64,
-    /// What one in a hundred exceeds.
-    pub longest: f64,
-    /// Values of other steps that this rests on.
-    pub values: usize,
-    pub bound: f64,
+}
+
+impl Usual {
+    pub fn longest(&self) -> f64 {
+        self.ranks.last().copied().unwrap_or(0.0)
+    }
 }
 
 #[derive(Default)]
 pub struct History {
-    pools: HashMap<Of, Pool>,
+    /// By step; values in order.
+    steps: Vec<HashMap<Factor, Vec<f64>>>,
+    running: Vec<bool>,
+    /// Samples by source.
+    sources: Vec<HashMap<String, usize>>,
+    samples: Vec<usize>,
 }
 
 impl History {
     pub fn new<'a>(steps: impl Iterator<Item = &'a StepSummary>) -> History {
         let mut history = History::default();
-        for (index, step) in steps.enumerate() {
-            each_value(step, |of, value| {
-                let pool = history.pools.entry(of).or_default();
-                pool.values.push((value, index as u32));
-                pool.by_step.entry(index as u32).or_default().push(value);
-            });
-        }
-        for pool in history.pools.values_mut() {
-            pool.values.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for step in steps {
+            let mut values: HashMap<Factor, Vec<f64>> = HashMap::new();
+            each_value(step, |factor, value| values.entry(factor).or_default().push(value));
+            values.values_mut().for_each(|of| of.sort_unstable_by(f64::total_cmp));
+            history.steps.push(values);
+            history.running.push(step.running);
+            let mut sources: HashMap<String, usize> = HashMap::new();
+            step.samples.iter().for_each(|sample| *sources.entry_ref(sample.source.as_str()).or_default() += 1);
+            history.sources.push(sources);
+            history.samples.push(step.samples.len());
         }
         history
     }
 
-    /// What is usual for the step at this place, by what the other steps did.
-    pub fn usual(&self, of: &Of, step: u32) -> Option<Usual> {
-        let pool = self.pools.get(of)?;
-        let own = pool.by_step.get(&step).map_or(&[][..], Vec::as_slice);
-        let others = pool.values.len() - own.len();
-        if others >= ENOUGH {
-            let mut left = others / 100;
-            let high = pool.values.iter().filter(|(_, s)| *s != step).find(|_| {
-                let here = left == 0;
-                left = left.saturating_sub(1);
-                here
-            })?;
-            let half = others / 2;
-            let middle = pool.values.iter().filter(|(_, s)| *s != step).nth(half)?;
-            let least = match of {
-                Of::GroupPace => TIMES_MIDDLE_OF_GROUPS,
-                Of::Pace => TIMES_MIDDLE_OF_PACE,
-                _ => TIMES_MIDDLE,
-            };
-            let (middle, longest) = (middle.0, high.0);
-            return Some(Usual {
-                middle,
-                longest,
-                values: others,
-                bound: (margin(others) * longest).max(least * middle),
-            });
+    /// The steps that this one is compared with, the nearest first.
+    pub fn others(&self, step: usize) -> Vec<usize> {
+        let mut others: Vec<usize> = (0..self.steps.len()).filter(|at| *at != step && !self.running[*at]).collect();
+        others.sort_by_key(|at| at.abs_diff(step));
+        others.truncate(MAX_STEPS);
+        others
+    }
+
+    /// The part of a step's samples that comes from a source.
+    pub fn share(&self, step: usize, source: &str) -> f64 {
+        let of = self.sources[step].get(source).copied().unwrap_or(0);
+        of as f64 / self.samples[step].max(1) as f64
+    }
+
+    /// What would be usual for this many values of a factor in this step.
+    pub fn usual(&self, factor: &Factor, step: usize, count: usize) -> Option<Usual> {
+        let others: Vec<&[f64]> = self
+            .others(step)
+            .into_iter()
+            .filter_map(|at| self.steps[at].get(factor))
+            .map(Vec::as_slice)
+            .filter(|values| !values.is_empty())
+            .collect();
+        if others.len() >= FEW_STEPS && others.iter().map(|values| values.len()).sum::<usize>() >= FEW_VALUES {
+            let ranks = by_rank(&others, count);
+            return Some(Usual { ranks, middle: median(others.iter().map(|values| at(values, 0.5)))? });
         }
-        let alone = pool.by_step.len() == 1 && own.len() >= ENOUGH_ALONE;
+        let own = self.steps[step].get(factor).filter(|own| self.steps.len() == 1 && own.len() >= ENOUGH_ALONE)?;
         let logs: Vec<f64> = own.iter().map(|v| v.max(1e-6).ln()).collect();
-        let (centre, spread) = middle(&logs).filter(|_| alone)?;
+        let (centre, spread) = middle(&logs)?;
         let bound = centre.exp() * (5.0 * spread).exp().max(ALONE);
-        Some(Usual { middle: centre.exp(), longest: bound, values: 0, bound })
+        let ranks = own.iter().map(|v| if *v > bound { centre.exp() } else { *v }).collect();
+        Some(Usual { ranks, middle: centre.exp() })
     }
 }
 
-/// Seconds per token of a generation, if it is long enough.
-pub fn pace(seconds: f64, tokens: f64) -> Option<f64> {
-    (tokens >= MIN_TOKENS && seconds > 0.0).then(|| seconds / tokens)
+/// The value at a share of sorted values; between two of them in proportion.
+fn at(sorted: &[f64], share: f64) -> f64 {
+    let place = (share * sorted.len() as f64 - 0.5).clamp(0.0, (sorted.len() - 1) as f64);
+    let (low, part) = (place.floor() as usize, place.fract());
+    let high = (low + 1).min(sorted.len() - 1);
+    sorted[low] * (1.0 - part) + sorted[high] * part
 }
 
-/// Median pace of each group's generations, with their number.
-pub fn group_paces(step: &StepSummary) -> HashMap<&str, (f64, usize)> {
-    let mut of: HashMap<&str, Vec<f64>> = HashMap::new();
-    for unit in step.units.iter().filter(|u| u.what == Part::Decode) {
-        let group = step.samples[unit.sample as usize].group.as_str();
-        if let Some(pace) = pace(unit.seconds, unit.tokens)
-            && !group.is_empty()
-        {
-            of.entry(group).or_default().push(pace);
+/// For each of so many ranks the median of what the steps have there.
+fn by_rank(steps: &[&[f64]], count: usize) -> Vec<f64> {
+    let look = |rank: usize| {
+        let share = (rank as f64 + 0.5) / count as f64;
+        median(steps.iter().map(|values| at(values, share))).unwrap_or(0.0)
+    };
+    let below = count.saturating_sub(EXACT_RANKS);
+    let stride = below.div_ceil(OTHER_RANKS).max(1);
+    let mut out = Vec::with_capacity(count);
+    let mut known: Option<(usize, f64)> = None;
+    let anchors = (0..below).step_by(stride).chain(below..count);
+    for rank in anchors {
+        let value = look(rank);
+        if let Some((before, low)) = known {
+            let gap = (rank - before) as f64;
+            out.extend((before + 1..rank).map(|r| low + (value - low) * ((r - before) as f64 / gap)));
+        }
+        out.push(value);
+        known = Some((rank, value));
+    }
+    out
+}
+
+/// Every value of a step that can be compared.
+fn each_value(step: &StepSummary, mut each: impl FnMut(Factor, f64)) {
+    for call in &step.calls {
+        match call.tool {
+            NONE => each(Factor::Reward, call.seconds),
+            tool => each(Factor::Tool(step.key(tool).to_string()), call.seconds),
         }
     }
-    of.into_iter()
-        .filter(|(_, v)| v.len() >= 2)
-        .filter_map(|(g, v)| Some((g, (median(v.iter().copied())?, v.len()))))
-        .collect()
-}
-
-fn each_value(step: &StepSummary, mut each: impl FnMut(Of, f64)) {
-    for unit in &step.units {
-        match unit.what {
-            Part::Tool => each(Of::Tool(step.key(unit.key).to_string()), unit.seconds),
-            Part::Reward => each(Of::Reward, unit.seconds),
-            Part::Queue => each(Of::Queue, unit.seconds),
-            Part::Prefill => each(Of::Prefill, unit.seconds),
-            Part::Transfer => each(Of::Transfer, unit.seconds),
-            Part::Decode => {
-                if unit.tokens.is_finite() {
-                    each(Of::Tokens(step.samples[unit.sample as usize].source.clone()), unit.tokens);
-                    each(Of::AnyTokens, unit.tokens);
-                }
-                if let Some(pace) = pace(unit.seconds, unit.tokens) {
-                    each(Of::Pace, pace);
-                }
+    for request in step.requests.iter().filter(|request| !request.failed) {
+        for factor in [
+            Factor::Queue,
+            Factor::Transfer,
+            Factor::Prompt,
+            Factor::Uncached,
+            Factor::PrefillPace,
+            Factor::Prefill,
+            Factor::Tokens,
+            Factor::Pace,
+            Factor::Decode,
+            Factor::Rest,
+        ] {
+            if let Some(value) = request.value(&factor) {
+                each(factor, value);
             }
-            _ => {}
+        }
+        if let (Some(sample), Some(tokens)) =
+            (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
+            && !sample.source.is_empty()
+        {
+            each(Factor::TokensOf(sample.source.clone()), tokens);
         }
     }
-    for sample in step.samples.iter().filter(|s| s.parts[Part::Retry as usize] > 0.0) {
-        each(Of::Retry, sample.parts[Part::Retry as usize]);
+    for sample in &step.samples {
+        each(Factor::Retry, sample.parts[super::samples::Part::Retry as usize]);
     }
-    for (pace, _) in group_paces(step).into_values() {
-        each(Of::GroupPace, pace);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_compared_with_the_same_rank_of_other_steps() {
+        let steps: Vec<Vec<f64>> = (0..5).map(|s| (0..10).map(|i| (s + 10 * i) as f64).collect()).collect();
+        let steps: Vec<&[f64]> = steps.iter().map(Vec::as_slice).collect();
+        assert_eq!(by_rank(&steps, 10), (0..10).map(|i| (2 + 10 * i) as f64).collect::<Vec<_>>());
+        let many = by_rank(&steps, 1000);
+        assert_eq!((many.len(), many[999], many[0]), (1000, 92.0, 2.0));
+        assert!(many.windows(2).all(|w| w[0] <= w[1]));
+        assert_eq!(by_rank(&steps, 1), [47.0]);
     }
 }

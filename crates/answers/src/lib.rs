@@ -8,8 +8,12 @@
 pub mod ask;
 pub mod attributes;
 pub mod breakdown;
+mod causes;
 pub mod critical_path;
 pub mod difference;
+mod effects;
+mod engines;
+mod factors;
 pub mod findings;
 mod functions;
 pub mod health;

@@ -5,9 +5,12 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use rollscope_spans::intervals;
+
+use super::critical_path::Segment;
 use super::kinds::Kind;
 use super::phase_time::{Claim, divide};
-use super::step::{NONE, StepData, flag};
+use super::step::{DETACHED, NONE, StepData, flag};
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = StepPhase)]
@@ -22,22 +25,37 @@ pub struct Phase {
     pub start: i64,
     #[serde(skip)]
     pub end: i64,
+    /// The samples run in it: what it took follows from them.
+    #[serde(skip)]
+    pub holds_samples: bool,
+    /// How much of it the step waited for.
+    #[serde(skip)]
+    pub on_path_s: f64,
 }
 
 pub const BETWEEN: &str = "between phases";
 
-pub fn phases(data: &StepData) -> Vec<Phase> {
+/// The spans that are phases: right under the step, and about no sample.
+fn rows(data: &StepData) -> Vec<usize> {
     let is_step = |r: u32| r != NONE && data.kind[r as usize] == Kind::Step;
     let mut rows: Vec<usize> = (0..data.len())
         .filter(|r| is_step(data.parent[*r]) && data.sample[*r] == NONE && !data.is(*r, flag::POINT))
         .collect();
+    rows.sort_by_key(|r| (data.start[*r], data.end[*r], data.ids[*r]));
+    rows
+}
+
+/// `samples` are the times at which samples ran, by start.
+pub fn phases(data: &StepData, samples: &[(i64, i64)], path: &[Segment]) -> Vec<Phase> {
+    let rows = rows(data);
     let (from, to) = (data.step_start, data.step_end);
     if rows.is_empty() {
         let name = if data.samples.is_empty() { "step" } else { "rollout" }.to_string();
         let ns = to - from;
-        return vec![Phase { name, kind: Kind::Rollout, ns, seconds: ns as f64 / 1e9, start: from, end: to }];
+        let seconds = ns as f64 / 1e9;
+        let (kind, holds_samples, on_path_s) = (Kind::Rollout, !data.samples.is_empty(), seconds);
+        return vec![Phase { name, kind, ns, seconds, start: from, end: to, holds_samples, on_path_s }];
     }
-    rows.sort_by_key(|r| (data.start[*r], data.end[*r], data.ids[*r]));
     let claim = |(rank, row): (usize, &usize)| Claim { start: data.start[*row], end: data.end[*row], rank };
     let claims: Vec<Claim<usize>> = rows.iter().enumerate().map(claim).collect();
     let mut out: Vec<Phase> = Vec::new();
@@ -49,14 +67,9 @@ pub fn phases(data: &StepData) -> Vec<Phase> {
         let at = match out.iter().position(|p| p.name == name) {
             Some(at) => at,
             None => {
-                out.push(Phase {
-                    name: name.to_string(),
-                    kind,
-                    ns: 0,
-                    seconds: 0.0,
-                    start: piece.start,
-                    end: piece.end,
-                });
+                let (start, end) = (piece.start, piece.end);
+                let (ns, seconds, holds_samples, on_path_s) = (0, 0.0, false, 0.0);
+                out.push(Phase { name: name.to_string(), kind, ns, seconds, start, end, holds_samples, on_path_s });
                 out.len() - 1
             }
         };
@@ -64,5 +77,54 @@ pub fn phases(data: &StepData) -> Vec<Phase> {
         out[at].end = out[at].end.max(piece.end);
     }
     out.iter_mut().for_each(|p| p.seconds = p.ns as f64 / 1e9);
+    let place = |row: usize, out: &[Phase]| out.iter().position(|p| p.name == data.name_of(row));
+    // Samples that run beside training do not make it theirs.
+    let during = |from, to| intervals::covered(samples.iter().copied(), from, to);
+    let all = during(from, to);
+    for row in rows.iter().copied().filter(|r| !data.kind[*r].is_trainers() && data.kind[*r] != Kind::Reward) {
+        let inside = during(data.start[row], data.end[row]);
+        if let Some(at) = place(row, &out) {
+            out[at].holds_samples |= data.kind[row] == Kind::Rollout || inside * 2 > all && all > 0;
+        }
+    }
+    let of_row = of_spans(data, &out);
+    let between = out.iter().position(|p| p.name == BETWEEN);
+    for segment in path {
+        let phase = match segment.row {
+            NONE => between,
+            row => around(data, &of_row, row).or(between),
+        };
+        if let Some(phase) = phase {
+            out[phase].on_path_s += (segment.end - segment.start) as f64 / 1e9;
+        }
+    }
     out
+}
+
+/// How many spans up to a phase are looked at.
+const MAX_CLIMB: usize = 64;
+
+/// The phase that a span is, by place in `phases`.
+pub fn of_spans(data: &StepData, phases: &[Phase]) -> Vec<u32> {
+    let mut out = vec![NONE; data.len()];
+    for row in rows(data) {
+        out[row] = phases.iter().position(|p| p.name == data.name_of(row)).map_or(NONE, |at| at as u32);
+    }
+    out
+}
+
+/// The phase around a span, or the span itself.
+pub fn around(data: &StepData, of_spans: &[u32], row: u32) -> Option<usize> {
+    let mut at = row;
+    for _ in 0..MAX_CLIMB {
+        if at == NONE || at == DETACHED {
+            return None;
+        }
+        if of_spans[at as usize] != NONE {
+            return Some(of_spans[at as usize] as usize);
+        }
+        // A sample's trace is waited for by the phase that holds it.
+        at = if data.parent[at as usize] == NONE { data.waiter[at as usize] } else { data.parent[at as usize] };
+    }
+    None
 }

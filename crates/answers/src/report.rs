@@ -79,7 +79,7 @@ pub struct RunFindings {
 
 /// Answers every question about one step.
 pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswers, Shape) {
-    let (summary, times) = StepSummary::new(step, data);
+    let (summary, times, path) = StepSummary::new(step, data);
     let mut stragglers = stragglers(data, &times);
     let idle = idle(data, &summary.phases, stragglers.window);
     stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
@@ -87,7 +87,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
     let answers = StepAnswers {
         phases: summary.phases.clone(),
         breakdown: breakdown(data),
-        critical_path: critical_path(data),
+        critical_path: critical_path(data, &path),
         stragglers,
         idle,
         health: health(data, &times),

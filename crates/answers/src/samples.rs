@@ -7,8 +7,9 @@
 //! decode sides count once. So the parts add up to the sample's time exactly. What happened before the last attempt is
 //! `retry`. A generation without spans inside is divided by the fields its caller noted.
 //!
-//! **Units.** Each generation gives its queue, prefill, transfer and decode time, each tool call and each reward its
-//! length: what findings compare with the run's history. n log n.
+//! **Requests and calls.** Each generation is a request with the time it spent in each part, its tokens and its engine;
+//! each tool call and each reward is a call with its length. They are what findings compare with the run's other steps.
+//! n log n.
 
 use hashbrown::HashMap;
 
@@ -93,17 +94,37 @@ impl SampleTime {
     }
 }
 
-/// One piece of work that is like others: a tool call, the queue of a generation, ...
+/// One generation. Times are in seconds.
 #[derive(Clone, Copy, Debug)]
-pub struct Unit {
+pub struct Request {
     pub sample: u32,
     pub row: u32,
-    pub what: Part,
-    /// The tool, or the engine's sender; a text's number.
-    pub key: u32,
-    pub seconds: f64,
-    /// Of a decode: tokens made. NaN: not known.
+    /// The senders that prefilled and decoded; texts' numbers, [`NONE`] if no engine reported on it.
+    pub prefill_engine: u32,
+    pub engine: u32,
+    pub queue: f64,
+    pub prefill: f64,
+    pub transfer: f64,
+    pub decode: f64,
+    /// In none of these.
+    pub rest: f64,
+    /// Tokens made, of the prompt, and of the prompt from the cache. NaN: not known.
     pub tokens: f64,
+    pub prompt: f64,
+    pub cached: f64,
+    pub failed: bool,
+    /// Made in an attempt that was given up.
+    pub given_up: bool,
+}
+
+/// A tool call or a reward.
+#[derive(Clone, Copy, Debug)]
+pub struct Call {
+    pub sample: u32,
+    pub row: u32,
+    /// The tool; a text's number. [`NONE`]: a reward.
+    pub tool: u32,
+    pub seconds: f64,
     pub failed: bool,
 }
 
@@ -111,7 +132,8 @@ pub struct Unit {
 pub struct SampleTimes {
     /// By sample. `None` if a sample has no spans.
     pub times: Vec<Option<SampleTime>>,
-    pub units: Vec<Unit>,
+    pub requests: Vec<Request>,
+    pub calls: Vec<Call>,
 }
 
 fn counts(kind: Kind) -> bool {
@@ -127,9 +149,11 @@ const MAX_CLIMB: usize = 64;
 struct Generation {
     row: u32,
     parts: Parts,
-    /// Sender of the longest wait and of the longest decode.
-    queue: (i64, u32),
+    /// The longest prefill and the longest decode, with their senders; and the longest span of another sender than the
+    /// caller's.
+    prefill: (i64, u32),
     decode: (i64, u32),
+    other: (i64, u32),
 }
 
 pub fn sample_times(data: &mut StepData) -> SampleTimes {
@@ -155,7 +179,8 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
     let mut sweep = Sweep::new(data.len());
     for sample in 0..data.samples.len() {
         let rows = &rows[ends[sample] as usize..ends[sample + 1] as usize];
-        out.times.push(sweep.sample(data, sample as u32, rows, &mut out.units, &mut tools));
+        let time = sweep.sample(data, sample as u32, rows, &mut out, &mut tools);
+        out.times.push(time);
     }
     out
 }
@@ -185,7 +210,7 @@ impl Sweep {
         data: &mut StepData,
         sample: u32,
         rows: &[u32],
-        units: &mut Vec<Unit>,
+        out: &mut SampleTimes,
         tools: &mut HashMap<String, u32>,
     ) -> Option<SampleTime> {
         let own = || {
@@ -222,8 +247,9 @@ impl Sweep {
                 generations.push(Generation {
                     row: row as u32,
                     parts: [0; Part::COUNT],
-                    queue: (0, NONE),
+                    prefill: (0, NONE),
                     decode: (0, NONE),
+                    other: (0, NONE),
                 });
             }
         }
@@ -235,8 +261,9 @@ impl Sweep {
                 let g = &mut generations[*g];
                 let longest = (data.length(row), data.sender[row]);
                 match data.kind[row] {
-                    Kind::Queue => g.queue = g.queue.max(longest),
+                    Kind::Prefill => g.prefill = g.prefill.max(longest),
                     Kind::Decode => g.decode = g.decode.max(longest),
+                    _ if data.sender[row] != data.sender[g.row as usize] => g.other = g.other.max(longest),
                     _ => {}
                 }
             }
@@ -298,19 +325,29 @@ impl Sweep {
             if tokens.is_finite() {
                 time.tokens += tokens;
             }
-            let failed = data.is(g.row as usize, flag::ERROR);
-            for (what, key) in [
-                (Part::Queue, g.queue.1),
-                (Part::Prefill, g.decode.1),
-                (Part::Transfer, g.decode.1),
-                (Part::Decode, g.decode.1),
-            ] {
-                let seconds = seconds(g.parts[what as usize]);
-                // Without disaggregation there is no transfer: nothing to compare.
-                if what != Part::Transfer || seconds > 0.0 {
-                    units.push(Unit { sample, row: g.row, what, key, seconds, tokens, failed });
-                }
-            }
+            let known = |of: fn(&super::attributes::SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
+            let part = |part: Part| seconds(g.parts[part as usize]);
+            let sender = |first: (i64, u32), second: (i64, u32)| match (first.1, second.1) {
+                (NONE, NONE) => g.other.1,
+                (NONE, second) => second,
+                (first, _) => first,
+            };
+            out.requests.push(Request {
+                sample,
+                row: g.row,
+                prefill_engine: sender(g.prefill, g.decode),
+                engine: sender(g.decode, g.prefill),
+                queue: part(Part::Queue),
+                prefill: part(Part::Prefill),
+                transfer: part(Part::Transfer),
+                decode: part(Part::Decode),
+                rest: part(Part::Generate) + part(Part::Other),
+                tokens,
+                prompt: known(|f| f.prompt_tokens),
+                cached: known(|f| f.cached_tokens),
+                failed: data.is(g.row as usize, flag::ERROR),
+                given_up: data.end[g.row as usize] <= retried_until,
+            });
         }
         let mut calls = Vec::new();
         for row in own() {
@@ -330,7 +367,7 @@ impl Sweep {
                 _ => NONE,
             };
             let seconds = seconds(data.length(row));
-            units.push(Unit { sample, row: row as u32, what: Part::of(kind), key, seconds, tokens: f64::NAN, failed });
+            out.calls.push(Call { sample, row: row as u32, tool: key, seconds, failed });
         }
         Some(time)
     }

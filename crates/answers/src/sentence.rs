@@ -18,6 +18,9 @@ pub struct Clause {
 /// How many findings the sentence mentions. The list has all of them.
 const TOLD: usize = 3;
 
+/// Causes that explain less than this share of what a step took beyond the usual are said to leave a rest.
+const MOST: f64 = 0.75;
+
 /// The sentence that summarises a step.
 pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Finding]) -> Vec<Clause> {
     let plain = |text: String| Clause { text, finding: None };
@@ -26,24 +29,26 @@ pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Findin
         true => format!("{name} has been running for {}", time(step.wall_s)),
         false => format!("{name} took {}", time(step.wall_s)),
     };
-    let mut slower = false;
+    let causes: Vec<usize> = (0..findings.len()).filter(|i| findings[*i].cost_s > 0.0).take(TOLD).collect();
+    let mut longer_by = 0.0;
     if let Some(usual) = usual.filter(|_| !step.running) {
         let more = step.wall_s - usual.median_s;
-        let notable = more.abs() > (2.0 * usual.spread_s).max(0.05 * usual.median_s);
-        slower = notable && more > 0.0;
-        first.push_str(&match (notable, more > 0.0) {
-            (false, _) => ", as usual".to_string(),
-            (true, true) => format!(", {} longer than usual", time(more)),
-            (true, false) => format!(", {} shorter than usual", time(-more)),
-        });
+        if more > usual.notable() {
+            longer_by = more;
+            first.push_str(&format!(", {} longer than usual", time(more)));
+        } else if more < -usual.notable() {
+            first.push_str(&format!(", {} shorter than usual", time(-more)));
+        } else if causes.is_empty() {
+            first.push_str(", as usual");
+        }
     }
     let mut out = vec![plain(first)];
-    let causes: Vec<usize> = (0..findings.len()).filter(|i| findings[*i].cost_s > 0.0).take(TOLD).collect();
     for (n, i) in causes.iter().enumerate() {
         let before = if n == 0 { ": " } else { "; " };
         out.push(plain(before.to_string()));
         out.push(Clause { text: findings[*i].text.clone(), finding: Some(*i) });
     }
+    let explained: f64 = causes.iter().map(|i| findings[*i].cost_s).sum();
     if let [only] = causes[..]
         && let Some(without) = findings[only].without_s
     {
@@ -54,10 +59,16 @@ pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Findin
             time(without)
         );
         out.push(Clause { text, finding: Some(only) });
-    } else if causes.is_empty() && slower {
+    } else if causes.is_empty() && longer_by > 0.0 {
         out.push(plain("; no single cause stands out".to_string()));
     }
+    if !causes.is_empty() && explained < MOST * longer_by {
+        out.push(plain(format!("; this explains {} of the {}", time(explained), time(longer_by))));
+    }
     out.push(plain(".".to_string()));
+    if usual.is_none() && !step.running && step.step.is_some() {
+        out.push(plain(" There are too few other steps to compare it with.".to_string()));
+    }
     for (i, finding) in findings.iter().enumerate().filter(|(_, f)| f.cost_s == 0.0) {
         let mut text = finding.text.clone();
         if let Some(first) = text.get(..1).map(str::to_uppercase) {

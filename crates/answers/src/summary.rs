@@ -1,8 +1,13 @@
 //! What is kept of a step for comparing it with the other steps of its run: small beside its spans, so that a run's history
 //! stays in memory and a new step costs only itself.
 
+use hashbrown::HashMap;
+use rollscope_spans::intervals;
+
+use super::critical_path::{Segment, walk};
+use super::factors::{Factor, pace};
 use super::kinds::Kind;
-use super::phases::{Phase, phases};
+use super::phases::{Phase, around, of_spans, phases};
 use super::robust::seconds;
 use super::samples::{Part, SampleTimes, sample_times};
 use super::step::clocks::Clock;
@@ -20,18 +25,84 @@ pub struct SampleSummary {
     pub parts: [f64; Part::COUNT],
 }
 
-/// See [`super::samples::Unit`]; `sample` is the place in [`StepSummary::samples`].
+/// See [`super::samples::Request`]; `sample` is the place in [`StepSummary::samples`], engines are in
+/// [`StepSummary::keys`].
 #[derive(Clone, Debug)]
-pub struct UnitSummary {
+pub struct RequestSummary {
     pub sample: u32,
-    pub what: Part,
-    /// In [`StepSummary::keys`].
-    pub key: u32,
-    pub seconds: f64,
+    pub prefill_engine: u32,
+    pub engine: u32,
+    /// From the start of the step.
+    pub start: f64,
+    pub end: f64,
+    pub queue: f64,
+    pub prefill: f64,
+    pub transfer: f64,
+    pub decode: f64,
+    pub rest: f64,
     pub tokens: f64,
+    pub prompt: f64,
+    pub cached: f64,
     pub failed: bool,
+    pub given_up: bool,
     /// The span, as evidence.
     pub span: ([u8; 16], [u8; 8]),
+}
+
+/// See [`super::samples::Call`].
+#[derive(Clone, Debug)]
+pub struct CallSummary {
+    pub sample: u32,
+    pub tool: u32,
+    pub seconds: f64,
+    pub failed: bool,
+    pub span: ([u8; 16], [u8; 8]),
+}
+
+/// How long one rank worked in a phase.
+#[derive(Clone, Debug)]
+pub struct RankTime {
+    /// In [`StepSummary::phases`].
+    pub phase: u32,
+    /// In [`StepSummary::keys`].
+    pub rank: u32,
+    pub seconds: f64,
+}
+
+impl RequestSummary {
+    /// What it has of a factor.
+    pub fn value(&self, factor: &Factor) -> Option<f64> {
+        let known = |value: f64| value.is_finite().then_some(value);
+        match factor {
+            Factor::Queue => Some(self.queue),
+            // Without disaggregation there is no transfer: nothing to compare.
+            Factor::Transfer => Some(self.transfer).filter(|s| *s > 0.0),
+            Factor::Prompt => known(self.prompt),
+            Factor::Uncached => self.uncached(),
+            Factor::PrefillPace => self.uncached().and_then(|tokens| pace(self.prefill, tokens)),
+            Factor::Prefill => Some(self.prefill).filter(|s| *s > 0.0 && self.uncached().is_none()),
+            Factor::Tokens => known(self.tokens).filter(|_| self.decode() > 0.0),
+            Factor::Pace => pace(self.decode(), self.tokens),
+            Factor::Decode => Some(self.decode()).filter(|s| *s > 0.0 && !self.tokens.is_finite()),
+            Factor::Rest => Some(self.rest).filter(|_| self.is_divided()),
+            Factor::Tool(_) | Factor::Reward | Factor::TokensOf(_) | Factor::Retry => None,
+        }
+    }
+
+    /// An engine or its caller tells what the time went into.
+    fn is_divided(&self) -> bool {
+        self.queue + self.prefill + self.transfer + self.decode > 0.0
+    }
+
+    /// Of a generation that nobody divided, all of it.
+    pub fn decode(&self) -> f64 {
+        if self.is_divided() { self.decode } else { self.rest }
+    }
+
+    fn uncached(&self) -> Option<f64> {
+        let cached = if self.cached.is_finite() { self.cached } else { 0.0 };
+        self.prompt.is_finite().then(|| (self.prompt - cached).max(0.0))
+    }
 }
 
 #[derive(Default)]
@@ -43,10 +114,14 @@ pub struct StepSummary {
     pub running: bool,
     pub spans: usize,
     pub phases: Vec<Phase>,
+    /// Seconds of the critical path by kind.
+    pub path: [f64; Kind::COUNT],
     /// By id, so that nothing depends on the order of arrival.
     pub samples: Vec<SampleSummary>,
-    pub units: Vec<UnitSummary>,
-    /// Tools and engines.
+    pub requests: Vec<RequestSummary>,
+    pub calls: Vec<CallSummary>,
+    pub ranks: Vec<RankTime>,
+    /// Tools, engines and ranks.
     pub keys: Texts,
     pub clocks: Vec<Clock>,
     pub missing_parents: usize,
@@ -59,8 +134,12 @@ pub struct StepSummary {
 }
 
 impl StepSummary {
-    pub fn new(step: Option<i64>, data: &mut StepData) -> (StepSummary, SampleTimes) {
+    /// Also returns what it is taken from.
+    pub fn new(step: Option<i64>, data: &mut StepData) -> (StepSummary, SampleTimes, Vec<Segment>) {
         let times = sample_times(data);
+        let path = walk(data);
+        let mut ran: Vec<(i64, i64)> = times.times.iter().flatten().map(|time| (time.start, time.end)).collect();
+        intervals::union(&mut ran);
         let mut out = StepSummary {
             step,
             start_ns: data.step_start,
@@ -68,7 +147,7 @@ impl StepSummary {
             wall_s: seconds(data.step_end - data.step_start),
             running: data.running,
             spans: data.len(),
-            phases: phases(data),
+            phases: phases(data, &ran, &path),
             clocks: data.clocks.clone(),
             missing_parents: data.missing_parents,
             open: data.open,
@@ -95,25 +174,42 @@ impl StepSummary {
                 parts: time.parts.map(seconds),
             });
         }
-        for unit in &times.units {
-            let key = match (unit.key, unit.what) {
-                (NONE, _) => NONE,
-                (key, Part::Tool) => out.keys.number(data.texts.get(key)),
-                (key, _) => out.keys.number(&data.sender_name(key)),
+        let at = |ns: i64| seconds(ns - data.step_start);
+        let mut engines: HashMap<u32, u32> = HashMap::new();
+        for request in &times.requests {
+            let row = request.row as usize;
+            let mut engine = |sender: u32| match sender {
+                NONE => NONE,
+                sender => *engines.entry(sender).or_insert_with(|| out.keys.number(&data.sender_name(sender))),
             };
-            out.units.push(UnitSummary {
-                sample: place[unit.sample as usize],
-                what: unit.what,
-                key,
-                seconds: unit.seconds,
-                tokens: unit.tokens,
-                failed: unit.failed,
-                span: data.ids[unit.row as usize],
+            let (prefill_engine, engine) = (engine(request.prefill_engine), engine(request.engine));
+            out.requests.push(RequestSummary {
+                sample: place[request.sample as usize],
+                prefill_engine,
+                engine,
+                start: at(data.start[row]),
+                end: at(data.end[row]),
+                queue: request.queue,
+                prefill: request.prefill,
+                transfer: request.transfer,
+                decode: request.decode,
+                rest: request.rest,
+                tokens: request.tokens,
+                prompt: request.prompt,
+                cached: request.cached,
+                failed: request.failed,
+                given_up: request.given_up,
+                span: data.ids[row],
             });
         }
-        out.units.sort_by(|a, b| {
-            (a.sample, a.what).cmp(&(b.sample, b.what)).then(b.seconds.total_cmp(&a.seconds)).then(a.span.cmp(&b.span))
-        });
+        for call in &times.calls {
+            let tool = if call.tool == NONE { NONE } else { out.keys.number(data.texts.get(call.tool)) };
+            let (sample, span) = (place[call.sample as usize], data.ids[call.row as usize]);
+            out.calls.push(CallSummary { sample, tool, seconds: call.seconds, failed: call.failed, span });
+        }
+        // By sample and span, so that nothing depends on the order of arrival.
+        out.requests.sort_by_key(|request| (request.sample, request.span));
+        out.calls.sort_by_key(|call| (call.sample, call.span));
         let mut reported = vec![false; data.len()];
         for row in 0..data.len() {
             let up = data.parent[row];
@@ -125,12 +221,44 @@ impl StepSummary {
             out.generations += 1;
             out.reported += usize::from(reported[row]);
         }
-        (out, times)
+        out.read_ranks(data);
+        for segment in &path {
+            let kind = if segment.row == NONE { Kind::Step } else { data.kind[segment.row as usize] };
+            out.path[kind as usize] += seconds(segment.end - segment.start);
+        }
+        (out, times, path)
+    }
+
+    /// How long each rank worked in each phase of the trainer.
+    fn read_ranks(&mut self, data: &StepData) {
+        let of_spans = of_spans(data, &self.phases);
+        let who = |row: usize| (data.worker[row], data.sender[row]);
+        let mut sums: HashMap<(usize, u32, u32), i64> = HashMap::new();
+        for row in (0..data.len()).filter(|r| data.sample[*r] == NONE && data.parent[*r] != NONE) {
+            // The outermost of its spans; the phase's own span is the driver's.
+            if of_spans[row] != NONE || who(row) == who(data.parent[row] as usize) || data.is(row, flag::POINT) {
+                continue;
+            }
+            if let Some(phase) = around(data, &of_spans, row as u32).filter(|p| !self.phases[*p].holds_samples) {
+                *sums.entry((phase, data.worker[row], data.sender[row])).or_default() += data.length(row);
+            }
+        }
+        for ((phase, worker, sender), ns) in sums {
+            let name = if worker == NONE { data.sender_name(sender) } else { data.worker_name(worker) };
+            let rank = self.keys.number(&name);
+            self.ranks.push(RankTime { phase: phase as u32, rank, seconds: seconds(ns) });
+        }
+        self.ranks.sort_by(|a, b| (a.phase, self.keys.get(a.rank)).cmp(&(b.phase, self.keys.get(b.rank))));
     }
 
     /// From its first moment to its last, in nanoseconds.
     pub fn window(&self) -> (i64, i64) {
         (self.start_ns, self.end_ns)
+    }
+
+    /// Requests and calls, and what a step takes without any.
+    pub fn size(&self) -> usize {
+        self.requests.len() + self.calls.len() + 100
     }
 
     pub fn key(&self, key: u32) -> &str {

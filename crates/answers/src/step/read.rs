@@ -137,7 +137,7 @@ impl StepData {
                 ranks: ranks.each_ref().map(|ranks| ranks[row]),
                 sender: senders[row],
             };
-            self.worker.push(match worker.host == NONE && worker.thread == NONE && worker.pid.is_none() {
+            self.worker.push(match worker == (Worker { service: worker.service, sender: worker.sender, ..nobody() }) {
                 true => NONE,
                 false => *workers.entry(worker).or_insert_with_key(|w| {
                     self.workers.push(w.clone());
@@ -210,6 +210,11 @@ impl StepData {
             self.samples.len() as u32 - 1
         })
     }
+}
+
+/// A worker that is not named.
+fn nobody() -> Worker {
+    Worker { host: NONE, thread: NONE, ..Worker::default() }
 }
 
 /// A column of numbers, in the order of the forest.

@@ -89,7 +89,24 @@ fn case(number: u64, kinds: &[usize]) -> Case {
 
 fn findings(case: &Case) -> Vec<Finding> {
     let steps = summaries(case.options.clone());
-    Judge::new(steps.iter().collect()).findings(case.plants[0].step() as usize)
+    let judge = Judge::new(steps.iter().collect());
+    let at = case.plants[0].step() as usize;
+    if std::env::var("ANSWERS_WEIGHED").is_ok() {
+        println!("{:?} in {:?}", steps[at].wall_s, judge.usual_step(at));
+        judge.weighed(at).iter().for_each(|line| println!("  {line}"));
+    }
+    judge.findings(at)
+}
+
+/// Is this the planted cause? A group that has an engine for itself cannot be told from the engine.
+fn is(finding: &Finding, plant: &Plant) -> bool {
+    match plant {
+        Plant::SlowTool { tool, .. } => {
+            finding.kind == "slow_tool" && finding.evidence.tool.as_ref() == Some(tool)
+        }
+        Plant::StragglingGroup { .. } => ["straggling_group", "slow_engine"].contains(&finding.kind),
+        plant => finding.kind == plant.kind(),
+    }
 }
 
 fn list(findings: &[Finding]) -> String {
@@ -104,11 +121,12 @@ fn runs(default: u64) -> u64 {
 #[test]
 fn one_planted_cause_comes_first() {
     let (runs, mut wrong, mut errors) = (runs(207), 0, Vec::new());
-    for number in 0..runs {
+    let only: Option<u64> = std::env::var("ANSWERS_ONLY").ok().and_then(|n| n.parse().ok());
+    for number in (0..runs).filter(|n| only.is_none_or(|only| only == *n)) {
         let case = case(number, &[(number % 9) as usize]);
         let found = findings(&case);
         let plant = &case.plants[0];
-        if found.first().map(|f| f.kind) != Some(plant.kind()) {
+        if !found.first().is_some_and(|f| is(f, plant)) {
             wrong += 1;
             println!("{number} {plant:?}, {:.1} s, found:{}", case.truth, list(&found));
         } else if costs_time(plant) {
@@ -130,14 +148,12 @@ fn causes_together_are_all_named_and_one_of_them_is_first() {
         let second = (first + 1 + (number / 9) as usize % 8) % 9;
         let case = case(5000 + number, &[first, second]);
         let found = findings(&case);
-        let kinds: Vec<&str> = case.plants.iter().map(Plant::kind).collect();
-        let first = found.first().map(|f| f.kind).unwrap_or("none");
-        if !kinds.contains(&first) {
+        if !found.first().is_some_and(|f| case.plants.iter().any(|plant| is(f, plant))) {
             wrong += 1;
             println!("{number} {:?}, {:.1} s, found:{}", case.plants, case.truth, list(&found));
         }
         asked += 2;
-        missed += kinds.iter().filter(|k| !found.iter().any(|f| f.kind == **k)).count();
+        missed += case.plants.iter().filter(|plant| !found.iter().any(|f| is(f, plant))).count();
     }
     println!("{wrong} of {runs} wrong, {missed} of {asked} causes not named");
     assert!(wrong as f64 <= 0.05 * runs as f64, "{wrong} of {runs} wrong");
@@ -147,20 +163,25 @@ fn causes_together_are_all_named_and_one_of_them_is_first() {
 
 #[test]
 fn clean_runs_are_left_in_peace() {
-    let (runs, mut wrong, mut steps) = (runs(60), 0, 0);
+    let (runs, mut wrong, mut steps, mut lengths) = (runs(60), 0, 0, 0);
     for number in 0..runs {
         let mut chance = Chance::new(90_000 + number);
         let summaries = summaries(options(&mut chance));
         let judge = Judge::new(summaries.iter().collect());
         let found: Vec<Finding> = (0..summaries.len()).flat_map(|i| judge.findings(i)).collect();
         steps += summaries.len();
-        if !found.is_empty() {
+        // That outputs were longer is a fact, and nobody's fault.
+        let (facts, accusing): (Vec<_>, Vec<_>) =
+            found.into_iter().partition(|f| ["long_outputs", "source_mix", "long_prompts", "retries", "longer_path"].contains(&f.kind));
+        lengths += facts.iter().filter(|f| f.kind != "longer_path").count();
+        if !accusing.is_empty() {
             wrong += 1;
-            println!("{number}:{}", list(&found));
+            println!("{number}:{}", list(&accusing));
         }
     }
-    println!("{wrong} of {runs} clean runs ({steps} steps) have findings");
-    assert!(wrong as f64 <= 0.05 * runs as f64, "{wrong} of {runs} clean runs have findings");
+    println!("{wrong} of {runs} clean runs ({steps} steps) accuse; {lengths} steps had longer outputs or prompts");
+    assert!(wrong as f64 <= 0.02 * runs as f64, "{wrong} of {runs} clean runs accuse something");
+    assert!(lengths as f64 <= 0.05 * steps as f64, "{lengths} of {steps} clean steps are said to have longer outputs");
 }
 
 #[test]

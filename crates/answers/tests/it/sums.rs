@@ -34,7 +34,7 @@ fn parts_of_samples_phases_and_the_path_add_up_exactly() {
                 assert!(time.parts.iter().all(|p| *p >= 0), "{:?}", time.parts);
             }
             let wall = data.step_end - data.step_start;
-            assert_eq!(phases(&data).iter().map(|p| p.ns).sum::<i64>(), wall);
+            assert_eq!(phases(&data, &[], &[]).iter().map(|p| p.ns).sum::<i64>(), wall);
             let path = walk(&data);
             assert_eq!(path.iter().map(|s| s.end - s.start).sum::<i64>(), wall);
             assert!(path.windows(2).all(|w| w[0].end == w[1].start), "the path has no gaps");

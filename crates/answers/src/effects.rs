@@ -1,0 +1,416 @@
+//! What each cause did to the samples of a step.
+//!
+//! **Excess.** For every factor ([`super::factors`]) the step's values are compared rank by rank with what is usual
+//! ([`super::history`]). What a request or call took beyond that is its excess: seconds, or tokens at the pace they had. A
+//! sample's requests and calls follow one another, so without an excess the sample would have ended that much earlier.
+//! Excesses can be negative: luck counts both ways.
+//!
+//! **Cost.** How much earlier the last sample would have ended without the cause.
+//!
+//! **First and second causes.** Output lengths, prompts, tools, rewards and the health of an engine come from outside. Queues and
+//! the pace of decoding also follow from them: longer outputs fill the engines. So where something from outside changed,
+//! what queues and pace add is its doing; they stand for themselves only where nothing else explains them.
+
+use hashbrown::HashMap;
+
+use super::causes::Cause;
+use super::engines::{Engines, Trouble};
+use super::factors::Factor;
+use super::history::{History, Usual};
+use super::samples::Part;
+use super::step::NONE;
+use super::summary::{RequestSummary, StepSummary};
+
+/// A request or call that took longer than usual.
+#[derive(Clone, Debug)]
+pub struct Unit {
+    pub sample: u32,
+    pub span: ([u8; 16], [u8; 8]),
+    pub excess: f64,
+    /// As it is reported: seconds, tokens, or tokens per second.
+    pub measured: f64,
+    /// How many times what is usual for its rank.
+    pub times: f64,
+    pub seconds: f64,
+    pub failed: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Effect {
+    pub cause: Cause,
+    /// Seconds by sample.
+    pub excess: HashMap<u32, f64>,
+    pub units: Vec<Unit>,
+    /// What is usual, as it is reported.
+    pub usual: f64,
+    /// How much earlier the last sample would have ended.
+    pub cost: f64,
+}
+
+impl Effect {
+    fn new(cause: Cause, usual: f64) -> Effect {
+        Effect { cause, excess: HashMap::new(), units: Vec::new(), usual, cost: 0.0 }
+    }
+
+    fn add(&mut self, unit: Unit) {
+        *self.excess.entry(unit.sample).or_default() += unit.excess;
+        self.units.push(unit);
+    }
+
+    /// Sum of what is positive.
+    pub fn total(&self) -> f64 {
+        self.excess.values().filter(|s| **s > 0.0).sum()
+    }
+}
+
+/// When the last sample would have ended without these excesses.
+pub fn end_without<'a>(step: &StepSummary, effects: impl Iterator<Item = &'a Effect> + Clone) -> f64 {
+    let ends = step.samples.iter().enumerate().map(|(at, sample)| {
+        let excess: f64 = effects.clone().filter_map(|e| e.excess.get(&(at as u32))).sum();
+        sample.end - excess.min(sample.end - sample.start)
+    });
+    ends.fold(0.0, f64::max)
+}
+
+pub fn last_end(step: &StepSummary) -> f64 {
+    step.samples.iter().map(|s| s.end).fold(0.0, f64::max)
+}
+
+/// Everything that could explain when the samples of a step ended. Costs are those of each alone.
+pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: usize) -> Vec<Effect> {
+    if step.samples.is_empty() {
+        return Vec::new();
+    }
+    let compare = Compare { step, history, index };
+    let troubles = engines.troubles(step, &history.others(index), index);
+    let last = last_end(step);
+    let mut out: Vec<Effect> = Vec::new();
+    let mut felt: Vec<&Trouble> = Vec::new();
+    for trouble in &troubles {
+        let effect = of_engine(step, trouble);
+        // What nobody felt explains nothing: its requests are compared as all others are.
+        if last - end_without(step, std::iter::once(&effect)) > FELT * last {
+            felt.push(trouble);
+            out.push(effect);
+        }
+    }
+    let troubled = |request: &RequestSummary| felt.iter().any(|t| t.concerns(request));
+    out.extend(compare.calls());
+    out.extend(compare.tokens(&troubled));
+    out.extend(compare.prompts(&troubled));
+    out.extend(compare.plain(Factor::Transfer, Cause::Transfer, &|_| false));
+    out.extend(compare.plain(Factor::Rest, Cause::Rest, &|_| false));
+    out.extend(compare.plain(Factor::Queue, Cause::Queue, &troubled));
+    out.extend(compare.paces(&troubled));
+    out.extend(compare.retries(&out));
+    for effect in &mut out {
+        effect.cost = last - end_without(step, std::iter::once(&*effect));
+    }
+    out
+}
+
+/// A request, its value of a factor, and what is usual for its rank.
+type Ranked = (usize, f64, f64);
+
+/// Is the request explained by its engine?
+type Troubled<'t> = &'t dyn Fn(&RequestSummary) -> bool;
+
+/// Of the time until the last sample ended.
+const FELT: f64 = 0.03;
+
+struct Compare<'a> {
+    step: &'a StepSummary,
+    history: &'a History,
+    index: usize,
+}
+
+impl Compare<'_> {
+    fn usual(&self, factor: &Factor, count: usize) -> Option<Usual> {
+        self.history.usual(factor, self.index, count)
+    }
+
+    /// Requests with their value of a factor and what is usual for their rank.
+    fn ranked(&self, factor: &Factor, troubled: Troubled) -> Option<(Vec<Ranked>, Usual)> {
+        let requests = self.step.requests.iter().enumerate();
+        let of = requests.filter(|(_, request)| !request.failed && !troubled(request));
+        let values: Vec<(usize, f64)> = match factor {
+            Factor::TokensOf(source) => of
+                .filter(|(_, request)| self.step.samples[request.sample as usize].source == *source)
+                .filter_map(|(at, request)| Some((at, request.value(&Factor::Tokens)?)))
+                .collect(),
+            factor => of.filter_map(|(at, request)| Some((at, request.value(factor)?))).collect(),
+        };
+        self.rank(factor, values)
+    }
+
+    fn rank(&self, factor: &Factor, mut values: Vec<(usize, f64)>) -> Option<(Vec<Ranked>, Usual)> {
+        if values.is_empty() {
+            return None;
+        }
+        values.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        let usual = self.usual(factor, values.len())?;
+        let ranked = values.iter().zip(&usual.ranks).map(|((at, value), usual)| (*at, *value, *usual)).collect();
+        Some((ranked, usual))
+    }
+
+    fn unit(&self, (request, value, usual): Ranked, excess: f64, measured: f64) -> Unit {
+        let r = &self.step.requests[request];
+        let (sample, span, failed) = (r.sample, r.span, r.failed);
+        Unit { sample, span, excess, measured, times: times(value, usual), seconds: r.end - r.start, failed }
+    }
+
+    /// Seconds that are compared as they are.
+    fn plain(&self, factor: Factor, cause: Cause, troubled: Troubled) -> Option<Effect> {
+        let (ranked, usual) = self.ranked(&factor, troubled)?;
+        let mut effect = Effect::new(cause, usual.middle);
+        for ranked @ (_, value, usual) in ranked {
+            effect.add(self.unit(ranked, value - usual, value));
+        }
+        Some(effect)
+    }
+
+    fn calls(&self) -> Vec<Effect> {
+        let mut by_tool: HashMap<u32, Vec<(usize, f64)>> = HashMap::new();
+        for (at, call) in self.step.calls.iter().enumerate() {
+            by_tool.entry(call.tool).or_default().push((at, call.seconds));
+        }
+        let mut out = Vec::new();
+        for (tool, values) in by_tool {
+            let (factor, cause) = match tool {
+                NONE => (Factor::Reward, Cause::Reward),
+                tool => {
+                    let tool = self.step.key(tool).to_string();
+                    (Factor::Tool(tool.clone()), Cause::Tool(tool))
+                }
+            };
+            let Some((ranked, usual)) = self.rank(&factor, values) else { continue };
+            let mut effect = Effect::new(cause, usual.middle);
+            for (at, value, usual) in ranked {
+                let call = &self.step.calls[at];
+                let (sample, span, failed) = (call.sample, call.span, call.failed);
+                let times = times(value, usual);
+                effect.add(Unit { sample, span, excess: value - usual, measured: value, times, seconds: value, failed });
+            }
+            out.push(effect);
+        }
+        out.sort_by(|a, b| a.cause.cmp(&b.cause));
+        out
+    }
+
+    /// Longer outputs, or more prompts whose outputs are longer. Tokens cost what they cost in that request.
+    fn tokens(&self, troubled: Troubled) -> Option<Effect> {
+        let (ranked, usual) = self.ranked(&Factor::Tokens, troubled)?;
+        let seconds_per_token = |at: usize| {
+            let r = &self.step.requests[at];
+            r.decode() / r.tokens.max(1.0)
+        };
+        let mut all = Effect::new(Cause::Tokens, usual.longest());
+        for ranked @ (at, value, usual) in &ranked {
+            all.add(self.unit(*ranked, (value - usual) * seconds_per_token(*at), *value));
+        }
+        let mut sources: Vec<&str> = self.step.samples.iter().map(|s| s.source.as_str()).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        if sources.len() < 2 {
+            return Some(all);
+        }
+        // Compared within their source, what is left is no matter of the mix.
+        let mut within = Effect::new(Cause::Tokens, usual.longest());
+        for source in &sources {
+            let Some((ranked, _)) = self.ranked(&Factor::TokensOf(source.to_string()), troubled) else { continue };
+            for ranked @ (at, value, usual) in ranked {
+                within.add(self.unit(ranked, (value - usual) * seconds_per_token(at), value));
+            }
+        }
+        let last = last_end(self.step);
+        let cost = |effect: &Effect| last - end_without(self.step, std::iter::once(effect));
+        let moved = self.mix();
+        match moved {
+            Some(source) if cost(&all) > 0.0 && cost(&within) < 0.5 * cost(&all) => {
+                Some(Effect { cause: Cause::Mix(source), ..all })
+            }
+            _ => Some(within),
+        }
+    }
+
+    /// The source of which there is more than usual, where its outputs are longer than those of others.
+    fn mix(&self) -> Option<String> {
+        let share = |step: usize, source: &str| self.history.share(step, source);
+        let others = self.history.others(self.index);
+        let mut sources: Vec<&str> = self.step.samples.iter().map(|s| s.source.as_str()).collect();
+        sources.sort_unstable();
+        sources.dedup();
+        let more = |source: &&str| {
+            let usual = super::robust::median(others.iter().map(|at| share(*at, source))).unwrap_or(0.0);
+            share(self.index, source) - usual
+        };
+        let grown = sources.into_iter().max_by(|a, b| more(a).total_cmp(&more(b)))?;
+        (more(&grown) > 0.1).then(|| grown.to_string())
+    }
+
+    /// Prefill: longer prompts, fewer of their tokens in the cache, or a lower pace.
+    fn prompts(&self, troubled: Troubled) -> Vec<Effect> {
+        let mut out = Vec::new();
+        if let Some((ranked, _)) = self.ranked(&Factor::Uncached, troubled) {
+            let prompt = self.ranked(&Factor::Prompt, troubled);
+            let sum = |of: &[Ranked]| -> (f64, f64) { (of.iter().map(|v| v.1).sum(), of.iter().map(|v| v.2).sum()) };
+            let (long, usually) = prompt.as_ref().map_or((0.0, 0.0), |(ranked, _)| sum(ranked));
+            let (fresh, usually_fresh) = sum(&ranked);
+            // Of the tokens to prefill beyond the usual, those that longer prompts bring at the usual share of misses.
+            let by_length = (long / usually.max(1.0) - 1.0) * usually_fresh;
+            let is_length = by_length >= 0.5 * (fresh - usually_fresh);
+            let (cause, factor) =
+                if is_length { (Cause::Prompts, Factor::Prompt) } else { (Cause::Cache, Factor::Uncached) };
+            let usual = self.usual(&factor, ranked.len()).map_or(0.0, |u| u.middle);
+            let mut effect = Effect::new(cause, usual);
+            for ranked @ (at, value, usual) in ranked {
+                let r = &self.step.requests[at];
+                let measured = r.value(&factor).unwrap_or(value);
+                effect.add(self.unit(ranked, r.prefill * (1.0 - usual / value.max(1.0)), measured));
+            }
+            out.push(effect);
+        }
+        let mut pace = Effect::new(Cause::Prefill, 0.0);
+        let mut usuals = Vec::new();
+        if let Some((ranked, _)) = self.ranked(&Factor::PrefillPace, troubled) {
+            for ranked @ (at, value, usual) in ranked {
+                let r = &self.step.requests[at];
+                pace.add(self.unit(ranked, r.prefill * (1.0 - usual / value), r.prefill));
+                usuals.push(r.prefill * usual / value);
+            }
+        }
+        if let Some((ranked, _)) = self.ranked(&Factor::Prefill, troubled) {
+            for ranked @ (_, value, usual) in ranked {
+                pace.add(self.unit(ranked, value - usual, value));
+                usuals.push(usual);
+            }
+        }
+        pace.usual = super::robust::median(usuals).unwrap_or(0.0);
+        if !pace.units.is_empty() {
+            out.push(pace);
+        }
+        out
+    }
+
+    /// Decoding slower than usual: everywhere, or in one group.
+    fn paces(&self, troubled: Troubled) -> Option<Effect> {
+        let mut effect = Effect::new(Cause::Pace, 0.0);
+        if let Some((ranked, usual)) = self.ranked(&Factor::Pace, troubled) {
+            effect.usual = 1.0 / usual.middle.max(1e-9);
+            for ranked @ (at, value, usual) in ranked {
+                let r = &self.step.requests[at];
+                effect.add(self.unit(ranked, r.decode() * (1.0 - usual / value), 1.0 / value));
+            }
+        }
+        if let Some((ranked, _)) = self.ranked(&Factor::Decode, troubled) {
+            for ranked @ (_, value, usual) in ranked {
+                effect.add(self.unit(ranked, value - usual, value));
+            }
+        }
+        if effect.units.is_empty() {
+            return None;
+        }
+        // One group that holds most of the excess is a group's matter, not the engines'.
+        let mut by_group: HashMap<&str, f64> = HashMap::new();
+        for (sample, excess) in effect.excess.iter().filter(|(_, s)| **s > 0.0) {
+            let group = self.step.samples[*sample as usize].group.as_str();
+            *by_group.entry(group).or_default() += excess;
+        }
+        let all: f64 = by_group.values().sum();
+        let most = by_group.iter().max_by(|a, b| a.1.total_cmp(b.1).then_with(|| b.0.cmp(a.0)));
+        if let Some((group, excess)) = most
+            && !group.is_empty()
+            && by_group.len() >= 4
+            && *excess > 0.7 * all
+        {
+            effect.cause = Cause::Group(group.to_string());
+            let members = |sample: u32| self.step.samples[sample as usize].group == **group;
+            effect.units.retain(|unit| members(unit.sample));
+            effect.excess.retain(|sample, _| members(*sample));
+        }
+        Some(effect)
+    }
+
+    fn retries(&self, before: &[Effect]) -> Option<Effect> {
+        let lost: Vec<(usize, f64)> =
+            self.step.samples.iter().map(|s| s.parts[Part::Retry as usize]).enumerate().collect();
+        let (ranked, usual) = self.rank(&Factor::Retry, lost)?;
+        let mut effect = Effect::new(Cause::Retry, usual.middle);
+        for (at, value, usual) in ranked.into_iter().filter(|(_, value, usual)| *value > 0.0 || *usual > 0.0) {
+            // What explains the lost attempt explains it better.
+            let known: f64 = before.iter().filter_map(|e| e.excess.get(&(at as u32))).filter(|s| **s > 0.0).sum();
+            let excess = value - usual - known.min((value - usual).max(0.0));
+            let sample = &self.step.samples[at];
+            let span =
+                self.step.requests.iter().find(|r| r.sample == at as u32).map_or_else(Default::default, |r| r.span);
+            effect.add(Unit {
+                sample: at as u32,
+                span,
+                excess,
+                measured: value,
+                times: times(value, usual),
+                seconds: sample.end - sample.start,
+                failed: true,
+            });
+        }
+        Some(effect)
+    }
+}
+
+fn times(value: f64, usual: f64) -> f64 {
+    value / usual.max(1e-3 * value).max(1e-9)
+}
+
+fn of_engine(step: &StepSummary, trouble: &Trouble) -> Effect {
+    let mut effect = Effect::new(trouble.cause.clone(), trouble.usual);
+    for (at, excess) in &trouble.excess {
+        let r = &step.requests[*at];
+        let (sample, span, failed, seconds) = (r.sample, r.span, r.failed, r.end - r.start);
+        let (measured, times) = (trouble.measured, times(seconds, seconds - excess));
+        effect.add(Unit { sample, span, excess: *excess, measured, times, seconds, failed });
+    }
+    effect
+}
+
+/// Gives what queues and pace added to the causes from outside that explain it.
+pub fn merge_second_causes(step: &StepSummary, effects: Vec<Effect>) -> Vec<Effect> {
+    let (second, mut first): (Vec<Effect>, Vec<Effect>) = effects.into_iter().partition(|e| e.cause.is_second());
+    let last = last_end(step);
+    let outside: f64 = first.iter().map(Effect::total).sum();
+    let mut second = second;
+    second.sort_by(|a, b| b.cost.total_cmp(&a.cost));
+    if first.is_empty() {
+        // Of queues and pace, one brings the other.
+        if second.len() > 1 {
+            let other = second.split_off(1);
+            for effect in &other {
+                take_over(&mut second[0], effect, 1.0);
+            }
+        }
+        first = second;
+    } else {
+        for effect in second {
+            if effect.total() > MOST_INDUCED * outside {
+                first.push(effect);
+                continue;
+            }
+            for cause in first.iter_mut().filter(|cause| !cause.cause.is_second()) {
+                let share = cause.total() / outside;
+                take_over(cause, &effect, share);
+            }
+        }
+    }
+    for effect in &mut first {
+        effect.cost = last - end_without(step, std::iter::once(&*effect));
+    }
+    first
+}
+
+/// Queues and pace that add more than so many times what comes from outside have a cause of their own.
+const MOST_INDUCED: f64 = 4.0;
+
+fn take_over(cause: &mut Effect, induced: &Effect, share: f64) {
+    for (sample, seconds) in &induced.excess {
+        *cause.excess.entry(*sample).or_default() += seconds * share;
+    }
+}

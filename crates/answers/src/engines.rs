@@ -1,0 +1,235 @@
+//! Engines in trouble: each is compared with the other engines of the same step, and that difference with the differences
+//! between engines in the other steps. Engines of a run do the same work, so what makes one slower is its own: its machine,
+//! what it was given, or a time at which it stood still.
+//!
+//! - **slow**: the median seconds per token of its requests, against the median of the other engines' medians.
+//! - **stood still**: its slow requests lost about the same number of seconds, at a time that all of them share; or many of
+//!   its requests failed.
+//! - **overloaded**: it got more requests than the others.
+//! - **starved**: its requests waited longer than those of the others, and none of the above is the case.
+
+use hashbrown::HashMap;
+
+use super::causes::Cause;
+use super::factors::{Factor, pace};
+use super::robust::{median, middle};
+use super::step::NONE;
+use super::summary::{RequestSummary, StepSummary};
+
+/// Requests from which an engine's figures are taken.
+const FEW_REQUESTS: usize = 4;
+/// Engines from which one can be told apart.
+const FEW_ENGINES: usize = 2;
+/// From this pace, and this many spreads between engines.
+const SLOWER: f64 = 1.2;
+const SPREADS: f64 = 4.0;
+/// The spread of logarithms between engines is at least this.
+const LEAST_SPREAD: f64 = 0.035;
+const MORE_REQUESTS: f64 = 1.35;
+const LONGER_QUEUE_S: f64 = 1.0;
+/// Failed requests that make an engine suspect.
+const FEW_FAILED: usize = 3;
+/// Seconds that requests lost agree to this (spread over median) if their engine stood still.
+const SAME_LOSS: f64 = 0.35;
+
+/// An engine that held samples up.
+pub struct Trouble {
+    pub cause: Cause,
+    engine: u32,
+    /// Requests and what they lost.
+    pub excess: Vec<Lost>,
+    pub measured: f64,
+    pub usual: f64,
+}
+
+impl Trouble {
+    pub fn concerns(&self, request: &RequestSummary) -> bool {
+        request.engine == self.engine
+    }
+}
+
+/// A request and the seconds that it lost.
+type Lost = (usize, f64);
+
+/// One engine in one step.
+struct View {
+    key: u32,
+    requests: usize,
+    failed: usize,
+    /// Logarithm of the median seconds per token.
+    pace: Option<f64>,
+    prefill: Option<f64>,
+    queue: f64,
+}
+
+pub struct Engines {
+    /// By step.
+    views: Vec<Vec<View>>,
+}
+
+/// How one engine differs from the others of its step.
+#[derive(Clone, Copy)]
+struct Differs {
+    pace: f64,
+    prefill: f64,
+    queue: f64,
+    requests: f64,
+}
+
+impl Engines {
+    pub fn new<'a>(steps: impl Iterator<Item = &'a StepSummary>) -> Engines {
+        Engines { views: steps.map(views).collect() }
+    }
+
+    /// Engines that held samples of this step up. `others` are the steps to compare with.
+    pub fn troubles(&self, step: &StepSummary, others: &[usize], index: usize) -> Vec<Trouble> {
+        let views = &self.views[index];
+        if views.len() < FEW_ENGINES {
+            return Vec::new();
+        }
+        let elsewhere = others.iter().flat_map(|at| differences(&self.views[*at]));
+        let usual: Vec<Differs> = elsewhere.chain(differences(views)).collect();
+        let spread = |of: fn(&Differs) -> f64, least: f64| {
+            let values: Vec<f64> = usual.iter().map(of).filter(|v| v.is_finite()).collect();
+            middle(&values).map_or(least, |(_, spread)| spread.max(least))
+        };
+        let (of_pace, of_requests) = (spread(|d| d.pace, LEAST_SPREAD), spread(|d| d.requests, LEAST_SPREAD));
+        let of_queue = spread(|d| d.queue, LONGER_QUEUE_S / SPREADS);
+        let mut out = Vec::new();
+        for (view, differs) in views.iter().zip(differences(views)) {
+            let slow = differs.pace > SLOWER.ln() && differs.pace > SPREADS * of_pace;
+            let waits = differs.queue > LONGER_QUEUE_S && differs.queue > SPREADS * of_queue;
+            let overloaded = differs.requests > MORE_REQUESTS.ln() && differs.requests > SPREADS * of_requests;
+            let failures: usize = views.iter().filter(|v| v.key != view.key).map(|v| v.failed).sum();
+            let fails = view.failed >= FEW_FAILED && view.failed * (views.len() - 1) > 4 * (failures + 1);
+            if !(slow || waits || fails) {
+                continue;
+            }
+            let name = step.key(view.key).to_string();
+            let of: Vec<usize> = (0..step.requests.len()).filter(|at| step.requests[*at].engine == view.key).collect();
+            if of_one_group(step, &of) {
+                continue;
+            }
+            let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
+            let still = stood_still(step, &of, usual_pace);
+            let excess = |at: &usize| (*at, differs.excess(&step.requests[*at], view));
+            let tokens_per_s = |pace: Option<f64>| pace.map_or(0.0, |p| 1.0 / p.max(1e-9));
+            let count = |others: bool| {
+                median(views.iter().filter(|v| (v.key != view.key) == others).map(|v| v.requests as f64)).unwrap_or(0.0)
+            };
+            let queue = |others: bool| {
+                median(views.iter().filter(|v| (v.key != view.key) == others).map(|v| v.queue)).unwrap_or(0.0)
+            };
+            type Named = fn(String) -> Cause;
+            let (cause, excess, measured, usual): (Named, Vec<Lost>, f64, f64) = if fails {
+                let lost = |at: &usize| {
+                    let r = &step.requests[*at];
+                    (*at, if r.failed { r.end - r.start } else { 0.0 })
+                };
+                (Cause::Stall, of.iter().map(lost).collect(), view.failed as f64, failures as f64)
+            } else if let Some((lost, seconds)) = still.filter(|_| !overloaded) {
+                (Cause::Stall, lost, seconds, 0.0)
+            } else if overloaded {
+                (Cause::Imbalance, of.iter().map(excess).collect(), count(false), count(true))
+            } else if slow {
+                let own = tokens_per_s(view.pace.map(f64::exp));
+                (Cause::SlowEngine, of.iter().map(excess).collect(), own, tokens_per_s(usual_pace))
+            } else {
+                (Cause::Starved, of.iter().map(excess).collect(), queue(false), queue(true))
+            };
+            out.push(Trouble { cause: cause(name), engine: view.key, excess, measured, usual });
+        }
+        out
+    }
+}
+
+impl Differs {
+    /// What a request lost by being served by this engine and not by another.
+    fn excess(&self, request: &RequestSummary, view: &View) -> f64 {
+        let by = |seconds: f64, log: f64| if log > 0.0 { seconds * (1.0 - (-log).exp()) } else { 0.0 };
+        let queue = if self.queue > 0.0 { request.queue * (self.queue / view.queue.max(1e-9)).min(1.0) } else { 0.0 };
+        by(request.decode(), self.pace) + by(request.prefill, self.prefill) + queue
+    }
+}
+
+fn views(step: &StepSummary) -> Vec<View> {
+    let mut by_engine: HashMap<u32, Vec<&RequestSummary>> = HashMap::new();
+    for request in step.requests.iter().filter(|r| r.engine != NONE) {
+        by_engine.entry(request.engine).or_default().push(request);
+    }
+    let mut out: Vec<View> = by_engine
+        .into_iter()
+        .map(|(key, requests)| {
+            let log = |factor: &Factor| {
+                let values: Vec<f64> = requests.iter().filter(|r| !r.failed).filter_map(|r| r.value(factor)).collect();
+                median(values.iter().copied()).filter(|v| values.len() >= FEW_REQUESTS && *v > 0.0).map(f64::ln)
+            };
+            View {
+                key,
+                requests: requests.len(),
+                failed: requests.iter().filter(|r| r.failed).count(),
+                pace: log(&Factor::Pace).or_else(|| log(&Factor::Decode)),
+                prefill: log(&Factor::PrefillPace).or_else(|| log(&Factor::Prefill)),
+                queue: requests.iter().map(|r| r.queue).sum::<f64>() / requests.len() as f64,
+            }
+        })
+        .collect();
+    out.sort_by_key(|view| step.key(view.key).to_string());
+    out
+}
+
+fn differences(views: &[View]) -> Vec<Differs> {
+    let from_others = |at: usize, of: &dyn Fn(&View) -> Option<f64>| {
+        let others = views.iter().enumerate().filter(|(i, _)| *i != at).filter_map(|(_, v)| of(v));
+        Some(of(&views[at])? - median(others)?)
+    };
+    (0..views.len())
+        .map(|at| Differs {
+            pace: from_others(at, &|v| v.pace).unwrap_or(0.0),
+            prefill: from_others(at, &|v| v.prefill).unwrap_or(0.0),
+            queue: from_others(at, &|v| Some(v.queue)).unwrap_or(0.0),
+            requests: from_others(at, &|v| Some((v.requests as f64).ln())).unwrap_or(0.0),
+        })
+        .collect()
+}
+
+/// Whether one group is slow and the others that this engine served are not: then it is not the engine.
+fn of_one_group(step: &StepSummary, requests: &[usize]) -> bool {
+    let mut by_group: HashMap<&str, Vec<f64>> = HashMap::new();
+    for at in requests {
+        let request = &step.requests[*at];
+        if let Some(pace) = request.value(&Factor::Pace) {
+            by_group.entry(step.samples[request.sample as usize].group.as_str()).or_default().push(pace);
+        }
+    }
+    let mut paces: Vec<f64> = by_group.values().filter_map(|paces| median(paces.iter().copied())).collect();
+    paces.sort_unstable_by(f64::total_cmp);
+    let [.., before, slowest] = paces[..] else { return false };
+    slowest > 2.0 * before
+}
+
+/// Whether some requests of an engine lost the same number of seconds at a time that they share, and what each lost.
+fn stood_still(step: &StepSummary, requests: &[usize], usual_pace: Option<f64>) -> Option<(Vec<Lost>, f64)> {
+    let usual = usual_pace?;
+    let lost: Vec<Lost> = requests
+        .iter()
+        .filter_map(|at| {
+            let r = &step.requests[*at];
+            pace(r.decode(), r.tokens)?;
+            Some((*at, r.decode() - r.tokens * usual))
+        })
+        .collect();
+    let most = lost.iter().map(|(_, s)| *s).fold(0.0, f64::max);
+    let slow: Vec<Lost> = lost.iter().copied().filter(|(_, s)| *s > 0.4 * most && *s > 1.0).collect();
+    if slow.len() < FEW_FAILED || slow.len() == lost.len() && slow.len() > 2 * FEW_FAILED {
+        return None;
+    }
+    let times = |of: fn(&RequestSummary) -> f64| slow.iter().map(move |(at, _)| of(&step.requests[*at]));
+    let shared = times(|r| r.end).fold(f64::MAX, f64::min) - times(|r| r.start).fold(0.0, f64::max);
+    let seconds: Vec<f64> = slow.iter().map(|(_, s)| *s).collect();
+    let per_token: Vec<f64> = slow.iter().map(|(at, s)| s / step.requests[*at].tokens).collect();
+    let relative = |values: &[f64]| middle(values).map_or(f64::MAX, |(centre, spread)| spread / centre.max(1e-9));
+    let same = relative(&seconds);
+    let typical = median(seconds.iter().copied())?;
+    (same < SAME_LOSS && same < relative(&per_token) && shared > 0.7 * typical).then_some((slow, typical))
+}
