@@ -248,3 +248,22 @@ def test_who_names_no_run_is_listed_as_a_service(server):
     assert listed() == {"sglang": True, "gateway": True, "mine": False, "my-loop": False, "said": False}
     assert server.get("/api/v1/runs/sglang").json()["spans"] == 5
     assert report(server, "-", "sglang")["wall_s"] == 37
+
+
+@pytest.mark.parametrize("shape", ["per-sample", "per-step", "async"])
+def test_bare_engines_of_the_demo_tell_what_stamped_ones_tell(tmp_path, shape):
+    """The same dice: what the engines did in a step is the same, whether they know of it or not."""
+    steps, reports = 3, {}
+    for layout in ("stamped", shape):
+        data = tmp_path / layout
+        run("demo", "--shape", layout, "--steps", steps, "--samples", 16, "--data", data, "--no-serve")
+        reports[layout] = [json.loads(run("report", "demo", "--step", step, "--data", data, "--json").stdout) for step in range(steps)]
+    bare = sql(tmp_path / shape, "select count(*) as n from spans where service in ('sglang', 'smg') and (step is not null or sample_id is not null)")
+    assert bare == [{"n": 0}]
+    for stamped, found in zip(reports["stamped"], reports[shape]):
+        assert names(found) == names(stamped)
+        assert found["wall_s"] == pytest.approx(stamped["wall_s"])
+        phases = [{p["name"]: p["seconds"] for p in told["phases"]} for told in (stamped, found)]
+        if shape != "async":
+            assert phases[1] == pytest.approx(phases[0])
+        assert sum(p["seconds"] for p in found["critical_path"]["totals"]) == pytest.approx(found["wall_s"])

@@ -40,7 +40,6 @@ pub const REQUEST_ID: &[&str] = &[
     "http.request.header.x-request-id",
     "x_request_id",
     "request_id",
-    "request.id",
 ];
 
 /// Tokens of a generation. The standard's names first: of several that a span carries, they say it most precisely.
