@@ -15,6 +15,7 @@ use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
 use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
+use rollscope_spans::joins::SKEW_NS;
 use rollscope_store::Snapshot;
 use tokio::sync::Semaphore;
 
@@ -22,6 +23,7 @@ use super::critical_path::{CriticalPath, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::findings::Judge;
 use super::report::{RunFindings, StepAnswers, StepReport, answer, run_findings, step_report};
+use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
 use super::summary::StepSummary;
 
@@ -36,6 +38,9 @@ const AT_ONCE: usize = 2;
 const MAX_KEPT: usize = 2_000_000;
 /// Full answers that are kept.
 const MAX_KEPT_ANSWERS: usize = 64;
+
+/// Said of a run without steps.
+const NAMES_NO_STEP: &str = "None of its spans names a training step; set the attribute `rl.step` on the root span of each step to compare steps.";
 
 #[derive(Clone)]
 struct KnownStep {
@@ -119,7 +124,7 @@ struct Extent {
 }
 
 struct SegmentExtent {
-    /// Of this run; else it may hold spans of the run's traces that name no step.
+    /// Of this run; else it may hold spans that name no step and belong to one of the run.
     own: bool,
     steps: Option<(i64, i64)>,
     times: (i64, i64),
@@ -158,6 +163,8 @@ impl Extent {
 
     fn fingerprint(&self, step: Option<i64>, (from, to): (i64, i64)) -> u64 {
         let mut hasher = DefaultHasher::new();
+        // As far as rows are looked for that belong to the step.
+        let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
         let holds = |segment: &SegmentExtent| match (segment.own, segment.steps, step) {
             (true, Some((first, last)), Some(step)) if (first..=last).contains(&step) => true,
             (true, None, _) | (true, _, None) => true,
@@ -390,7 +397,12 @@ impl Answers {
                 let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
                 let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
                 let answers = known[index].answers.clone().unwrap_or_default();
-                step_report(&run, &judge, index, answers)
+                let mut report = step_report(&run, &judge, index, answers);
+                if step.is_none() {
+                    report.sentence.push(Clause { text: format!(" {NAMES_NO_STEP}"), finding: None });
+                    report.text = join(&report.sentence);
+                }
+                report
             })
             .await
     }
@@ -402,7 +414,11 @@ impl Answers {
         self.engine
             .compute(move || {
                 let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
-                run_findings(&run, &judge, left_out)
+                let mut findings = run_findings(&run, &judge, left_out);
+                if judge.steps.iter().all(|step| step.step.is_none()) {
+                    findings.text.push_str(&format!(" {NAMES_NO_STEP}"));
+                }
+                findings
             })
             .await
     }

@@ -11,6 +11,7 @@ use arrow::array::RecordBatch;
 use rollscope_model::read::{Attrs, Bools, Ids, column};
 use rollscope_model::{SpanId, TraceId, pd};
 use rollscope_query::columns::{float_column, int_column, text_column};
+use rollscope_query::scope::StepMembers;
 use rollscope_query::{Engine, QueryError, sql_text};
 use serde::{Deserialize, Serialize};
 
@@ -105,18 +106,22 @@ fn sql_list(texts: &[String]) -> String {
 /// Computes the metrics of one step from everything that the store has about it now.
 pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRules) -> Result<StepFigures, QueryError> {
     let of = format!("run_id = {} and step = {step}", sql_text(run));
+    let members = engine.members_of_step(run, step).await?;
     let prefix = sql_text(&rules.segment_prefix);
     let spans = format!(
-        "select trace_id, span_id, parent_span_id, name in ({}) as request, start_attrs, end_attrs from spans \
-         where {of} and (name in ({}) and state = 'closed' or starts_with(name, {prefix}))",
+        "select trace_id, span_id, step, parent_span_id, name in ({}) as request, start_attrs, end_attrs from spans \
+         where {} and (name in ({}) and state = 'closed' or starts_with(name, {prefix}))",
         sql_list(&rules.request_spans),
+        members.filter,
         sql_list(&rules.request_spans),
     );
-    let rollout = format!("phase in ({}) and end_ns is not null", sql_list(&rules.rollout_phases));
-    let extent = format!(
-        "select min(case when {rollout} then start_ns end) as first, max(case when {rollout} then end_ns end) as last, \
-                max(coalesce(end_ns, start_ns)) as step_end from spans where {of}"
+    let rollout = format!(
+        "select trace_id, span_id, step, start_ns, end_ns from spans \
+         where {} and phase in ({}) and end_ns is not null",
+        members.filter,
+        sql_list(&rules.rollout_phases)
     );
+    let step_end = format!("select max(coalesce(end_ns, start_ns)) as step_end from spans where {of}");
     let samples = format!(
         "select group_id, status, reward, start_ns, end_ns, coalesce(response_length, response_tokens) as length, \
                 response_tokens, cached_tokens, cache_total_tokens, spec_accepted, spec_drafted, spec_verifies, \
@@ -127,17 +132,20 @@ pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRul
     );
     let config = format!("select config from runs where run_id = {}", sql_text(run));
     let mut out = StepFigures::default();
-    requests(&rows(engine, &spans).await?, &rules.perf_prefix, &mut out.metrics);
+    requests(&members_of(engine, &spans, &members).await?, &rules.perf_prefix, &mut out.metrics);
     let samples = rows(engine, &samples).await?;
-    let extent = rows(engine, &extent).await?;
-    let first = |batches: &[RecordBatch], name: &str| batches.first().and_then(|b| int(b, name).first().copied()?);
-    let from_samples =
-        |name: &str, pick: fn(i64, i64) -> i64| samples.iter().flat_map(|b| int(b, name)).flatten().reduce(pick);
-    let (start, end) = match (first(&extent, "first"), first(&extent, "last")) {
+    let rollout = members_of(engine, &rollout, &members).await?;
+    let step_end = rows(engine, &step_end).await?;
+    let step_end = step_end.first().and_then(|b| int(b, "step_end").first().copied()?);
+    let pick = |batches: &[RecordBatch], name: &str, pick: fn(i64, i64) -> i64| {
+        batches.iter().flat_map(|b| int(b, name)).flatten().reduce(pick)
+    };
+    let from_samples = |name: &str, which: fn(i64, i64) -> i64| pick(&samples, name, which);
+    let (start, end) = match (pick(&rollout, "start_ns", i64::min), pick(&rollout, "end_ns", i64::max)) {
         (Some(start), Some(end)) => (Some(start), Some(end)),
         _ => (from_samples("start_ns", i64::min), from_samples("end_ns", i64::max)),
     };
-    out.end_ns = [first(&extent, "step_end"), from_samples("end_ns", i64::max), end].into_iter().flatten().max();
+    out.end_ns = [step_end, from_samples("end_ns", i64::max), end].into_iter().flatten().max();
     let rollout_s = match (start, end) {
         (Some(start), Some(end)) if end > start => Some((end - start) as f64 / 1e9),
         _ => None,
@@ -151,6 +159,11 @@ pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRul
     repetition(&texts, &rules.rollout_prefix, &mut out.metrics);
     out.metrics.retain(|_, v| v.is_finite());
     Ok(out)
+}
+
+/// Of the rows of a query, those of the step.
+async fn members_of(engine: &Engine, sql: &str, members: &StepMembers) -> Result<Vec<RecordBatch>, QueryError> {
+    rows(engine, sql).await?.iter().map(|batch| members.keep(batch)).collect()
 }
 
 async fn rows(engine: &Engine, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {

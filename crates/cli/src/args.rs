@@ -132,9 +132,24 @@ pub struct DemoArgs {
     /// Maximum number of turns of an agentic sample.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub turns: u64,
+    /// Who names run, step and sample, and what is a trace.
+    #[arg(long, value_enum, default_value_t = DemoShape::Stamped)]
+    pub shape: DemoShape,
     /// Write the finished steps to the store and exit.
     #[arg(long)]
     pub no_serve: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
+pub enum DemoShape {
+    /// Every span names run, step and sample; one trace per sample.
+    Stamped,
+    /// One trace per sample; engines and the gateway name nothing.
+    PerSample,
+    /// One trace per step; engines and the gateway name nothing.
+    PerStep,
+    /// As per-sample; the rollout of a step begins while the step before is trained on.
+    Async,
 }
 
 /// Where to read: a folder (also while a server writes to it) or a server.

@@ -29,6 +29,8 @@ pub struct Sender {
     pub service: &'static str,
     pub resource: String,
     pub scope: &'static str,
+    /// It knows no run, step or sample, as real engines and gateways do.
+    pub bare: bool,
 }
 
 impl Sender {
@@ -36,7 +38,15 @@ impl Sender {
         let resource = serde_json::json!({
             "service.name": service, "service.instance.id": instance, "rl.run.id": run_id, "rl.system": "slime",
         });
-        Sender { slot, service, resource: resource.to_string(), scope }
+        Sender { slot, service, resource: resource.to_string(), scope, bare: false }
+    }
+
+    pub fn bare(self) -> Self {
+        let mut resource: serde_json::Value = serde_json::from_str(&self.resource).unwrap_or_default();
+        if let Some(named) = resource.as_object_mut() {
+            named.retain(|key, _| !key.starts_with("rl."));
+        }
+        Sender { resource: resource.to_string(), bare: true, ..self }
     }
 }
 
@@ -113,8 +123,8 @@ pub struct Sink {
     /// Share of rows that get lost, while an engine is writing that loses them.
     pub lost: f64,
     dice: Dice,
-    /// By sender: keys of service, resource and scope, once it has written.
-    senders: Vec<Option<[i32; 3]>>,
+    /// By sender: keys of run, service, resource and scope, once it has written.
+    senders: Vec<Option<[i32; 4]>>,
     common: Common,
 }
 
@@ -140,13 +150,15 @@ impl Sink {
         Sink { spans, ids, step: step as i64, base, skew: 0, lost: 0.0, dice, senders: Vec::new(), common }
     }
 
-    fn sender(&mut self, sender: &Sender) -> [i32; 3] {
+    fn sender(&mut self, sender: &Sender) -> [i32; 4] {
         if self.senders.len() <= sender.slot {
             self.senders.resize(sender.slot + 1, None);
         }
         let s = &mut self.spans;
         *self.senders[sender.slot].get_or_insert_with(|| {
-            [s.service.intern(sender.service), s.resource.intern(&sender.resource), s.scope.intern(sender.scope)]
+            // Who names no run gets the name of its service.
+            let run = if sender.bare { s.run_id.intern(sender.service) } else { self.common.run };
+            [run, s.service.intern(sender.service), s.resource.intern(&sender.resource), s.scope.intern(sender.scope)]
         })
     }
 
@@ -160,10 +172,12 @@ impl Sink {
             return;
         }
         let (start, end) = (self.base + self.skew + row.start, self.base + self.skew + row.end);
-        let [service, resource, scope] = self.sender(row.sender);
+        let [run, service, resource, scope] = self.sender(row.sender);
+        let knows = !row.sender.bare;
+        let (sample, attempt) = (row.sample.filter(|_| knows), row.attempt.filter(|_| knows));
         let s = &mut self.spans;
-        s.run_id.push_key(self.common.run);
-        s.step.append_value(self.step);
+        s.run_id.push_key(run);
+        s.step.append_option(knows.then_some(self.step));
         s.trace_id.push(&row.trace);
         s.span_id.push(&row.id);
         s.parent_span_id.push_opt(row.parent.as_ref());
@@ -191,9 +205,9 @@ impl Sink {
             None => s.status.push_key(self.common.unset),
         }
         s.status_message.push_opt(row.failure.map(|f| f.1));
-        s.sample_id.push_opt(row.sample.map(|k| k.sample_id));
-        s.group_id.push_opt(row.sample.map(|k| k.group_id));
-        s.attempt.append_option(row.attempt);
+        s.sample_id.push_opt(sample.map(|k| k.sample_id));
+        s.group_id.push_opt(sample.map(|k| k.group_id));
+        s.attempt.append_option(attempt);
         s.request_id.push_opt(row.request);
         start_attrs(&mut s.start_attrs);
         s.start_attrs.end_row();

@@ -28,9 +28,10 @@ pub struct Engine {
     pub target: String,
 }
 
-pub fn engines(count: usize, run_id: &str, seed: u64) -> Vec<Engine> {
+pub fn engines(count: usize, run_id: &str, seed: u64, bare: bool) -> Vec<Engine> {
     (0..count)
         .map(|e| {
+            let sender = Sender::new(3 + e, "sglang", "{\"name\":\"sglang server\"}", run_id, &format!("engine-{e}"));
             let host = format!("{:016x}{:016x}", scatter(seed ^ 0xe0 ^ (e as u64) << 8), scatter(e as u64 + 1));
             let pid = 4000 + 100 * e as i64;
             let dp = (e / 4) as i32;
@@ -62,7 +63,7 @@ pub fn engines(count: usize, run_id: &str, seed: u64) -> Vec<Engine> {
                 })
                 .collect();
             Engine {
-                sender: Sender::new(3 + e, "sglang", "{\"name\":\"sglang server\"}", run_id, &format!("engine-{e}")),
+                sender: if bare { sender.bare() } else { sender },
                 tokenizer,
                 schedulers,
                 role: role(e),
@@ -98,7 +99,8 @@ impl Windows {
 #[derive(Clone, Copy)]
 pub struct Place<'a> {
     pub trace: TraceId,
-    pub parent: SpanId,
+    /// None where the request carries no context.
+    pub parent: Option<SpanId>,
     pub sample: SampleKey<'a>,
     pub attempt: i32,
     /// SGLang's `rid`.
@@ -128,7 +130,7 @@ impl EngineWriter<'_> {
             let gateway = sink.ids.span();
             let row = Row {
                 lane: Some(self.gateway_lane),
-                parent: Some(place.parent),
+                parent: place.parent,
                 kind: "server",
                 sample: Some(place.sample),
                 attempt: Some(place.attempt),
@@ -143,9 +145,13 @@ impl EngineWriter<'_> {
                 a.put_str("smg.prefill_worker", &self.engines[r.engine].target);
                 a.put_str("smg.decode_worker", &self.engines[r.decode_engine].target);
             });
-            let place = Place { parent: gateway, ..place };
+            let place = Place { parent: Some(gateway), ..place };
             let kv = self.prefill_side(sink, place, r, turn);
             self.decode_side(sink, place, r, turn, kv);
+        } else if self.engines[r.engine].sender.bare {
+            // The rollout calls this one itself and sends no context: the request id is all that they share.
+            let trace = sink.ids.trace();
+            self.unified(sink, Place { trace, parent: None, ..place }, r, turn);
         } else {
             self.unified(sink, place, r, turn);
         }
@@ -211,7 +217,7 @@ impl EngineWriter<'_> {
         let room = &self.room;
         let whole = role != "prefill";
         let row = Row {
-            parent: Some(place.parent),
+            parent: place.parent,
             sample: Some(place.sample),
             attempt: Some(place.attempt),
             request: Some(place.rid),
@@ -316,7 +322,8 @@ impl Thread<'_> {
             parent: Some(parent),
             sample: Some(self.place.sample),
             attempt: Some(self.place.attempt),
-            request: Some(self.place.rid),
+            // SGLang names it on the request alone.
+            request: (!self.engine.sender.bare).then_some(self.place.rid),
             ..Row::new(&self.engine.sender, self.place.trace, id, name, start, end)
         }
     }

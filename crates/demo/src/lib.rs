@@ -29,5 +29,5 @@ pub use bench::bench_spans;
 pub use live::{Arrival, Live, TICK};
 pub use media::{Media, default_hash};
 pub use plant::Plant;
-pub use run::{DEFAULT_START_NS, DemoOptions, Generator};
+pub use run::{DEFAULT_START_NS, DemoOptions, Generator, Layout};
 pub use step::StepData;

@@ -46,10 +46,25 @@ pub struct DemoOptions {
     pub project: String,
     pub name: String,
     pub planted: Vec<Plant>,
+    pub layout: Layout,
     /// Texts cost more than all the rest; loads for benchmarks of spans leave them out.
     pub conversations: bool,
     /// Names media by their content.
     pub media_hash: fn(&[u8]) -> String,
+}
+
+/// Who knows what, and what is a trace.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Layout {
+    /// Every span names run, step and sample, and a sample is a trace.
+    #[default]
+    Stamped,
+    /// A sample is a trace. Engines and the gateway know no run, step or sample; half of the engines get no context either.
+    PerSample,
+    /// A step is a trace. Engines and the gateway as before.
+    PerStep,
+    /// As per sample, and the rollout of a step begins while the step before is trained on.
+    Async,
 }
 
 impl Default for DemoOptions {
@@ -65,6 +80,7 @@ impl Default for DemoOptions {
             project: "demo".to_string(),
             name: "qwen2.5-7b-grpo".to_string(),
             planted: vec![Plant::SlowTool { step: 23, tool: "browser".to_string(), seconds: 60.0, samples: 4 }],
+            layout: Layout::default(),
             conversations: true,
             media_hash: default_hash,
         }
@@ -105,11 +121,13 @@ impl Generator {
         options.max_turns = options.max_turns.max(1);
         let count = Fleet::new(options.samples).engines();
         let run = &options.run_id;
+        let bare = options.layout != Layout::Stamped;
+        let gateway = Sender::new(2, "smg", "{\"name\":\"smg\"}", run, "gateway-0");
         Generator {
-            engines: engines(count, run, options.seed),
+            engines: engines(count, run, options.seed, bare),
             rollout: Sender::new(1, "rollout", "{\"name\":\"rollscope.slime\"}", run, "rollout-0"),
             trainer: Sender::new(0, "trainer", "{\"name\":\"rollscope\"}", run, "trainer-0"),
-            gateway: Sender::new(2, "smg", "{\"name\":\"smg\"}", run, "gateway-0"),
+            gateway: if bare { gateway.bare() } else { gateway },
             gateway_lane: Lane {
                 thread: "gateway".to_string(),
                 host: "gateway-0".to_string(),
@@ -202,7 +220,13 @@ impl Generator {
     fn remember(&mut self, plan: &Plan, start: &Start) {
         if self.starts.len() as u64 == plan.step + 1 {
             let totals = after(&start.totals, &plan.outcome, &plan.tasks);
-            self.starts.push(Start { offset: start.offset + plan.end + GAP, totals });
+            // The trainer must be done with one step when the samples of the next are there.
+            let rollout = plan.phases.first().map_or(0, |rollout| rollout.end);
+            let next = match self.options.layout {
+                Layout::Async => rollout.max(plan.end - rollout / 2),
+                _ => plan.end,
+            };
+            self.starts.push(Start { offset: start.offset + next + GAP, totals });
         }
     }
 
@@ -258,6 +282,7 @@ impl Generator {
         let mut writer = SampleWriter {
             sender: &self.rollout,
             caused_by: (root.trace, root.rollout),
+            one_trace: o.layout == Layout::PerStep,
             group_size: o.group_size,
             first_sample: plan.step * o.samples as u64,
             first_group: plan.step * o.samples.div_ceil(o.group_size) as u64,

@@ -25,6 +25,8 @@ pub struct SampleWriter<'a> {
     pub sender: &'a Sender,
     /// The trainer's rollout phase: what every sample was started by.
     pub caused_by: (TraceId, SpanId),
+    /// Everything is in the trainer's trace, below its rollout.
+    pub one_trace: bool,
     pub group_size: usize,
     pub first_sample: u64,
     pub first_group: u64,
@@ -46,15 +48,20 @@ impl SampleWriter<'_> {
         let sample_id = (self.first_sample + index as u64).to_string();
         let group_id = (self.first_group + task.group as u64).to_string();
         let key = SampleKey { sample_id: &sample_id, group_id: &group_id };
-        let trace = sink.ids.trace();
+        let trace = if self.one_trace { self.caused_by.0 } else { sink.ids.trace() };
         let group = sink.ids.span();
+        let (parent, links) = match self.one_trace {
+            true => (Some(self.caused_by.1), &[][..]),
+            false => (None, std::slice::from_ref(&self.caused_by)),
+        };
         let sender = self.sender;
         let base = |id, name, start, end| Row { sample: Some(key), ..Row::new(sender, trace, id, name, start, end) };
 
         let row = Row {
             phase: Some("rollout"),
             attempt: Some(0),
-            links: &[self.caused_by],
+            parent,
+            links,
             ..base(group, "generate_and_rm_group", times.start - MS / 10, times.group_end)
         };
         sink.span(&row, |a| a.put_int("group_size", self.group_size as i64), nothing);
@@ -190,7 +197,7 @@ impl SampleWriter<'_> {
         if r.disaggregated() && !older_style {
             self.pd_spans(sink, r, &Row { parent: Some(id), ..base(id, "", 0, 0) });
         }
-        let place = Place { trace, parent: id, sample: key, attempt: t.attempt, rid: &self.rid };
+        let place = Place { trace, parent: Some(id), sample: key, attempt: t.attempt, rid: &self.rid };
         engine.request(sink, place, r, t);
 
         if let (Some(call), Some((start, end))) = (&t.tool, r.tool) {

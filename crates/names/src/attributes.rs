@@ -9,15 +9,38 @@ pub const PROJECT: &str = "rl.project";
 /// The framework (`slime`, `verl`, ...), a resource attribute of the proposal.
 pub const SYSTEM: &str = "rl.system";
 
-pub const STEP: &[&str] = &["rl.step", "rl.loop.iteration", "rollout_id", "global_step"];
+pub const STEP: &[&str] = &[
+    "rl.step",
+    "rl.loop.iteration",
+    "rl.rollout_id",
+    "rollout_id",
+    "global_step",
+    "global_steps",
+    "train_step",
+    "training_step",
+    "step",
+    "iteration",
+];
+/// Of these: names that count other things, too (an agent's turns, a solver's rounds). They are believed on resources, on roots,
+/// and on spans of the trainer.
+pub const STEP_OR_OTHER: &[&str] = &["step", "iteration"];
 pub const SAMPLE_ID: &[&str] = &["rl.sample.id", "sample_id", "sample_index"];
 pub const GROUP_ID: &[&str] = &["rl.group.id", "group_id", "group_index"];
 pub const ATTEMPT: &[&str] = &["rl.attempt", "attempt"];
 /// What kind of work a span is: `rollout`, `reward`, `train`, `weight_sync`, `tool`, ...
 pub const PHASE: &str = "rl.phase";
 
-/// SGLang's request id on its own spans, and on the caller's span.
-pub const REQUEST_ID: &[&str] = &["rid", "sglang_request_id", "gen_ai.response.id"];
+/// The id of a request, on the spans of whoever serves it and on the caller's. Engines first: SGLang, vLLM.
+pub const REQUEST_ID: &[&str] = &[
+    "rid",
+    "sglang_request_id",
+    "gen_ai.request.id",
+    "gen_ai.response.id",
+    "x-request-id",
+    "http.request.header.x-request-id",
+    "x_request_id",
+    "request_id",
+];
 
 /// Tokens of a generation. The standard's names first: of several that a span carries, they say it most precisely.
 pub const PROMPT_TOKENS: &[&str] =
@@ -108,3 +131,37 @@ pub const KINDS: [&str; 6] = ["unspecified", "internal", "server", "client", "pr
 
 /// Values of `spans.status`, by OTLP number.
 pub const STATUSES: [&str; 3] = ["unset", "ok", "error"];
+
+/// The step that a root names in its own name: `step 12`, `train_step_12`, `iteration-3`. Only for roots that say it nowhere else.
+pub fn step_in_name(name: &str) -> Option<i64> {
+    const WORDS: [&str; 6] = ["step", "train_step", "training_step", "global_step", "iteration", "iter"];
+    let name = name.trim();
+    let number = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    if !(1..=9).contains(&number) {
+        return None;
+    }
+    let (word, number) = name.split_at(name.len() - number);
+    let bare = word.trim_end_matches([' ', '_', '-', '#', ':', '=']);
+    let fits = bare.len() < word.len() && WORDS.iter().any(|known| bare.eq_ignore_ascii_case(known));
+    if fits { number.parse().ok() } else { None }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_steps_are_few() {
+        for (name, step) in
+            [("step 12", 12), ("train_step_12", 12), ("iteration-3", 3), ("Step #007", 7), ("iter: 0", 0)]
+        {
+            assert_eq!(step_in_name(name), Some(step), "{name}");
+        }
+        for name in
+            ["step", "step12", "12", "env_step 3", "step 3 of 4", "step -", "steps 3", "step 1234567890", "étape 3"]
+        {
+            assert_eq!(step_in_name(name), None, "{name}");
+        }
+        assert!(STEP_OR_OTHER.iter().all(|name| STEP.contains(name)));
+    }
+}

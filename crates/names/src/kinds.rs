@@ -312,6 +312,9 @@ pub const NAMES: &[(Rule, Kind)] = &[
     (Has("llm"), Kind::Generate),
     (Has("idle"), Kind::Idle),
     (Has("barrier"), Kind::Idle),
+    (Starts("step"), Kind::Step),
+    (Starts("global_step"), Kind::Step),
+    (Starts("iter"), Kind::Step),
     (Starts("wait"), Kind::Idle),
 ];
 
@@ -397,6 +400,9 @@ mod tests {
             ("whatever", Some("Weight-Sync"), Kind::WeightSync),
             ("whatever", Some("unheard of"), Kind::Other),
             ("iteration 7", Some("step"), Kind::Step),
+            ("iteration-7", None, Kind::Step),
+            ("step 7", None, Kind::Step),
+            ("step_reward", None, Kind::Reward),
             ("collect", Some("rollout"), Kind::Rollout),
             ("sglang_generate", Some("rollout"), Kind::Generate),
         ] {

@@ -1,27 +1,33 @@
 //! Which spans belong to a question: a step, a window of time, or a trace. Answers, timeline and exports ask here, so all of them mean
 //! the same spans.
 //!
-//! **A step** has the spans that name it, and what is below them in their traces: ROLL names the step on its root alone, a
-//! serving engine names none. This is decided here and nowhere else, when rows are read. It cannot be decided when they
-//! arrive: a root ends, and is sent, after everything below it, and by another process.
+//! **A step** has the spans that name it, what is below them in their traces, and what served them: ROLL names the step on its
+//! root alone; a gateway, a serving engine, a tool or a judge names none. This is decided here and nowhere else, when rows are
+//! read. It cannot be decided when they arrive: a root ends, and is sent, after everything below it, and by another process.
 //!
 //! A span that names no step follows its parents upwards. If it meets a span of this step, it belongs to it; a span of
 //! another step, it does not. What is above a step (a span around the whole training) and beside it (another child of that)
 //! belongs to no step. A tree of its own inside a trace of the step, and one whose parent never came, belong to the step.
 //!
-//! **A trace** has its spans and, where they are wanted, those of traces that served its requests. A sample's span knows the
-//! serving engine's request id (`sglang_request_id`), the engine's spans know it too (`rid`); both are `spans.request_id`.
-//! Where the request carried no `traceparent`, the engine's spans are a trace of their own.
+//! A trace in which nothing names a step belongs to the step if it is connected with it ([`Connections`]): its spans link to spans
+//! of the step, or these to them, or both name the same request. A sample's span knows the serving engine's request id
+//! (`sglang_request_id`), the engine's spans know it too (`rid`); both are `spans.request_id`. This goes on from there, from a
+//! sample over a gateway to an engine. A trace that lasts longer than the step on both sides is around it, and does not belong.
 //!
-//! **A window of time** has the spans of the run that are there at some time in it, and those of other runs in their traces.
+//! **A trace** has its spans and, where they are wanted, those of traces that served its requests.
+//!
+//! **A window of time** has the spans of the run that are there at some time in it, those of other runs in their traces, and
+//! what is connected with them.
 
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::error::ArrowError;
 use futures::future::BoxFuture;
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashSet;
 use rollscope_model::TraceId;
 use rollscope_model::read::{Ids, Ints, column};
+use rollscope_spans::joins::{Connections, SKEW_NS};
+use rollscope_spans::{Forest, NONE, Texts};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
@@ -34,6 +40,23 @@ pub const MAX_JOINED: usize = 1000;
 
 /// Traces that a query lists by name, at most.
 const MAX_LISTED: usize = 200;
+
+/// From a sample over a gateway and a router to an engine.
+const MAX_SERVED: usize = 3;
+
+/// The columns by which it is decided what belongs.
+const DECIDING: [&str; 10] = [
+    "trace_id",
+    "span_id",
+    "parent_span_id",
+    "step",
+    "start_ns",
+    "end_ns",
+    "state",
+    "sample_id",
+    "request_id",
+    "links",
+];
 
 /// What a question is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,13 +79,12 @@ pub enum Scope<'a> {
 
 /// How to read the spans of a scope.
 pub struct ScopeRead {
-    /// Of `spans`, separated by a comma and a space; `trace_id`, `span_id`, `parent_span_id`, `start_ns` and `end_ns` must be
-    /// among them.
+    /// Of `spans`, separated by a comma and a space. The rows have others, too.
     pub columns: String,
     pub max_rows: usize,
     /// What to say of a scope that has more rows.
     pub too_many: String,
-    /// Only the spans of these traces.
+    /// Of a step: only the spans of these traces, and of those that are shown with them.
     pub traces: Option<Traces>,
     /// Does not wait for a turn among the queries: for what works on behalf of a query that has one.
     pub at_once: bool,
@@ -79,16 +101,21 @@ pub struct ScopeSpans {
 pub struct StepMembers {
     /// An SQL condition that all of them fulfil, and perhaps others: those [`StepMembers::keep`] leaves out.
     pub filter: String,
-    below: Option<Below>,
+    /// Those that name no step.
+    unnamed: HashSet<Id>,
 }
 
 impl StepMembers {
     /// The rows of a batch that belong to the step. It needs the columns `trace_id`, `span_id` and `step`.
     pub fn keep(&self, batch: &RecordBatch) -> Result<RecordBatch, QueryError> {
-        match &self.below {
-            None => Ok(batch.clone()),
-            Some(below) => below.of(batch).map_err(internal),
-        }
+        // Rows that name a step belong: whoever asks has chosen it.
+        let steps = batch.column_by_name("step").filter(|steps| steps.null_count() < steps.len());
+        let mut mask = Vec::with_capacity(batch.num_rows());
+        let each = each_id(batch, |id| {
+            let named = steps.is_some_and(|steps| steps.is_valid(mask.len()));
+            mask.push(named || self.unnamed.contains(&id));
+        });
+        each.and_then(|()| filter_record_batch(batch, &BooleanArray::from(mask))).map_err(internal)
     }
 }
 
@@ -111,70 +138,83 @@ impl Engine {
     /// Which spans belong to a step, without their other columns: for those who have no room for all of it.
     pub fn members_of_step<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<StepMembers, QueryError>> {
         let read = ScopeRead {
-            columns: "trace_id, span_id, parent_span_id, step, start_ns, end_ns".into(),
+            columns: String::new(),
             max_rows: usize::MAX,
             too_many: String::new(),
             traces: None,
             at_once: false,
         };
-        Box::pin(async move { Ok(self.read_step(run, step, &read).await?.2) })
+        Box::pin(async move { Ok(self.read_step(run, step, &read).await?.members()) })
     }
 
     async fn spans_of_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
-        let (mut batches, others, members) = self.read_step(run, step, read).await?;
-        let named = batches.len();
-        for batch in &others {
-            let kept = members.keep(batch)?;
+        let Some(wanted) = &read.traces else {
+            let mut rows = self.read_step(run, step, read).await?;
+            let named = rows.own.len();
+            rows.own.extend(rows.belonging().map_err(internal)?);
+            let filter = if rows.own.len() > named { rows.filter } else { own(run, step) };
+            return Ok(ScopeSpans { batches: rows.own, filter });
+        };
+        if wanted.is_empty() {
+            return Ok(ScopeSpans { batches: Vec::new(), filter: "false".into() });
+        }
+        // What belongs is a matter of the whole step.
+        let deciding = ScopeRead { columns: String::new(), traces: None, too_many: read.too_many.clone(), ..*read };
+        let mut rows = self.read_step(run, step, &deciding).await?;
+        let shown = rows.shown_with(wanted).map_err(internal)?;
+        let members = rows.members();
+        // The store skips what has none of a few traces; many are cheaper told apart here.
+        let listed = match shown.len() {
+            1..=MAX_LISTED => format!(" and trace_id in ({})", sql_trace_ids(&shown)),
+            _ => String::new(),
+        };
+        let filter = format!("{}{listed}", members.filter);
+        let mut batches = Vec::new();
+        for batch in self.rows_of(read, format!("select {} from spans where {filter}", columns(read))).await? {
+            let kept = members.keep(&of_traces(&batch, &shown).map_err(internal)?)?;
             if kept.num_rows() > 0 {
                 batches.push(kept);
             }
         }
-        let filter = if batches.len() > named { members.filter } else { own(run, step) };
         Ok(ScopeSpans { batches, filter })
     }
 
     /// The spans that name the step, those that may belong to it, and which of these do.
-    async fn read_step(
-        &self,
-        run: &str,
-        step: i64,
-        read: &ScopeRead,
-    ) -> Result<(Vec<RecordBatch>, Vec<RecordBatch>, StepMembers), QueryError> {
+    async fn read_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<StepRows, QueryError> {
         let own = own(run, step);
-        let batches = self.scope_rows(read, &read.columns, &own).await?;
-        let extent = match (&read.traces, batches.is_empty()) {
-            (Some(_), false) => self.extent_of(read, &own).await?,
-            _ => extent(&batches),
+        let select = format!("select {} from spans where", columns(read));
+        let batches = self.rows_of(read, format!("{select} {own}")).await?;
+        let Some((from, to)) = extent(&batches) else {
+            return Ok(StepRows { own: batches, filter: own, ..StepRows::default() });
         };
-        let Some((from, to)) = extent else {
-            return Ok((batches, Vec::new(), StepMembers { filter: own, below: None }));
-        };
-        let during = overlaps(from, to);
+        let during = overlaps(from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
         let unnamed = format!("step is null and {during}");
-        let others = self.scope_rows(read, &read.columns, &unnamed).await?;
-        let mut below = Below::new(&batches, &others).map_err(internal)?;
-        if below.orphans() {
-            // Their parents may belong to another step, and they with them.
-            let elsewhere = format!("step is not null and step <> {step} and {during}");
-            let rows = self.scope_rows(read, "trace_id, span_id", &elsewhere).await?;
-            below.without(&rows).map_err(internal)?;
+        let others = self.rows_of(read, format!("{select} {unnamed}")).await?;
+        let filter = format!("({own} or {unnamed})");
+        let mut rows = StepRows { own: batches, others, filter, ..StepRows::default() };
+        if rows.others.is_empty() {
+            return Ok(rows);
         }
-        let members = StepMembers { filter: format!("({own} or {unnamed})"), below: Some(below) };
-        Ok((batches, others, members))
+        rows = self.compute(move || rows.decide((from, to))).await?.map_err(internal)?;
+        if rows.may_be_elsewhere() {
+            // What names another step takes what is below it along, and its whole trace.
+            let elsewhere =
+                format!("select trace_id, span_id from spans where step is not null and not ({own}) and {during}");
+            let elsewhere = self.rows_of(read, elsewhere).await?;
+            rows = self.compute(move || rows.without(&elsewhere)).await?.map_err(internal)?;
+        }
+        Ok(rows)
     }
 
-    /// The run's spans in a window of time, and those of other runs in the same traces, such as a serving engine's.
+    /// The run's spans in a window of time, and those of other runs that belong to them, such as a serving engine's.
     async fn spans_of_window(&self, run: &str, from: i64, to: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
         let (run, filter) = (sql_text(run), overlaps(from, to));
-        let mut batches = self.scope_rows(read, &read.columns, &format!("run_id = {run} and {filter}")).await?;
-        let traces = traces(&batches).map_err(internal)?;
-        if !traces.is_empty() {
-            for batch in self.scope_rows(read, &read.columns, &format!("run_id <> {run} and {filter}")).await? {
-                let kept = of_traces(&batch, &traces).map_err(internal)?;
-                if kept.num_rows() > 0 {
-                    batches.push(kept);
-                }
-            }
+        let select = format!("select {} from spans where", columns(read));
+        let mut batches = self.rows_of(read, format!("{select} run_id = {run} and {filter}")).await?;
+        if !batches.is_empty() {
+            let others = self.rows_of(read, format!("{select} run_id <> {run} and {filter}")).await?;
+            let own = batches.clone();
+            batches.extend(self.compute(move || connected(&own, &others)).await?.map_err(internal)?);
         }
         Ok(ScopeSpans { batches, filter })
     }
@@ -193,31 +233,28 @@ impl Engine {
         Ok(ScopeSpans { batches, filter })
     }
 
-    /// Traces whose first spans carry a request id that a span of this trace carries.
+    /// Traces whose first spans carry a request id that a span of this trace carries, and traces that served these.
     async fn traces_that_served(&self, trace: &TraceId) -> Result<Traces, QueryError> {
-        let own = sql_trace_ids([trace]);
-        let sql = format!(
-            "select distinct s.trace_id as trace_id from spans s \
-             join (select distinct request_id from spans where trace_id = {own} and request_id is not null) r \
-               on s.request_id = r.request_id \
-             where s.trace_id <> {own} and s.parent_span_id is null limit {MAX_JOINED}"
-        );
-        let (rows, _) = self.sql_rows(&sql, MAX_JOINED).await?.collect().await?;
-        traces(&rows).map_err(internal)
-    }
-
-    async fn scope_rows(&self, read: &ScopeRead, columns: &str, filter: &str) -> Result<Vec<RecordBatch>, QueryError> {
-        let Some(wanted) = &read.traces else {
-            return self.rows_of(read, format!("select {columns} from spans where {filter}")).await;
-        };
-        // The store skips what has none of a few traces; many are cheaper told apart here.
-        let listed = match wanted.len() {
-            0 => return Ok(Vec::new()),
-            1..=MAX_LISTED => format!(" and trace_id in ({})", sql_trace_ids(wanted)),
-            _ => String::new(),
-        };
-        let rows = self.rows_of(read, format!("select {columns} from spans where ({filter}){listed}")).await?;
-        rows.iter().map(|batch| of_traces(batch, wanted).map_err(internal)).collect()
+        let (mut served, mut last) = (Traces::new(), Traces::from_iter([*trace]));
+        for _ in 0..MAX_SERVED {
+            let by = sql_trace_ids(&last);
+            let sql = format!(
+                "select distinct s.trace_id as trace_id from spans s \
+                 join (select request_id, start_ns, coalesce(end_ns, start_ns) as end_ns from spans \
+                       where trace_id in ({by}) and request_id is not null) r on s.request_id = r.request_id \
+                 where s.trace_id not in ({by}) and s.parent_span_id is null \
+                   and s.start_ns <= r.end_ns + {SKEW_NS} and coalesce(s.end_ns, s.start_ns) >= r.start_ns - {SKEW_NS} \
+                 limit {MAX_JOINED}"
+            );
+            let (rows, _) = self.sql_rows(&sql, MAX_JOINED).await?.collect().await?;
+            last = traces(&rows).map_err(internal)?;
+            last.retain(|found| found != trace && !served.contains(found));
+            if last.is_empty() || served.len() + last.len() > MAX_JOINED {
+                break;
+            }
+            served.extend(last.iter().copied());
+        }
+        Ok(served)
     }
 
     async fn rows_of(&self, read: &ScopeRead, sql: String) -> Result<Vec<RecordBatch>, QueryError> {
@@ -228,14 +265,13 @@ impl Engine {
         let (rows, truncated) = running.collect().await?;
         if truncated { Err(QueryError::new(ErrorKind::Limit, read.too_many.clone())) } else { Ok(rows) }
     }
+}
 
-    /// From the first start to the last end of all spans that fulfil a condition, whatever traces are wanted.
-    async fn extent_of(&self, read: &ScopeRead, filter: &str) -> Result<Option<(i64, i64)>, QueryError> {
-        let sql = format!(
-            "select min(start_ns) as start_ns, max(coalesce(end_ns, start_ns)) as end_ns from spans where {filter}"
-        );
-        Ok(extent(&self.rows_of(read, sql).await?))
-    }
+/// The columns that were asked for, and those that decide.
+fn columns(read: &ScopeRead) -> String {
+    let asked: Vec<&str> = read.columns.split(", ").filter(|name| !name.is_empty()).collect();
+    let added = DECIDING.into_iter().filter(|name| !asked.contains(name));
+    asked.iter().copied().chain(added).collect::<Vec<_>>().join(", ")
 }
 
 /// Spans that name the step, as an SQL condition.
@@ -246,7 +282,7 @@ fn own(run: &str, step: i64) -> String {
 /// The rows of these traces.
 fn of_traces(batch: &RecordBatch, traces: &Traces) -> Result<RecordBatch, ArrowError> {
     let mut mask = Vec::with_capacity(batch.num_rows());
-    each_id(batch, |id, _| mask.push(traces.contains(&id.0)))?;
+    each_id(batch, |id| mask.push(traces.contains(&id.0)))?;
     filter_record_batch(batch, &BooleanArray::from(mask))
 }
 
@@ -283,110 +319,216 @@ type Id = ([u8; 16], [u8; 8]);
 
 #[derive(Clone, Copy, PartialEq)]
 enum Verdict {
+    Unknown,
     Belongs,
     DoesNot,
-    /// Hangs under this span, which is not among the rows.
-    Orphan(Id),
+    /// Hangs under this row, whose parent is not among the rows.
+    Orphan(u32),
 }
 
-/// Which of the spans that name no step belong to this one.
-struct Below {
-    verdicts: HashMap<Id, Verdict>,
+/// The spans that name a step, and those that name none and may belong to it. Rows are numbered through both.
+#[derive(Default)]
+struct StepRows {
+    own: Vec<RecordBatch>,
+    others: Vec<RecordBatch>,
+    /// See [`StepMembers::filter`].
+    filter: String,
+    forest: Forest,
+    connections: Connections,
+    /// Of the rows that name no step, in traces of the step.
+    verdicts: Vec<Verdict>,
+    /// By trace: one of its spans names the step.
+    of_step: Vec<bool>,
+    /// By trace: it lasts longer than the step on both sides.
+    around: Vec<bool>,
+    /// By trace: it is the step's, or connected with it.
+    joined: Vec<bool>,
 }
 
-impl Below {
-    fn new(own: &[RecordBatch], others: &[RecordBatch]) -> Result<Below, ArrowError> {
-        let mut named = HashMap::new();
-        for batch in own {
-            each_id(batch, |id, parent| {
-                named.insert(id, parent);
-            })?;
+impl StepRows {
+    fn named(&self) -> usize {
+        self.forest.len() - self.verdicts.len()
+    }
+
+    fn decide(mut self, (from, to): (i64, i64)) -> Result<StepRows, ArrowError> {
+        let all: Vec<RecordBatch> = self.own.iter().chain(&self.others).cloned().collect();
+        self.forest = Forest::read_as_given(&all)?;
+        self.connections = Connections::read(&self.forest, &all)?;
+        let forest = &self.forest;
+        self.verdicts = vec![Verdict::Unknown; rows(&self.others)];
+        let named = self.named();
+        self.of_step = vec![false; forest.traces.len()];
+        forest.trace[..named].iter().for_each(|trace| self.of_step[*trace as usize] = true);
+        let mut times = vec![(i64::MAX, i64::MIN); forest.traces.len()];
+        for row in named..forest.len() {
+            let (start, end) = &mut times[forest.trace[row] as usize];
+            (*start, *end) = ((*start).min(forest.start[row]), (*end).max(forest.end[row]));
         }
-        let traces: HashSet<[u8; 16]> = named.keys().map(|id| id.0).collect();
-        let mut unnamed: HashMap<Id, Option<[u8; 8]>> = HashMap::new();
-        for batch in others {
-            each_id(batch, |id, parent| {
-                if traces.contains(&id.0) {
-                    unnamed.insert(id, parent);
-                }
-            })?;
-        }
-        let mut above: HashSet<Id> = HashSet::new();
-        for (id, parent) in &named {
-            let mut at = parent.map(|parent| (id.0, parent));
-            while let Some(up) = at.filter(|up| unnamed.contains_key(up) && above.insert(*up)) {
-                at = unnamed[&up].map(|parent| (up.0, parent));
+        self.around = times.into_iter().map(|(start, end)| start < from && end > to).collect();
+        self.judge();
+        self.join(&Traces::new());
+        Ok(self)
+    }
+
+    /// Which of the spans that name no step belong to this one by their parents.
+    fn judge(&mut self) {
+        let (forest, named) = (&self.forest, self.named());
+        let place = |row: u32| (row as usize).checked_sub(named);
+        for row in 0..named {
+            let mut at = forest.parent[row];
+            while at != NONE
+                && let Some(above) = place(at).filter(|above| self.verdicts[*above] == Verdict::Unknown)
+            {
+                self.verdicts[above] = Verdict::DoesNot;
+                at = forest.parent[at as usize];
             }
         }
-        let mut verdicts: HashMap<Id, Verdict> = HashMap::with_capacity(unnamed.len());
         let mut path = Vec::new();
-        for start in unnamed.keys() {
-            let mut at = *start;
+        for row in named..forest.len() {
+            if !self.of_step[forest.trace[row] as usize] {
+                continue;
+            }
+            let mut at = row as u32;
             let verdict = loop {
-                if let Some(known) = verdicts.get(&at) {
-                    break *known;
+                let Some(unnamed) = place(at) else { break Verdict::Belongs };
+                if self.verdicts[unnamed] != Verdict::Unknown {
+                    break self.verdicts[unnamed];
                 }
-                if above.contains(&at) {
-                    break Verdict::DoesNot;
+                path.push(unnamed);
+                match forest.parent[at as usize] {
+                    NONE if forest.is_lost(at as usize) => break Verdict::Orphan(at),
+                    NONE => break Verdict::Belongs,
+                    parent => at = parent,
                 }
-                path.push(at);
-                // A circle ends here: it leads to nothing above.
-                verdicts.insert(at, Verdict::Belongs);
-                let Some(parent) = unnamed[&at] else { break Verdict::Belongs };
-                let up = (at.0, parent);
-                if named.contains_key(&up) {
-                    break Verdict::Belongs;
-                }
-                if !unnamed.contains_key(&up) {
-                    break Verdict::Orphan(up);
-                }
-                at = up;
             };
-            verdicts.extend(path.drain(..).map(|id| (id, verdict)));
+            path.drain(..).for_each(|unnamed| self.verdicts[unnamed] = verdict);
         }
-        verdicts.extend(above.into_iter().map(|id| (id, Verdict::DoesNot)));
-        Ok(Below { verdicts })
     }
 
-    fn orphans(&self) -> bool {
-        self.verdicts.values().any(|v| matches!(v, Verdict::Orphan(_)))
+    fn join(&mut self, elsewhere: &Traces) {
+        let (forest, around) = (&self.forest, &self.around);
+        self.joined = self.of_step.clone();
+        let may = |trace: usize| !around[trace] && !elsewhere.contains(&forest.traces[trace]);
+        self.connections.reach(forest, &mut self.joined, may);
     }
 
-    /// Orphans whose parent is among these rows of other steps belong there.
-    fn without(&mut self, elsewhere: &[RecordBatch]) -> Result<(), ArrowError> {
+    fn may_be_elsewhere(&self) -> bool {
+        self.joined != self.of_step || self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Orphan(_)))
+    }
+
+    /// Orphans whose parent is among these rows of other steps belong there, and so do traces that one of these rows is in.
+    fn without(mut self, elsewhere: &[RecordBatch]) -> Result<StepRows, ArrowError> {
         let mut ids = HashSet::new();
         for batch in elsewhere {
-            each_id(batch, |id, _| {
+            each_id(batch, |id| {
                 ids.insert(id);
             })?;
         }
-        for verdict in self.verdicts.values_mut() {
-            if matches!(verdict, Verdict::Orphan(parent) if ids.contains(parent)) {
+        let forest = &self.forest;
+        for verdict in &mut self.verdicts {
+            let Verdict::Orphan(row) = *verdict else { continue };
+            let row = row as usize;
+            if ids.contains(&(forest.traces[forest.trace[row] as usize], forest.parent_id[row])) {
                 *verdict = Verdict::DoesNot;
             }
         }
-        Ok(())
+        self.join(&ids.into_iter().map(|id| id.0).collect());
+        Ok(self)
     }
 
-    /// Rows that name a step belong: whoever asks has chosen it.
-    fn of(&self, batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
-        let steps = batch.column_by_name("step").filter(|steps| steps.null_count() < steps.len());
-        let mut mask = Vec::with_capacity(batch.num_rows());
-        each_id(batch, |id, _| {
-            let named = steps.is_some_and(|steps| steps.is_valid(mask.len()));
-            mask.push(named || self.verdicts.get(&id).is_some_and(|v| *v != Verdict::DoesNot));
-        })?;
-        filter_record_batch(batch, &BooleanArray::from(mask))
+    /// Of a row that names no step.
+    fn belongs(&self, unnamed: usize) -> bool {
+        match self.verdicts[unnamed] {
+            Verdict::Belongs | Verdict::Orphan(_) => true,
+            Verdict::DoesNot => false,
+            Verdict::Unknown => self.joined[self.forest.trace[self.named() + unnamed] as usize],
+        }
+    }
+
+    /// The rows that name no step and belong to it.
+    fn belonging(&self) -> Result<Vec<RecordBatch>, ArrowError> {
+        let mut belongs = (0..self.verdicts.len()).map(|unnamed| self.belongs(unnamed));
+        filtered(&self.others, |_| belongs.next().unwrap_or(false))
+    }
+
+    fn members(self) -> StepMembers {
+        let (forest, named) = (&self.forest, self.named());
+        let id = |row: usize| (forest.traces[forest.trace[row] as usize], forest.span[row]);
+        let unnamed =
+            (0..self.verdicts.len()).filter(|unnamed| self.belongs(*unnamed)).map(|unnamed| id(named + unnamed));
+        StepMembers { unnamed: unnamed.collect(), filter: self.filter }
+    }
+
+    /// These traces, what belongs to the step through them, and what hangs under them or above.
+    fn shown_with(&mut self, wanted: &Traces) -> Result<Traces, ArrowError> {
+        if self.verdicts.is_empty() {
+            return Ok(wanted.clone());
+        }
+        let all: Vec<RecordBatch> = self.own.iter().chain(&self.others).cloned().collect();
+        let samples = self.forest.texts(&all, "sample_id", &mut Texts::default())?;
+        let mut shown: Vec<bool> = self.forest.traces.iter().map(|trace| wanted.contains(trace)).collect();
+        self.connections.reach(&self.forest, &mut shown, |trace| self.joined[trace] && !self.of_step[trace]);
+        let attached = self.connections.attach(&mut self.forest, &samples);
+        let trace_of = |row: u32| self.forest.trace[row as usize] as usize;
+        let pairs: Vec<_> =
+            attached.iter().map(|row| (trace_of(*row), trace_of(self.forest.parent[*row as usize]))).collect();
+        loop {
+            let before = shown.iter().filter(|shown| **shown).count();
+            for (a, b) in &pairs {
+                let either = shown[*a] || shown[*b];
+                (shown[*a], shown[*b]) = (either, either);
+            }
+            if shown.iter().filter(|shown| **shown).count() == before {
+                break;
+            }
+        }
+        let found = self.forest.traces.iter().zip(shown).filter(|(_, shown)| *shown).map(|(trace, _)| *trace);
+        Ok(found.chain(wanted.iter().copied()).collect())
     }
 }
 
-/// Every row's id and, where it has the column, its parent.
-fn each_id(batch: &RecordBatch, mut each: impl FnMut(Id, Option<[u8; 8]>)) -> Result<(), ArrowError> {
-    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
-    let parents = column::<Ids<8>>(batch, "parent_span_id").ok();
-    for row in 0..batch.num_rows() {
-        let id = (traces.get(row).unwrap_or_default(), spans.get(row).unwrap_or_default());
-        each(id, parents.as_ref().and_then(|parents| parents.get(row)));
+/// Of the rows of other runs: those in the run's own traces, and those in traces that are connected with them and name no step.
+fn connected(own: &[RecordBatch], others: &[RecordBatch]) -> Result<Vec<RecordBatch>, ArrowError> {
+    let all: Vec<RecordBatch> = own.iter().chain(others).cloned().collect();
+    let forest = Forest::read_as_given(&all)?;
+    let connections = Connections::read(&forest, &all)?;
+    let named = rows(own);
+    let mut reached = vec![false; forest.traces.len()];
+    forest.trace[..named].iter().for_each(|trace| reached[*trace as usize] = true);
+    let mut of_a_step = vec![false; forest.traces.len()];
+    let mut row = named;
+    for batch in others {
+        for step in column::<Ints>(batch, "step")?.iter() {
+            of_a_step[forest.trace[row] as usize] |= step.is_some();
+            row += 1;
+        }
     }
+    connections.reach(&forest, &mut reached, |trace| !of_a_step[trace]);
+    filtered(others, |row| reached[forest.trace[named + row] as usize])
+}
+
+fn rows(batches: &[RecordBatch]) -> usize {
+    batches.iter().map(RecordBatch::num_rows).sum()
+}
+
+/// The rows that `keep` holds for, which it gets by their number through all batches, in order.
+fn filtered(batches: &[RecordBatch], mut keep: impl FnMut(usize) -> bool) -> Result<Vec<RecordBatch>, ArrowError> {
+    let (mut out, mut from) = (Vec::new(), 0);
+    for batch in batches {
+        let mask: BooleanArray = (from..from + batch.num_rows()).map(|row| Some(keep(row))).collect();
+        from += batch.num_rows();
+        match mask.true_count() {
+            0 => {}
+            all if all == batch.num_rows() => out.push(batch.clone()),
+            _ => out.push(filter_record_batch(batch, &mask)?),
+        }
+    }
+    Ok(out)
+}
+
+fn each_id(batch: &RecordBatch, mut each: impl FnMut(Id)) -> Result<(), ArrowError> {
+    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+    (0..batch.num_rows())
+        .for_each(|row| each((traces.get(row).unwrap_or_default(), spans.get(row).unwrap_or_default())));
     Ok(())
 }

@@ -2,11 +2,13 @@
 //!
 //! - [`Forest`] reads spans and finds their parents. Rows stand in one order that does not depend on how they arrived.
 //! - [`Walk`] goes through it from the roots down: parents before children, with depths.
+//! - [`joins`] finds what belongs together although no context was sent, by request ids and links.
 //! - [`samples`] gives spans the sample that they belong to, [`open`] ends spans that have no end yet, [`lanes`] places spans
 //!   beside each other, [`intervals`] adds up times that overlap.
 
 mod forest;
 pub mod intervals;
+pub mod joins;
 pub mod lanes;
 pub mod open;
 pub mod samples;

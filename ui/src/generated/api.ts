@@ -654,6 +654,11 @@ export interface components {
             run_id: string;
             /** Format: int64 */
             samples: number;
+            /**
+             * @description True for a sender that names no run, step or sample, such as a serving engine, a gateway or a tool server. What it did for a
+             *     run is in the steps of that run; itself, it is listed apart from the runs, under the name of its service.
+             */
+            service?: boolean;
             /** Format: int64 */
             spans: number;
             started_ns: string | null;

@@ -144,6 +144,9 @@ export const NAMES: readonly (readonly ['is' | 'starts' | 'has', string, KindKey
   ['has', 'llm', 'generate'],
   ['has', 'idle', 'idle'],
   ['has', 'barrier', 'idle'],
+  ['starts', 'step', 'step'],
+  ['starts', 'global_step', 'step'],
+  ['starts', 'iter', 'step'],
   ['starts', 'wait', 'idle'],
 ];
 

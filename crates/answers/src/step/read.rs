@@ -4,6 +4,7 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::read::{Column, Counts, Floats, Ints, Links, SmallInts, Text, column};
+use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, State, Texts, Walk};
 
 use super::{SampleRow, StepData, Worker, flag};
@@ -32,6 +33,7 @@ pub const SPAN_COLUMNS: &[&str] = &[
     "sample_id",
     "group_id",
     "attempt",
+    "request_id",
     "links",
     "dropped_attrs",
     "dropped_events",
@@ -67,6 +69,7 @@ impl StepData {
         let mut data = StepData::default();
         let mut numbers = HashMap::new();
         data.read_spans(&forest, spans, &mut numbers)?;
+        Connections::read(&forest, spans)?.attach(&mut forest, &data.sample);
         data.read_samples(samples, &mut numbers)?;
         data.read_links(&forest, spans)?;
         data.give_samples(&forest, &Walk::of(&forest));

@@ -11,6 +11,7 @@ use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::TraceId;
 use rollscope_model::read::{Events, Links, SmallInts, column};
+use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, State, Texts, Walk, fault, intervals};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -27,7 +28,7 @@ pub mod flags {
     pub const MISSING_PARENT: u32 = 16;
     /// It begins before its parent or ends after it.
     pub const OUTSIDE_PARENT: u32 = 32;
-    /// Hung under its caller by the request id, not by a context.
+    /// Hung under its caller by the request id or a link, not by a context.
     pub const JOINED: u32 = 64;
     /// The same piece of engine work as another span of another request.
     pub const REPEATED: u32 = 128;
@@ -114,6 +115,7 @@ pub const COLUMNS: &[&str] = &[
     "end_ns",
     "state",
     "status",
+    "sample_id",
     "request_id",
     "events",
     "links",
@@ -151,7 +153,7 @@ impl<'a> Layout<'a> {
         let mut texts = Texts::default();
         let mut text = |name: &str| forest.texts(batches, name, &mut texts);
         let (run, name, service, thread) = (text("run_id")?, text("name")?, text("service")?, text("thread")?);
-        let (host, status, requests) = (text("host")?, text("status")?, text("request_id")?);
+        let (host, status, sample) = (text("host")?, text("status")?, text("sample_id")?);
         // The trace that was asked for comes first.
         let asked = forest.traces.iter().position(|id| *id == trace).map_or(NONE, |place| place as u32);
         let others = forest.traces.iter().filter(|id| **id != trace);
@@ -190,19 +192,8 @@ impl<'a> Layout<'a> {
                 link[i] = found.map_or(ELSEWHERE, |row| row as i32);
             }
         }
-        // Who sent a request: of several spans that know it, the one that began last, which is the innermost.
-        let mut callers: HashMap<u32, u32> = HashMap::new();
-        for i in (0..forest.len()).filter(|i| trace_of[*i] == 0 && requests[*i] != NONE) {
-            callers.insert(requests[i], i as u32);
-        }
-        for i in 0..forest.len() {
-            let is_root = forest.parent[i] == NONE && flags[i] & flags::MISSING_PARENT == 0;
-            if (is_root && trace_of[i] != 0)
-                && let Some(caller) = callers.get(&requests[i]).filter(|_| requests[i] != NONE)
-            {
-                forest.parent[i] = *caller;
-                flags[i] |= flags::JOINED;
-            }
+        for root in Connections::read(&forest, batches)?.attach(&mut forest, &sample) {
+            flags[root as usize] |= flags::JOINED;
         }
         let walk = Walk::of(&forest);
         let n = forest.len();

@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rollscope_model::Table;
 use rollscope_model::read::{Ids, Text, column};
 use rollscope_query::Engine;
+use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_search::snippet::{Needles, Snippet};
 use rollscope_search::text::Said;
 use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError};
@@ -291,7 +292,14 @@ impl Conversations {
         let span = column::<Ids<8>>(batch, "span_id").ok().and_then(|ids| ids.get(0));
         let sample = column::<Text>(batch, "sample_id").ok().and_then(|ids| ids.get(0));
         let Some(trace) = trace else { return Ok(Vec::new()) };
-        let spans = self.engine.trace(trace).await?;
+        let read = ScopeRead {
+            columns: timing::COLUMNS.into(),
+            max_rows: usize::MAX,
+            too_many: String::new(),
+            traces: None,
+            at_once: false,
+        };
+        let spans = self.engine.spans_of(Scope::Trace { trace, joined: true }, read).await?.batches;
         let messages = text_column(batch, "messages")?[0].clone().unwrap_or_default();
         let keys = message_keys(&messages);
         Ok(timing::strips(&spans, &keys, &hex::encode(trace), span, sample))

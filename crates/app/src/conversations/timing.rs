@@ -9,6 +9,7 @@ use rollscope_model::SpanId;
 use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::names;
 use rollscope_model::read::{Attrs, SmallInts, column};
+use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, State, Texts, Walk, intervals};
 use serde::Serialize;
 use serde_json::Value;
@@ -54,6 +55,10 @@ pub struct Part {
     pub seconds: f64,
 }
 
+/// The columns of `spans` that strips are made from.
+pub const COLUMNS: &str = "trace_id, span_id, parent_span_id, name, phase, status, sample_id, attempt, state, start_ns, end_ns, \
+                           request_id, links, start_attrs, end_attrs";
+
 /// What a message needs to find its spans.
 pub struct MessageKey {
     pub assistant: bool,
@@ -75,11 +80,12 @@ struct Trace<'a> {
 
 impl<'a> Trace<'a> {
     fn read(batches: &'a [RecordBatch]) -> Result<Trace<'a>, ArrowError> {
-        let forest = Forest::read(batches)?;
-        let walk = Walk::of(&forest);
+        let mut forest = Forest::read(batches)?;
         let mut texts = Texts::default();
         let mut text = |name: &str| forest.texts(batches, name, &mut texts);
         let (name, phase, status, sample) = (text("name")?, text("phase")?, text("status")?, text("sample_id")?);
+        Connections::read(&forest, batches)?.attach(&mut forest, &sample);
+        let walk = Walk::of(&forest);
         let attempts: Result<Vec<SmallInts>, ArrowError> = batches.iter().map(|b| column(b, "attempt")).collect();
         let attempt = forest.arrange(attempts?.iter().flat_map(SmallInts::iter).collect());
         Ok(Trace { batches, forest, walk, texts, name, phase, status, sample, attempt })

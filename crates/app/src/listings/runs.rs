@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use super::ns;
 use crate::problem::Problem;
-use crate::query::{int_column, text_column};
+use crate::query::{collect, int_column, sql_text, text_column};
 
 /// One run. Nanoseconds are text.
 #[derive(Serialize, ToSchema)]
@@ -45,7 +45,23 @@ pub struct RunInfo {
     bytes: u64,
     /// Part of `bytes` that is in the log: rows of the last minutes, not compressed yet.
     log_bytes: u64,
+    /// True for a sender that names no run, step or sample, such as a serving engine, a gateway or a tool server. What it did for a
+    /// run is in the steps of that run; itself, it is listed apart from the runs, under the name of its service.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    service: bool,
 }
+
+impl RunInfo {
+    /// Nothing but spans is known of it.
+    fn says_nothing(&self) -> bool {
+        let described =
+            self.name.is_some() || self.project.is_some() || self.ended_ns.is_some() || !self.tags.is_empty();
+        self.spans > 0 && self.samples == 0 && self.steps == 0 && !described
+    }
+}
+
+/// Of more runs without steps it is not looked at whether they are services.
+const MAX_SERVICES: usize = 100;
 
 /// The newest first.
 pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
@@ -61,7 +77,7 @@ pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
     let (frameworks, statuses, tags) = (text("framework")?, text("status")?, text("tags")?);
     let (started, ended, last) = (int("started_ns")?, int("ended_ns")?, int("last_ns")?);
     let (spans, samples) = (int("spans")?, int("samples")?);
-    let runs = (0..batch.num_rows())
+    let mut runs: Vec<RunInfo> = (0..batch.num_rows())
         .map(|i| {
             let run_id = ids[i].clone().unwrap_or_default();
             let extent = extents.get(&run_id).cloned().unwrap_or_default();
@@ -79,11 +95,22 @@ pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
                 steps: extent.steps.map_or(0, |(first, last)| last.saturating_sub(first).saturating_add(1)),
                 bytes: extent.segment_bytes + extent.log_bytes,
                 log_bytes: extent.log_bytes,
+                service: false,
                 run_id,
             }
         })
         .collect();
+    for run in runs.iter_mut().filter(|run| run.says_nothing()).take(MAX_SERVICES) {
+        run.service = is_called_like_its_service(engine, &run.run_id).await?;
+    }
     Ok(runs)
+}
+
+/// Where nobody names a run, it gets the name of the service. One span tells: such a run has no other service.
+async fn is_called_like_its_service(engine: &Engine, run: &str) -> Result<bool, Problem> {
+    let rows = collect(engine, &format!("select service from spans where run_id = {} limit 1", sql_text(run))).await?;
+    let Some(first) = rows.iter().find(|batch| batch.num_rows() > 0) else { return Ok(false) };
+    Ok(text_column(first, "service")?[0].as_deref() == Some(run))
 }
 
 #[derive(Clone, Default)]

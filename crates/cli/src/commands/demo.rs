@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use rollscope_demo::{DemoOptions, Generator};
+use rollscope_demo::{DemoOptions, Generator, Layout};
 use rollscope_model::time::now_ns;
 use rollscope_model::{Table, read};
 use rollscope_store::{SnapshotSource, Store};
 use sha2::{Digest, Sha256};
 
-use crate::args::DemoArgs;
+use crate::args::{DemoArgs, DemoShape};
 use crate::commands::serve;
 use crate::config::Config;
 use crate::output::count;
@@ -58,6 +58,12 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
         samples: args.samples as usize,
         max_turns: args.turns as usize,
         run_id,
+        layout: match args.shape {
+            DemoShape::Stamped => Layout::Stamped,
+            DemoShape::PerSample => Layout::PerSample,
+            DemoShape::PerStep => Layout::PerStep,
+            DemoShape::Async => Layout::Async,
+        },
         media_hash: |bytes| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect(),
         ..DemoOptions::default()
     };

@@ -168,7 +168,7 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
         Some(step) => Some(engine.members_of_step(run, step).await?),
         None => None,
     };
-    // Spans of the same traces that name no step, such as those of a serving engine, belong to the trace's sample.
+    // Spans that name no step, such as those of a serving engine, belong to the sample of their trace.
     let all = columns(Table::Spans, "");
     let joined = columns(Table::Spans, "s.")
         .replace("s.\"sample_id\"", "coalesce(s.sample_id, t.sample_id) as sample_id")
@@ -186,7 +186,7 @@ async fn one_window(engine: &Engine, run: &str, step: Option<i64>, alone: bool, 
                                case when min(group_id) = max(group_id) then min(group_id) end as group_id \
                         from own group by trace_id) \
              select {all} from (select {all} from own union all \
-               select {joined} from spans s join traces t on s.trace_id = t.trace_id where s.step is null and {filter}) \
+               select {joined} from spans s left join traces t on s.trace_id = t.trace_id where s.step is null and {filter}) \
              order by sample_id, start_ns, span_id",
             filter = members.as_ref().map_or("true", |m| m.filter.as_str())
         ),

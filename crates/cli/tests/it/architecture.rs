@@ -31,7 +31,7 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("formats", &["model", "spans"]),
         ("demo", &["model"]),
         ("store", &["model"]),
-        ("query", &["model", "store"]),
+        ("query", &["model", "spans", "store"]),
         ("search", &["model", "store"]),
         ("answers", &["model", "spans", "store", "query"]),
         ("app", &["model", "spans", "formats", "store", "query", "answers", "search"]),

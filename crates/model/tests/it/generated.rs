@@ -219,12 +219,12 @@ fn the_page_of_names_is_up_to_date() {
     out.push_str("\n| meaning | names |\n|---|---|\n");
     for (what, list) in [
         ("run", names::RUN_ID),
-        ("step", names::STEP),
+        ("step (the last two only on resources, roots and spans of the trainer)", names::STEP),
         ("sample", names::SAMPLE_ID),
         ("group", names::GROUP_ID),
         ("attempt", names::ATTEMPT),
         ("phase", &[names::PHASE]),
-        ("request of the serving engine", names::REQUEST_ID),
+        ("request, of the caller and of whoever serves it", names::REQUEST_ID),
         ("host", names::HOST),
         ("process", names::PID),
         ("thread or worker", names::THREAD_LABEL),

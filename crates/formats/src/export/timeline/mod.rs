@@ -44,7 +44,7 @@ pub mod flag {
 }
 
 /// Columns that are needed; others are ignored. `end_attrs` may be left out where no span has `pd_*` attributes.
-pub const COLUMNS: [&str; 15] = [
+pub const COLUMNS: [&str; 17] = [
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -60,6 +60,8 @@ pub const COLUMNS: [&str; 15] = [
     "attempt",
     "start_ns",
     "end_ns",
+    "request_id",
+    "links",
 ];
 
 #[derive(Clone, Copy, Debug, Default)]

@@ -6,6 +6,7 @@ use hashbrown::HashMap;
 use rollscope_model::kinds::classify;
 use rollscope_model::pd::{KEY_PREFIX, segment_of};
 use rollscope_model::read::{Attrs, SmallInts, column};
+use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, Texts, Walk, samples};
 
 use super::{COLUMNS, flag, pd};
@@ -38,13 +39,14 @@ impl Items {
                 ArrowError::SchemaError(format!("the timeline needs the column {name} as the store has it"))
             })?;
         }
-        let forest = Forest::read_as_given(batches)?;
-        let walk = Walk::of(&forest);
+        let mut forest = Forest::read_as_given(batches)?;
         let (mut names, mut phases, mut words) = (Texts::default(), Texts::default(), Texts::default());
         let (mut samples, mut groups) = (Texts::default(), Texts::default());
         let name = forest.texts(batches, "name", &mut names)?;
         let phase = forest.texts(batches, "phase", &mut phases)?;
         let mut sample = forest.texts(batches, "sample_id", &mut samples)?;
+        Connections::read(&forest, batches)?.attach(&mut forest, &sample);
+        let walk = Walk::of(&forest);
         let group = forest.texts(batches, "group_id", &mut groups)?;
         let status = forest.texts(batches, "status", &mut words)?;
         let error = words.find("error");

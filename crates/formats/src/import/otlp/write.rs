@@ -7,8 +7,9 @@ use arrow::array::RecordBatch;
 use rollscope_model::attrs;
 use rollscope_model::build::{AttrsColumn, DictColumn, NULL_KEY, SpansBuilder};
 use rollscope_model::ids::is_zero;
+use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::limits::RUN_ID_BYTES;
-use rollscope_model::names::{KINDS, SERVICE_INSTANCE_ID, STATUSES, state};
+use rollscope_model::names::{KINDS, SERVICE_INSTANCE_ID, STATUSES, STEP, STEP_OR_OTHER, state, step_in_name};
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::known::{KnownAttributes, Meaning};
@@ -288,7 +289,7 @@ impl<'o> Writer<'o> {
         let c = &mut self.columns;
         let r = &self.resource;
         c.run_id.push_key(run_key);
-        c.step.append_option(found.int(list, Meaning::Step).or(r.step));
+        c.step.append_option(found.step(list, span).or(r.step));
         c.trace_id.push(&span.trace_id);
         c.span_id.push(&span.span_id);
         c.parent_span_id.push_opt((!is_zero(&span.parent_id)).then_some(&span.parent_id));
@@ -483,6 +484,25 @@ impl KnownPositions {
         self.get(list, meaning).and_then(int_of)
     }
 
+    /// The step that a span names itself.
+    #[inline]
+    fn step<S: AsRef<str>>(&self, list: &Attrs<S>, span: &Span<S>) -> Option<i64> {
+        let is_root = is_zero(&span.parent_id);
+        let (rank, _) = self.at[Meaning::Step as usize];
+        if rank == NONE {
+            // A root that is about a sample or a request counts something else.
+            let about_a_step = || [Meaning::Sample, Meaning::Request].iter().all(|m| self.get(list, *m).is_none());
+            return is_root.then(|| step_in_name(span.name.as_ref()))?.filter(|_| about_a_step());
+        }
+        let is_trainers = || {
+            let said = self.get(list, Meaning::Phase).and_then(str_of);
+            let kind = classify(span.name.as_ref(), said);
+            kind.is_trainers() || kind == Kind::Rollout
+        };
+        let believed = !STEP_OR_OTHER.contains(&STEP[rank as usize]) || is_root || is_trainers();
+        believed.then(|| self.int(list, Meaning::Step))?
+    }
+
     #[inline]
     fn int32<S: AsRef<str>>(&self, list: &Attrs<S>, meaning: Meaning) -> Option<i32> {
         self.int(list, meaning).and_then(|i| i.try_into().ok())
@@ -532,6 +552,8 @@ fn int_of<S: AsRef<str>>(value: &Val<S>) -> Option<i64> {
     match value {
         Val::Int(i) => Some(*i),
         Val::Str(s) => s.as_ref().trim().parse().ok(),
+        // A loop that counts in floats.
+        Val::Double(d) if d.fract() == 0.0 && d.abs() < 9e15 => Some(*d as i64),
         _ => None,
     }
 }

@@ -1,0 +1,230 @@
+//! What belongs together although no context was sent: spans of different trees that name the same request, or that a link
+//! connects.
+//!
+//! - [`Connections`] finds such spans.
+//! - [`Connections::reach`] goes from traces to those that are connected with them.
+//! - [`Connections::attach`] hangs a tree that served a request under the span that sent it, so that everybody sees it as if the
+//!   request had carried a context.
+//!
+//! A request id may occur again: a request is retried, an engine starts and counts anew. Then time decides: the spans overlap,
+//! but for clocks that differ by [`SKEW_NS`] at most.
+
+use std::cmp::Reverse;
+
+use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
+use hashbrown::{HashMap, HashSet};
+use rollscope_model::read::{Ids, Links, column};
+
+use crate::forest::{Forest, NONE};
+use crate::texts::Texts;
+
+/// Clocks of machines that work together differ by this much at most.
+pub const SKEW_NS: i64 = 10_000_000_000;
+/// From a sample over a gateway and a router to an engine, and one more.
+const MAX_HOPS: usize = 4;
+/// An id that more traces or trees share says nothing about who served whom.
+const MAX_SHARERS: usize = 64;
+
+/// Spans of different traces or trees that have to do with each other.
+#[derive(Default)]
+pub struct Connections {
+    /// Requests by number, and a span that names each; sorted.
+    requests: Vec<(u32, u32)>,
+    /// Spans, and spans of other traces that they link to.
+    links: Vec<(u32, u32)>,
+}
+
+impl Connections {
+    /// From the columns `request_id` and `links`, as far as they are there.
+    pub fn read(forest: &Forest, batches: &[RecordBatch]) -> Result<Connections, ArrowError> {
+        let has = |name: &str| batches.iter().all(|batch| batch.column_by_name(name).is_some());
+        let mut out = Connections::default();
+        if has("request_id") {
+            let numbers = forest.texts(batches, "request_id", &mut Texts::default())?;
+            let named = numbers.into_iter().enumerate().filter(|(_, number)| *number != NONE);
+            out.requests.extend(named.map(|(row, number)| (number, row as u32)));
+            out.requests.sort_unstable();
+        }
+        if has("links") {
+            for batch in batches {
+                let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+                let links: Links = column(batch, "links")?;
+                for row in 0..batch.num_rows() {
+                    let elsewhere = |link: &usize| links.trace_id.get(*link) != traces.get(row);
+                    for link in links.of(row).filter(elsewhere) {
+                        let to = links.trace_id.get(link).zip(links.span_id.get(link));
+                        let to = to.and_then(|(trace, span)| forest.find(&trace, &span));
+                        let from = traces.get(row).zip(spans.get(row));
+                        let from = from.and_then(|(trace, span)| forest.find(&trace, &span));
+                        out.links.extend(from.zip(to));
+                    }
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// Spans by the request that they name, where several do.
+    fn groups(&self) -> impl Iterator<Item = &[(u32, u32)]> {
+        self.requests.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1)
+    }
+
+    /// Adds the traces that are connected with those of `reached`, directly or through others, and that `may` be.
+    /// Both go by the numbers of [`Forest::trace`].
+    pub fn reach(&self, forest: &Forest, reached: &mut [bool], may: impl Fn(usize) -> bool) {
+        let trace_of = |row: u32| forest.trace[row as usize];
+        let mut pairs: Vec<(u32, u32)> = self.links.iter().map(|(from, to)| (trace_of(*from), trace_of(*to))).collect();
+        for group in self.groups() {
+            same_request(forest, group, &mut pairs);
+        }
+        for _ in 0..MAX_HOPS {
+            let mut new = Vec::new();
+            for (a, b) in &pairs {
+                for (from, to) in [(*a as usize, *b as usize), (*b as usize, *a as usize)] {
+                    if reached[from] && !reached[to] && may(to) {
+                        new.push(to);
+                    }
+                }
+            }
+            if new.is_empty() {
+                return;
+            }
+            new.into_iter().for_each(|trace| reached[trace] = true);
+        }
+    }
+
+    /// Hangs trees under the spans that called them: by request id, and by links where the tree names no sample and the caller's
+    /// does. `sample` has the samples that spans name. Returns the rows that got a parent.
+    ///
+    /// A caller begins before what it called and ends after it. Of several the one fits that the tree sticks out of least,
+    /// then the shortest, which is the innermost. A tree that outlives its caller fits too, if it begins within it.
+    pub fn attach(&self, forest: &mut Forest, sample: &[u32]) -> Vec<u32> {
+        if self.links.is_empty() && self.groups().next().is_none() {
+            return Vec::new();
+        }
+        let tops = tops(&forest.parent);
+        let mut found: HashMap<u32, Caller> = HashMap::new();
+        let mut consider = |forest: &Forest, root: u32, caller: u32, by_link: bool| {
+            let same = tops[caller as usize] == root;
+            if !same && let Some(new) = Caller::of(forest, root as usize, caller, by_link) {
+                let best = found.entry(root).or_insert(new);
+                *best = (*best).min(new);
+            }
+        };
+        for group in self.groups() {
+            let roots: HashSet<u32> = group.iter().map(|(_, row)| tops[*row as usize]).collect();
+            if !(2..=MAX_SHARERS).contains(&roots.len()) {
+                continue;
+            }
+            for root in roots.iter().filter(|root| !forest.is_lost(**root as usize)) {
+                group.iter().for_each(|(_, caller)| consider(forest, *root, *caller, false));
+            }
+        }
+        if !self.links.is_empty() {
+            let named = (0..forest.len()).filter(|row| sample[*row] != NONE);
+            let of_samples: HashSet<u32> = named.map(|row| tops[row]).collect();
+            for (a, b) in &self.links {
+                for (root, caller) in [(*a, *b), (*b, *a)] {
+                    let is_root = tops[root as usize] == root && !forest.is_lost(root as usize);
+                    if is_root && !of_samples.contains(&root) && of_samples.contains(&tops[caller as usize]) {
+                        consider(forest, root, caller, true);
+                    }
+                }
+            }
+        }
+        let mut order: Vec<(Caller, Reverse<u32>)> =
+            found.into_iter().map(|(root, best)| (best, Reverse(root))).collect();
+        order.sort_unstable();
+        // By root: the tree that it hangs in by now.
+        let mut within: HashMap<u32, u32> = HashMap::new();
+        let mut attached = Vec::with_capacity(order.len());
+        for (Caller { row, .. }, Reverse(root)) in order {
+            let (mut top, mut below) = (tops[row as usize], Vec::new());
+            while let Some(up) = within.get(&top) {
+                below.push(top);
+                top = *up;
+            }
+            within.extend(below.into_iter().map(|root| (root, top)));
+            if top != root {
+                within.insert(root, top);
+                forest.parent[root as usize] = row;
+                attached.push(root);
+            }
+        }
+        attached
+    }
+}
+
+/// Traces of spans that name one request and overlap in time. What overlaps nothing goes with the nearest that is alone, too.
+fn same_request(forest: &Forest, group: &[(u32, u32)], pairs: &mut Vec<(u32, u32)>) {
+    let mut times: Vec<(u32, i64, i64)> = Vec::new();
+    for (_, row) in group {
+        let row = *row as usize;
+        let (trace, start, end) = (forest.trace[row], forest.start[row], forest.end[row]);
+        match times.iter().position(|known| known.0 == trace) {
+            Some(at) => times[at] = (trace, times[at].1.min(start), times[at].2.max(end)),
+            None if times.len() == MAX_SHARERS => return,
+            None => times.push((trace, start, end)),
+        }
+    }
+    let apart = |a: &(u32, i64, i64), b: &(u32, i64, i64)| (a.1.saturating_sub(b.2)).max(b.1.saturating_sub(a.2));
+    let mut alone = vec![true; times.len()];
+    for (a, one) in times.iter().enumerate() {
+        for (b, other) in times.iter().enumerate().skip(a + 1).filter(|(_, other)| apart(one, other) <= 0) {
+            pairs.push((one.0, other.0));
+            (alone[a], alone[b]) = (false, false);
+        }
+    }
+    let alone: Vec<_> = times.iter().zip(alone).filter(|(_, alone)| *alone).map(|(times, _)| times).collect();
+    for one in &alone {
+        let others = alone.iter().filter(|other| other.0 != one.0);
+        if let Some(nearest) = others.min_by_key(|other| apart(one, other)).filter(|other| apart(one, other) <= SKEW_NS)
+        {
+            pairs.push((one.0, nearest.0));
+        }
+    }
+}
+
+/// A span that may have called a tree. The least fits best.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Caller {
+    by_link: bool,
+    outlived: bool,
+    sticks_out: i64,
+    length: i64,
+    row: u32,
+}
+
+impl Caller {
+    fn of(forest: &Forest, root: usize, row: u32, by_link: bool) -> Option<Caller> {
+        let at = row as usize;
+        if forest.state[at].is_point() {
+            return None;
+        }
+        let (start, end) = (forest.start[root], forest.end[root]);
+        let (from, to) = (forest.start[at], forest.end[at]);
+        let sticks_out = from.saturating_sub(start).max(end.saturating_sub(to)).max(0);
+        let inside = forest.length(root) <= forest.length(at) && sticks_out <= SKEW_NS;
+        let begins_inside = (from..=to).contains(&start);
+        let length = forest.length(at);
+        (inside || begins_inside).then_some(Caller { by_link, outlived: !inside, sticks_out, length, row })
+    }
+}
+
+/// The root above each row.
+fn tops(parent: &[u32]) -> Vec<u32> {
+    let mut tops = vec![NONE; parent.len()];
+    let mut path = Vec::new();
+    for row in 0..parent.len() {
+        let mut at = row;
+        while tops[at] == NONE && parent[at] != NONE {
+            path.push(at);
+            at = parent[at] as usize;
+        }
+        let top = if tops[at] == NONE { at as u32 } else { tops[at] };
+        tops[at] = top;
+        path.drain(..).for_each(|row| tops[row] = top);
+    }
+    tops
+}
