@@ -196,7 +196,7 @@ def tool_timeouts(dice, world, step):
 
 @cause("failing tool", [("slow_tool", "tool"), ("tool_timeout", "tool"), ("retries", None)], near=("straggler",), **TOOLS)
 def failing_tool(dice, world, step):
-    return Change(tool=busiest(world, step), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(2, 8, "pace"))
+    return Change(tool=busiest(world, step), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(4, 30, "pace"))
 
 
 @cause("slow reward", [("slow_reward", None)], near=("slow_tool",))

@@ -55,7 +55,7 @@ NAMES = {
     "roll": Dialect(
         "pipeline_step", "get_data", "rollout", "cal_old_log_probs_values", "cal_ref_log_probs", "compute_advantage", "train", "model_update",
         "do_checkpoint", "val", "trajectory", "generate", "step", "compute_rewards", "worker.train_step", "agentic_pipeline",
-        sample_key="traj_id", group_key="traj_group_id", source_key="tag", tool_key=None,
+        sample_key="traj_id", group_key="traj_group_id", source_key="domain", tool_key=None,
     ),
     "verl": Dialect(
         "step", "get_batch", "gen", "old_log_prob", "ref", "adv", "update_actor", "update_weights", "save_checkpoint", "testing",
@@ -108,7 +108,8 @@ class Emission:
 
 
 class Emitter:
-    def __init__(self, plan, steps, layout=None, dialect=None):
+    def __init__(self, plan, steps, layout=None, dialect=None, **fixed):
+        """`fixed` replaces what was drawn, to find out what an answer depends on."""
         self.plan, self.world, self.steps = plan, plan.world, steps
         self.dice = dice = Dice(("emit", plan.seed))
         self.layout = layout or dice.choice(LAYOUTS, "layout")
@@ -143,6 +144,10 @@ class Emitter:
         self.skews = {}
         self.ids = 0
         self.named_by_host = dice.chance(0.3, "by host")
+        for name, value in fixed.items():
+            if not hasattr(self, name):
+                raise ValueError(f"unknown setting `{name}`; see `Emitter.__init__`")
+            setattr(self, name, value)
         self.engine_names = [self.engine_name(index) for index in range(self.world.engines)]
 
     # Processes.
@@ -251,6 +256,10 @@ class Emitter:
             attrs = {**self.step_attrs(step.number, root=True), **self.phase_attr("rollout")}
             rollout_trace = self.id(16)
             rollout_parent = self.add(worker, rollout_trace, None, "rollout_worker", step.rollout_start, step.rollout_end, attrs)
+        if self.dialect == "roll" and self.in_step_trace:
+            scheduler = self.trainer("scheduler", "scheduler-0")
+            attrs = {**self.step_attrs(step.number), "batch_size": len(step.samples)}
+            rollout_parent = self.add(scheduler, rollout_trace, rollout_parent, "get_batch", step.rollout_start, step.rollout_end, attrs)
         for sample in step.samples:
             self.sample(sample, worker, rollout_trace, rollout_parent, (trace, rollout))
         self.add(driver, trace, None, names.step, step.start, step.end, {**self.step_attrs(step.number, root=True), **self.phase_attr("step")}, span_id=root)
@@ -295,6 +304,8 @@ class Emitter:
         group = f"{sample.step}_{sample.group}" if self.dialect == "roll" else sample.step * (world.samples // world.group) + sample.group
         identity = {names.sample_key: self.sample_id(sample.step, sample.index) if not self.dialect == "slime" else number, names.group_key: group}
         attrs.update(identity)
+        if self.dialect == "roll":
+            attrs.update(env_id=sample.index % world.group, group_id=sample.group, episode_id=sample.step)
         if self.group_spans and parent is None:
             parent = self.add(worker, trace, None, "generate_and_rm_group", sample.start, sample.end, {**attrs, "group_size": world.group}, links=links)
             links = ()
@@ -441,5 +452,5 @@ class Emitter:
             before = ((trace, span),)
 
 
-def emit(plan, steps, layout=None, dialect=None):
-    return Emitter(plan, steps, layout, dialect).emit()
+def emit(plan, steps, layout=None, dialect=None, **fixed):
+    return Emitter(plan, steps, layout, dialect, **fixed).emit()
