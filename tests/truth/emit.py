@@ -135,6 +135,9 @@ class Emitter:
         self.ranks_seen = plan.cause == "slow rank" or dice.chance(0.6, "ranks")
         self.group_spans = self.dialect == "slime" and dice.chance(0.4, "group spans")
         self.in_step_trace = self.layout == "step" or (self.layout == "request" and dice.chance(0.5, "samples in the step's trace"))
+        self.tensor_parallel = 2 if self.world.samples <= 96 and dice.chance(0.3, "tensor parallel") else 1
+        # slime reports what the engine told it. Some run it with engines that send nothing.
+        self.silent = self.dialect == "slime" and "engine" not in plan.cause and "imbalance" not in plan.cause and dice.chance(0.15, "silent")
         self.lost = dice.choice([0.0, 0.0, 0.0, 0.01, 0.05], "lost")
         self.skewed = dice.chance(0.2, "skewed")
         self.zero = START_NS + plan.seed % 10_000 * 86_400_000_000_000
@@ -219,7 +222,7 @@ class Emitter:
         out.spans = sum(map(len, self.buffers.values()))
         out.notes = {
             "step_key": self.step_key, "step_text": self.step_text, "step_everywhere": self.step_everywhere, "sample_step": self.sample_step,
-            "engine": self.engine_kind, "usage": self.usage, "gateway": self.gateway, "lost": self.lost, "skewed": self.skewed,
+            "engine": self.engine_kind, "usage": self.usage, "gateway": self.gateway, "silent": self.silent, "lost": self.lost, "skewed": self.skewed,
             "in_step_trace": self.in_step_trace, "staleness": self.world.staleness, "disaggregated": self.pd, "router": self.world.router,
             "drift": self.world.drift, "samples": self.world.samples, "engines": self.world.engines,
         }
@@ -361,6 +364,11 @@ class Emitter:
                     prompt_tokens=request.prompt, completion_tokens=request.output, cached_tokens=request.cached, e2e_latency=request.end - request.sent,
                     finish_reason="stop", queue_time=request.prefill_start - request.sent, decode_throughput=request.output / max(seconds, 1e-6),
                 )
+                if self.pd:
+                    attrs.update(
+                        pd_prefill_bootstrap_queue_duration=0.001, pd_prefill_forward_duration=request.prefill_end - request.prefill_start,
+                        pd_decode_transfer_duration=request.transfer_end - request.prefill_end, pd_decode_forward_duration=seconds,
+                    )
             elif self.usage:
                 attrs.update({"gen_ai.usage.input_tokens": request.prompt, "gen_ai.usage.output_tokens": request.output})
         else:
@@ -376,7 +384,7 @@ class Emitter:
     def request(self, request, trace, parent):
         """What gateway and engines record."""
         rid = self.rid(request)
-        if request.prefill_start is None or (self.engine_kind == "vllm" and not request.ok):
+        if self.silent or request.prefill_start is None or (self.engine_kind == "vllm" and not request.ok):
             # It was lost before it got anywhere. vLLM reports only what finished.
             return
         if self.layout == "request":
@@ -444,12 +452,14 @@ class Emitter:
         start, end = min(s[1] for s in slices), max(s[2] for s in slices)
         root = self.add(process, trace, parent, name, start, end, attrs)
         host = self.resources[process]["host.name"]
-        label = {"host_id": host, "pid": 2000 + engine, "thread_label": "Scheduler", "tp_rank": 0}
-        thread = self.add(process, trace, root, f"Scheduler [TP 0] (host:{host[:8]} | pid:{2000 + engine})", start, end, label)
-        before = ()
-        for slice_name, begin, finish in slices:
-            span = self.add(process, trace, thread, slice_name, begin, max(begin, finish), links=before)
-            before = ((trace, span),)
+        for rank in range(self.tensor_parallel):
+            # Every rank reports the same work.
+            label = {"host_id": host, "pid": 2000 + 8 * engine + rank, "thread_label": "Scheduler", "tp_rank": rank}
+            thread = self.add(process, trace, root, f"Scheduler [TP {rank}] (host:{host[:8]} | pid:{label['pid']})", start, end, label)
+            before = ()
+            for slice_name, begin, finish in slices:
+                span = self.add(process, trace, thread, slice_name, begin, max(begin, finish), links=before)
+                before = ((trace, span),)
 
 
 def emit(plan, steps, layout=None, dialect=None, **fixed):

@@ -54,6 +54,8 @@ class World:
     prefill_engines: int
     token_s: float
     half: float
+    # Engines are never quite alike, and never quite the same from step to step.
+    engine_sigma: float
     prefill_rate: float
     max_running: int
     transfer_rate: float
@@ -175,6 +177,7 @@ def world(seed, **fixed):
         prefill_engines=prefill,
         token_s=token_s,
         half=half,
+        engine_sigma=one(0.01, 0.04, "engine sigma"),
         prefill_rate=dice.log_uniform(5000, 20000, "world", "prefill"),
         max_running=max(4, int(many / decoders * one(0.9, 2.5, "running"))),
         transfer_rate=dice.log_uniform(15000, 60000, "world", "transfer"),
@@ -378,6 +381,7 @@ class Engine:
         self.tokens = 0.0
         self.last = 0.0
         self.version = 0
+        self.noise = 1.0
         self.pace = 1.0
         self.capacity = 1.0
         self.stopped = False
@@ -391,7 +395,7 @@ class Engine:
 
     def seconds_per_token(self):
         slow = 1.5 if self.prefilling is not None else 1.0
-        return self.world.token_s * (1 + len(self.running) / self.world.half) * slow * self.pace
+        return self.world.token_s * (1 + len(self.running) / self.world.half) * slow * self.noise * self.pace
 
     def advance(self):
         """Decodes up to now. Call it before anything that changes the pace."""
@@ -434,7 +438,7 @@ class Engine:
         known = max(self.cache.get((sample.step, sample.index), 0), self.cache.get((sample.step, "group", sample.group), 0))
         request.cached = 0 if request.turn.missed else min(known, request.prompt - 1) // PAGE * PAGE
         self.prefilling = request
-        self.prefill_ends = self.kernel.now + (0.02 + (request.prompt - request.cached) / self.world.prefill_rate) * self.pace
+        self.prefill_ends = self.kernel.now + (0.02 + (request.prompt - request.cached) / self.world.prefill_rate) * self.noise * self.pace
 
     def end_prefill(self, version):
         if version != self.version:
@@ -475,9 +479,9 @@ class Engine:
         request.end = self.kernel.now
         request.done.fire(self.kernel)
 
-    def set(self, pace, capacity):
+    def set(self, noise, pace, capacity):
         self.advance()
-        self.pace, self.capacity = pace, capacity
+        self.noise, self.pace, self.capacity = noise, pace, capacity
         self.admit()
         self.plan()
 
@@ -660,9 +664,14 @@ class Simulation:
             # A synchronous step is the same whether the steps before it were simulated or not.
             self.turn_of.clear()
         for engine in self.engines:
-            if change.engine == engine.index or change.pace != 1.0 or change.capacity != 1.0:
+            noise = self.dice.log_normal(1.0, world.engine_sigma, "engine", engine.index)
+            noise *= self.dice.log_normal(1.0, world.engine_sigma / 2, "engine", engine.index, number)
+            if change is USUAL:
+                # Ahead of training, the rollout before may still be under way, and its cause with it.
+                engine.set(noise, engine.pace, engine.capacity)
+            else:
                 hit = change.engine_pace if change.engine == engine.index else 1.0
-                engine.set(change.pace * hit, change.capacity)
+                engine.set(noise, change.pace * hit, change.capacity)
         if change.engine is not None and change.stall_s > 0:
             self.kernel.at(self.kernel.now + change.stall_after, self.stall, self.engines[change.engine], change)
         finished = []
@@ -688,7 +697,7 @@ class Simulation:
         step.rollout_end = self.kernel.now
         if change is not USUAL:
             for engine in self.engines:
-                engine.set(1.0, 1.0)
+                engine.set(engine.noise, 1.0, 1.0)
         step.rolled.fire(self.kernel)
 
     def launcher(self, last):
