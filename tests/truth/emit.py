@@ -118,6 +118,8 @@ class Emitter:
             if not (d == "trl" and (self.world.staleness or any(word in plan.cause for word in TRL_HIDES) or any(max(s.turns) > 1 for s in self.world.sources)))
             and not (NAMES[d].engine == "vllm" and self.world.prefill_engines)
         ]
+        # It seldom fits, so it is taken more often where it does.
+        fits += ["trl"] * 3 if "trl" in fits else []
         self.dialect = dialect or dice.choice(fits, "dialect")
         self.names = names = NAMES[self.dialect]
         self.pd = bool(self.world.prefill_engines)
