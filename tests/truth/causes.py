@@ -33,12 +33,13 @@ class Plan:
     seed: int
     cause: str
     world: object
+    # Where it was planted, and the step that it made longer most.
+    planted: int | None = None
     step: int | None = None
     change: Change | None = None
     right: list = field(default_factory=list)
     # Kinds that describe a true symptom of the cause. They count neither as right nor as wrong.
     near: tuple = ()
-    walls_without: dict = field(default_factory=dict)
     true_cost: float = 0.0
     usual_wall: float = 0.0
 
@@ -49,8 +50,6 @@ class Plan:
     @property
     def changes(self):
         return {self.planted: self.change} if self.change else {}
-
-    planted: int | None = None
 
 
 CAUSES = {}
@@ -73,10 +72,13 @@ def decoder(dice, world):
     return dice.integer(world.prefill_engines, world.engines - 1, "engine")
 
 
-def busiest(world, step):
+def busiest(world):
     """The tool that most samples use, so that a slow one is felt."""
-    uses = {tool.name: sum(s.weight * max(0, sum(s.turns) / 2 - 1) / len(s.tools) for s in world.sources if tool.name in s.tools) for tool in world.tools}
-    return max(uses, key=uses.get)
+
+    def uses(tool):
+        return sum(s.weight * max(0, sum(s.turns) / 2 - 1) / len(s.tools) for s in world.sources if tool.name in s.tools)
+
+    return max(world.tools, key=uses).name
 
 
 ENGINE = [("slow_engine", "engine"), ("slow_decode", "engine")]
@@ -186,17 +188,17 @@ TOOLS = {"agents": True, "samples": 128}
 
 @cause("slow tool", [("slow_tool", "tool")], near=("straggler",), **TOOLS)
 def slow_tool(dice, world, step):
-    return Change(tool=busiest(world, step), tool_pace=dice.log_uniform(8, 80, "size"), tool_share=dice.choice([0.1, 0.4, 1.0], "share"))
+    return Change(tool=busiest(world), tool_pace=dice.log_uniform(8, 80, "size"), tool_share=dice.choice([0.1, 0.4, 1.0], "share"))
 
 
 @cause("tool time-outs", [("tool_timeout", "tool"), ("slow_tool", "tool")], near=("straggler",), **TOOLS)
 def tool_timeouts(dice, world, step):
-    return Change(tool=busiest(world, step), tool_timeouts=dice.log_uniform(0.05, 0.8, "size"))
+    return Change(tool=busiest(world), tool_timeouts=dice.log_uniform(0.05, 0.8, "size"))
 
 
 @cause("failing tool", [("slow_tool", "tool"), ("tool_timeout", "tool"), ("retries", None)], near=("straggler",), **TOOLS)
 def failing_tool(dice, world, step):
-    return Change(tool=busiest(world, step), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(4, 30, "pace"))
+    return Change(tool=busiest(world), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(4, 30, "pace"))
 
 
 @cause("slow reward", [("slow_reward", None)], near=("slow_tool",))
@@ -222,10 +224,9 @@ def longer_outputs(dice, world, step):
 @cause("other mix of sources", [("source_mix", "source")], near=("long_outputs", "long_prompts", "straggler", "slow_tool"))
 def other_mix(dice, world, step):
     heaviest = max(range(len(world.sources)), key=lambda i: world.sources[i].output * sum(world.sources[i].turns))
-    for index, source in enumerate(world.sources):
-        if index == heaviest:
-            # Rare until now, and long.
-            source.weight, source.output = source.weight * 0.25, source.output * 2
+    # Rare until now, and long.
+    world.sources[heaviest].weight *= 0.25
+    world.sources[heaviest].output *= 2
     return Change(source=heaviest, source_weight=dice.log_uniform(6, 60, "size"))
 
 

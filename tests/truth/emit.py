@@ -102,9 +102,8 @@ class Emission:
     samples_named: bool = True
     ranks_seen: bool = True
     notes: dict = field(default_factory=dict)
-
-    def sample_id(self, step, index):
-        return self._sample_id(step, index)
+    # From a step and an index to the id that was sent.
+    sample_id: object = None
 
 
 class Emitter:
@@ -220,7 +219,7 @@ class Emitter:
         out.tools_named = self.names.tool_key is not None or "{Tool}" in self.names.tool
         out.samples_named = self.dialect != "trl"
         out.ranks_seen = self.ranks_seen
-        out._sample_id = self.sample_id
+        out.sample_id = self.sample_id
         out.spans = sum(map(len, self.buffers.values()))
         out.notes = {
             "step_key": self.step_key, "step_text": self.step_text, "step_everywhere": self.step_everywhere, "sample_step": self.sample_step,

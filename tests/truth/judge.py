@@ -198,11 +198,23 @@ def table(records):
     def row(label, some):
         count = Counter(r["verdict"] for r in some)
         priced = [r["cost_s"] / r["true_cost_s"] for r in some if r["verdict"] == "first" and r["true_cost_s"] > 0]
-        within = sum(0.8 <= ratio <= 1.25 for ratio in priced)
+        within = sum(0.8 <= ratio <= 1.2 for ratio in priced)
         middle = f"{median(priced):.2f}" if priced else ""
         cells = [f"{count[v]:5}" for v in ("first", "near", "wrong", "nothing")]
         return f"{label:34} {len(some):5} {' '.join(cells)}   {f'{within}/{len(priced)}' if priced else '':>7} {middle:>6}"
 
+    large, middling = ([r for r in planted if size(r) == name] for _, name in SIZES[:2])
+    said = lambda some, verdict: percent(sum(r["verdict"] == verdict for r in some), len(some))
+    priced = [r["cost_s"] / r["true_cost_s"] for r in large + middling if r["verdict"] == "first"]
+    out += [
+        f"{len(records)} runs",
+        f"  cost >= 30 %: named first      {said(large, 'first'):>16}   aim 90 %",
+        f"  cost >= 30 %: wrong first      {said(large, 'wrong'):>16}   aim at most 3 %",
+        f"  cost 15-30 %: named first      {said(middling, 'first'):>16}   aim 60 %",
+        f"  clean runs: nothing accused    {percent(sum(not r['accused'] for r in clean), len(clean)):>16}   aim 98 %",
+        f"  cost_s within 20 %             {percent(sum(0.8 <= ratio <= 1.2 for ratio in priced), len(priced)):>16}   aim 80 %",
+        "",
+    ]
     head = f"{'':34} {'runs':>5} first  near wrong nothing  cost within 20%, median ratio"
     out += ["By effect size", head] + [row(name, [r for r in planted if size(r) == name]) for _, name in SIZES]
     for title, key in (("By layout", lambda r: r["layout"]), ("By dialect", lambda r: r["dialect"]), ("By cause", lambda r: r["cause"])):
