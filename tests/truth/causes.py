@@ -7,7 +7,7 @@ with the same dice and without the cause.
 from dataclasses import dataclass, field
 
 from .dice import Dice
-from .simulate import Change, walls, world
+from .simulate import USUAL, Change, walls, world
 
 # They cost no time and are no cause: they say how far to trust the rest.
 NOT_CAUSES = ("clock_skew", "dropped_data")
@@ -46,6 +46,16 @@ class Plan:
     @property
     def share(self):
         return self.true_cost / self.usual_wall if self.usual_wall else 0.0
+
+    @property
+    def asked(self):
+        """The step to ask about. In a clean run, any."""
+        return self.step if self.step is not None else self.world.steps // 2 + 1
+
+    @property
+    def different(self):
+        """What the change changes, by name."""
+        return {name: value for name, value in vars(self.change or USUAL).items() if value != getattr(USUAL, name)}
 
     @property
     def changes(self):
@@ -198,7 +208,7 @@ def tool_timeouts(dice, world, step):
 
 @cause("failing tool", [("slow_tool", "tool"), ("tool_timeout", "tool"), ("retries", None)], near=("straggler",), **TOOLS)
 def failing_tool(dice, world, step):
-    return Change(tool=busiest(world), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(4, 30, "pace"))
+    return Change(tool=busiest(world), tool_fails=dice.uniform(0.5, 0.95, "size"), tool_pace=dice.log_uniform(2, 15, "pace"))
 
 
 @cause("slow reward", [("slow_reward", None)], near=("slow_tool",))

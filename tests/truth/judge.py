@@ -116,14 +116,14 @@ def judge(server, seed, only=None, layout=None, dialect=None, sent=None, **fixed
     steps = simulate(planned.world, planned.changes)
     emission = emit(planned, steps, layout, dialect, **(sent or {}))
     send(server, emission)
-    asked = planned.step if planned.step is not None else planned.world.steps // 2 + 1
+    asked = planned.asked
     report, failed = ask(server, f"/api/v1/runs/{emission.run}/steps/{asked}/report")
     difference, _ = ask(server, f"/api/v1/runs/{emission.run}/diff?step={asked - 1}&with={asked}")
     record = {
         "seed": seed, "cause": planned.cause, "layout": emission.layout, "dialect": emission.dialect, "run": emission.run, "step": asked,
         "planted": planned.planted, "true_cost_s": planned.true_cost, "usual_wall_s": planned.usual_wall, "share": planned.share,
         "wall_s": steps[asked].wall, "said_wall_s": report and report["wall_s"], "spans": emission.spans, "notes": emission.notes,
-        "change": {k: v for k, v in vars(planned.change).items() if v != getattr(type(planned.change), k)} if planned.change else {},
+        "change": planned.different,
         "checks": exactness(report, difference, steps[asked], emission), "error": failed, "text": report and report["text"],
     }
     if planned.change and planned.change.engine is not None:
@@ -149,7 +149,7 @@ def judge(server, seed, only=None, layout=None, dialect=None, sent=None, **fixed
     return record
 
 
-def judge_all(seeds, only, layout, dialect, sent, keep):
+def judge_all(seeds, only, layout, dialect, sent, keep, json_file):
     """The records of some seeds, on servers of their own."""
     records = []
     for at in range(0, len(seeds), RUNS_PER_SERVER):
@@ -160,6 +160,9 @@ def judge_all(seeds, only, layout, dialect, sent, keep):
             for seed in seeds[at : at + RUNS_PER_SERVER]:
                 records.append(judge(server, seed, only, layout, dialect, sent))
                 print(line(records[-1]), file=sys.stderr, flush=True)
+                if json_file:
+                    with json_file.open("a") as file:
+                        file.write(json.dumps(records[-1]) + "\n")
         finally:
             server.stop()
             if not keep:
@@ -259,15 +262,15 @@ def main():
     if options.keep and len(seeds) > 1:
         parser.error("--keep takes one run, as in --seeds 12:13")
     parts = [seeds[job :: options.jobs] for job in range(options.jobs)]
-    settings = (options.only, options.layout, options.dialect, sent, options.keep)
+    settings = (options.only, options.layout, options.dialect, sent, options.keep, options.json)
+    if options.json:
+        options.json.unlink(missing_ok=True)
     if options.jobs == 1:
         records = judge_all(seeds, *settings)
     else:
         with ProcessPoolExecutor(options.jobs) as pool:
             records = [r for some in pool.map(judge_all, parts, *([s] * options.jobs for s in settings)) for r in some]
     records.sort(key=lambda r: r["seed"])
-    if options.json:
-        options.json.write_text("".join(json.dumps(r) + "\n" for r in records))
     print(table(records))
 
 

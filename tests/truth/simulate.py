@@ -191,7 +191,7 @@ def world(seed, **fixed):
         judge_places=max(4, int(many * one(0.15, 0.6, "judge places"))),
         judge_timeout=dice.choice([30.0, 60.0], "world", "judge timeout"),
         ranks=dice.choice([2, 4, 8], "world", "ranks"),
-        train_rate=tokens / (about * (one(0.5, 0.9, "train") if staleness else one(0.25, 0.6, "train"))),
+        train_rate=tokens / (about * (one(0.35, 0.8, "train") if staleness else one(0.25, 0.6, "train"))),
         logprob_rate=tokens / (about * one(0.06, 0.15, "log probs")),
         reference=dice.chance(0.5, "world", "reference"),
         data_s=dice.log_uniform(0.3, 2, "world", "data"),
