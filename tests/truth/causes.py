@@ -127,7 +127,8 @@ def slow_decoding(dice, world, step):
     return Change(pace=dice.log_uniform(1.25, 3, "size"))
 
 
-@cause("longer prompts", [("long_prompts", None)], near=("slow_prefill", "starved_engine"))
+# More tokens take longer to train on, too. So a slow trainer is a symptom of these.
+@cause("longer prompts", [("long_prompts", None)], near=("slow_prefill", "starved_engine", "slow_phase"), prefill_rate=4000, prompt_scale=2)
 def longer_prompts(dice, world, step):
     return Change(prompt=dice.log_uniform(2, 10, "size"))
 
@@ -226,12 +227,12 @@ def one_straggler(dice, world, step):
     return Change(straggler=dice.integer(0, world.samples - 1, "sample"), straggler_output=dice.log_uniform(4, 20, "size"))
 
 
-@cause("longer outputs", [("long_outputs", None)], near=("straggler",))
+@cause("longer outputs", [("long_outputs", None)], near=("straggler", "slow_phase"))
 def longer_outputs(dice, world, step):
     return Change(output=dice.log_uniform(1.25, 3, "size"))
 
 
-@cause("other mix of sources", [("source_mix", "source")], near=("long_outputs", "long_prompts", "straggler", "slow_tool"))
+@cause("other mix of sources", [("source_mix", "source")], near=("long_outputs", "long_prompts", "straggler", "slow_tool", "slow_phase"))
 def other_mix(dice, world, step):
     heaviest = max(range(len(world.sources)), key=lambda i: world.sources[i].output * sum(world.sources[i].turns))
     # Rare until now, and long.

@@ -106,17 +106,29 @@ class Emission:
     sample_id: object = None
 
 
+class DoesNotFit(ValueError):
+    pass
+
+
+def fitting(dialect, plan):
+    """Whether a system could have had this run."""
+    if NAMES[dialect].engine == "vllm" and plan.world.prefill_engines:
+        return False
+    if dialect == "trl":
+        turns = max(max(source.turns) for source in plan.world.sources)
+        return turns == 1 and not plan.world.staleness and not any(word in plan.cause for word in TRL_HIDES)
+    return True
+
+
 class Emitter:
     def __init__(self, plan, steps, layout=None, dialect=None, **fixed):
         """`fixed` replaces what was drawn, to find out what an answer depends on."""
         self.plan, self.world, self.steps = plan, plan.world, steps
         self.dice = dice = Dice(("emit", plan.seed))
         self.layout = layout or dice.choice(LAYOUTS, "layout")
-        fits = [
-            d for d in DIALECTS
-            if not (d == "trl" and (self.world.staleness or any(word in plan.cause for word in TRL_HIDES) or any(max(s.turns) > 1 for s in self.world.sources)))
-            and not (NAMES[d].engine == "vllm" and self.world.prefill_engines)
-        ]
+        fits = [name for name in DIALECTS if fitting(name, plan)]
+        if dialect and dialect not in fits:
+            raise DoesNotFit(f"`{dialect}` cannot report the run of seed {plan.seed}: {plan.cause}")
         # It seldom fits, so it is taken more often where it does.
         fits += ["trl"] * 3 if "trl" in fits else []
         self.dialect = dialect or dice.choice(fits, "dialect")
@@ -393,7 +405,7 @@ class Emitter:
             trace, parent = self.id(16), None
         if self.gateway:
             gateway = self.server("smg", "gateway-0")
-            attrs = {"http.request.method": "POST", "http.route": "/generate", "request_id": rid}
+            attrs = {"http.request.method": "POST", "http.route": "/generate", "x-request-id": rid}
             parent = self.add(gateway, trace, parent, "POST /generate", request.sent - 0.001, request.end, attrs, otlp.SERVER)
         if self.engine_kind == "vllm":
             self.vllm(request, trace, parent, rid)
