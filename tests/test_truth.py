@@ -116,6 +116,7 @@ def test_engines_know_neither_run_nor_step(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_what_is_said_about_a_run_holds(serve, layout):
+    """Sums are exact, walls are true, and a clean run accuses nobody. Raise this as the answers get better."""
     server = serve()
     for seed, cause in ((100, CLEAN), (101, "slow trainer"), (102, "longer outputs")):
         record = judge(server, seed, cause, layout, sent={"step_key": "rl.step", "step_text": False, "sample_step": True}, staleness=0, **SMALL)

@@ -62,14 +62,17 @@ def is_named(right, finding, planned, emission):
         return False
     evidence, change = finding.get("evidence") or {}, planned.change
     named = lambda key: str(evidence.get(key) or "")
+    # A process may be called by its service, too: `sglang on node-3`.
+    process = lambda key, name: named(key) == name or named(key).endswith(" " + name)
     if right.names == "engine":
-        return named("engine") == emission.engine_names[change.engine] if named("engine") else False
+        return process("engine", emission.engine_names[change.engine])
     if right.names == "phase":
         return named("phase") == emission.phase_names[change.phase]
     if right.names == "tool":
         return change.tool in named("tool").lower() if emission.tools_named else True
     if right.names == "rank":
-        return emission.rank_names[change.rank] in (named("worker"), named("engine"), named("rank"))
+        name = emission.rank_names[change.rank]
+        return process("worker", name) or process("engine", name) or named("rank") == str(change.rank)
     if right.names == "sample":
         seen = {str(s) for s in evidence.get("samples") or []} | {str(s.get("sample_id")) for s in evidence.get("spans") or []}
         return emission.sample_id(planned.planted, change.straggler) in seen if emission.samples_named else True
