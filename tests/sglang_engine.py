@@ -219,7 +219,8 @@ def main(folder, endpoint, ranks):
                 attrs.GEN_AI_RESPONSE_MODEL: "Qwen/Qwen3-8B", attrs.GEN_AI_RESPONSE_FINISH_REASONS: ["stop"]})
             answers[rid] = {"id": rid, "finish_reason": {"type": "stop"}, "prompt_tokens": request["prompt"],
                             "completion_tokens": request["output"], "cached_tokens": request["cached"],
-                            "queue_time": result["queue_time"], "e2e_latency": state.get_e2e_latency(), "end": clock.now}
+                            "queue_time": result["queue_time"], "e2e_latency": state.get_e2e_latency(), "end": clock.now,
+                            **state.convert_to_output_meta_info(completion_tokens=request["output"])}
         flush()
         print(json.dumps(answers), flush=True)
     for process, pipe in schedulers:
