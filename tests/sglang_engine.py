@@ -5,10 +5,11 @@ is faked here (`stub`), and so is the clock: the engine lives in the time that i
 milliseconds. The main process is the HTTP server with the tokenizer manager. Each rank of the scheduler is a process of its own and
 gets the request's `time_stats` pickled, as SGLang sends them.
 
-    python sglang_engine.py FOLDER_OF_THE_WHEEL ENDPOINT RANKS
+    python sglang_engine.py FOLDER_OF_THE_WHEEL ENDPOINT RANKS [prefill|decode]
 
 Every line on standard input is a JSON list of requests: `rid`, `at` (seconds since 1970), `prompt`, `output` and `cached` tokens,
-`pace` (seconds per decode step), and perhaps `headers` and `abort`. The answer is one line: for every `rid`, its `meta_info`.
+`pace` (seconds per decode step), and perhaps `headers`, `abort`, `room` (of a disaggregated request) and `ready` (when its KV cache
+has come from the prefill side). The answer is one line: for every `rid`, its `meta_info`.
 """
 
 import enum
@@ -20,6 +21,7 @@ import time
 import types
 
 PREFILL_S_PER_TOKEN = 0.001
+TRANSFER_S = 0.08
 AT_ONCE = 4
 
 
@@ -46,7 +48,7 @@ class Clock:
 class ForwardMode(enum.Enum):
     """As `sglang.srt.model_executor.forward_batch_info` has it, as far as tracing asks."""
 
-    EXTEND, DECODE = "extend", "decode"
+    EXTEND, DECODE, PREBUILT = "extend", "decode", "prebuilt"
 
     def is_decode(self):
         return self is ForwardMode.DECODE
@@ -55,7 +57,7 @@ class ForwardMode(enum.Enum):
         return self is ForwardMode.EXTEND
 
     def is_prebuilt(self):
-        return False
+        return self is ForwardMode.PREBUILT
 
 
 class DisaggregationMode(enum.Enum):
@@ -108,22 +110,41 @@ class Request:
         self.left = self.output
 
 
-def serve(work, stats, clock):
-    """One wave of requests through a scheduler with continuous batching; returns what became of each."""
-    done, running, pace = {}, [], work[0][0]["pace"]
-    waiting = sorted(work, key=lambda pair: pair[0]["at"])
+def arrive(work, stats, clock, role):
+    """The requests of a wave, and when each is in the queue for its first forward."""
     arrivals = []
-    for asked, state in waiting:
+    for asked, state in sorted(work, key=lambda pair: pair[0]["at"]):
         clock.now = asked["at"] + 0.003
         request = Request(asked, stats.SchedulerReqTimeStats.new_from_obj(pickle.loads(state)))
         request.time_stats.set_scheduler_recv_time()
         clock.now += 0.001
+        if role is DisaggregationMode.PREFILL:
+            request.time_stats.set_prefill_bootstrap_queue_entry_time()
+            clock.now += 0.004
+            request.time_stats.set_bootstrap_done_time()
+        elif role is DisaggregationMode.DECODE:
+            request.time_stats.set_decode_prealloc_queue_entry_time()
+            clock.now += 0.004
+            request.time_stats.set_bootstrap_done_time()
+            request.time_stats.set_decode_transfer_queue_entry_time()
+            clock.now = max(clock.now, asked["ready"])
         request.time_stats.set_wait_queue_entry_time()
         arrivals.append((clock.now, request))
+    return sorted(arrivals, key=lambda pair: pair[0])
+
+
+def serve(work, stats, clock, role):
+    """One wave of requests through a scheduler with continuous batching; returns what became of each."""
+    done, running, pace = {}, [], work[0][0]["pace"]
+    arrivals = arrive(work, stats, clock, role)
     now = arrivals[0][0]
 
     def schedule(batch, mode):
         stats.set_schedule_time_batch(types.SimpleNamespace(reqs=batch, forward_mode=mode))
+
+    def finish(request):
+        request.time_stats.set_completion_time()
+        done[request.rid] = {"end": clock.now, "first": request.first, "queue_time": request.time_stats.get_queueing_time()}
 
     while arrivals or running:
         if not running:
@@ -140,13 +161,24 @@ def serve(work, stats, clock):
         clock.now = now
         if new:
             stats.set_time_batch(new, "set_forward_entry_time")
-            schedule(new, ForwardMode.EXTEND)
-            now += PREFILL_S_PER_TOKEN * sum(r.prompt - r.cached for r in new)
+            schedule(new, ForwardMode.PREBUILT if role is DisaggregationMode.DECODE else ForwardMode.EXTEND)
+            now += 0.001 if role is DisaggregationMode.DECODE else PREFILL_S_PER_TOKEN * sum(r.prompt - r.cached for r in new)
             clock.now = now
             for request in new:
-                request.time_stats.set_prefill_finished_time()
                 request.first = now
-            running += new
+                if role is DisaggregationMode.DECODE:
+                    request.time_stats.set_decode_prebuilt_finish_time()
+                else:
+                    request.time_stats.set_prefill_finished_time()
+                if role is DisaggregationMode.PREFILL:
+                    # The cache travels while the next batch is computed.
+                    request.time_stats.set_prefill_transfer_queue_entry_time()
+                    clock.now = now + TRANSFER_S
+                    request.time_stats.set_prefill_kv_transfer_finish_time()
+                    finish(request)
+                    clock.now = now
+            if role is not DisaggregationMode.PREFILL:
+                running += new
         elif running:
             schedule(running, ForwardMode.DECODE)
             now += pace
@@ -155,33 +187,34 @@ def serve(work, stats, clock):
                 request.time_stats.set_last_decode_finish_time()
                 request.left -= 1
                 if request.left == 0:
-                    request.time_stats.set_completion_time()
-                    done[request.rid] = {"end": now, "first": request.first, "queue_time": request.time_stats.get_queueing_time()}
+                    finish(request)
             running = [r for r in running if r.left]
     return done
 
 
-def scheduler(folder, endpoint, tp_rank, pipe):
+def scheduler(folder, endpoint, tp_rank, role, pipe):
     trace, stats, clock = stub(folder)
     trace.process_tracing_init(endpoint, None)
-    trace.trace_set_thread_info("Scheduler", tp_rank, None, None)
+    label = {"prefill": "Prefill Scheduler", "decode": "Decode Scheduler"}.get(role.value, "Scheduler")
+    trace.trace_set_thread_info(label, tp_rank, None, None)
     while (work := pipe.recv()) is not None:
-        done = serve(work, stats, clock)
+        done = serve(work, stats, clock, role)
         flush()
         pipe.send(done)
 
 
-def main(folder, endpoint, ranks):
+def main(folder, endpoint, ranks, role="null"):
     trace, stats, clock = stub(folder)
+    role = DisaggregationMode(role)
     context = multiprocessing.get_context("spawn")
     schedulers = []
     for rank in range(int(ranks)):
         pipe, theirs = context.Pipe()
-        process = context.Process(target=scheduler, args=(folder, endpoint, rank, theirs))
+        process = context.Process(target=scheduler, args=(folder, endpoint, rank, role, theirs))
         process.start()
         schedulers.append((process, pipe))
     trace.process_tracing_init(endpoint, None)
-    trace.trace_set_thread_info("Tokenizer")
+    trace.trace_set_thread_info({"prefill": "PrefillTokenizer", "decode": "DecodeTokenizer"}.get(role.value, "Tokenizer"))
     attrs = trace.SpanAttributes
     for line in sys.stdin:
         asked = sorted(json.loads(line), key=lambda request: request["at"])
@@ -189,8 +222,8 @@ def main(folder, endpoint, ranks):
         for request in asked:
             clock.now = request["at"]
             stats.calibrate_time_diff()
-            state = states[request["rid"]] = stats.APIServerReqTimeStats(disagg_mode=DisaggregationMode.NULL)
-            state.init_trace_ctx(request["rid"], None, trace.extract_trace_headers(request.get("headers", {})))
+            state = states[request["rid"]] = stats.APIServerReqTimeStats(disagg_mode=role)
+            state.init_trace_ctx(request["rid"], request.get("room"), trace.extract_trace_headers(request.get("headers", {})))
             state.set_created_time()
             clock.now += 0.001
             state.set_tokenize_finish_time()
