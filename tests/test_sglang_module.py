@@ -372,6 +372,13 @@ def test_the_list_of_steps_and_the_report_count_the_same_spans(served):
     assert steps == {t["step"]: engine_spans(t) + trainer_spans(t) for t in served.truth}
 
 
+@BOTH
+@pytest.mark.xfail(strict=True, reason="the list of steps knows only phases that spans state as `rl.phase`; the report takes them from names")
+def test_the_list_of_steps_has_the_report_s_phases(served):
+    for step in served.get(f"/api/v1/runs/{RUN}/steps").json()["steps"]:
+        assert step["exclusive"]["train"] == pytest.approx(TRAIN, abs=0.05)
+
+
 @pytest.mark.xfail(strict=True, reason="report and timeline do not join by request id")
 def test_the_request_id_connects_as_well_as_the_trace(by_traceparent, by_request_id):
     """The same dice: only what connects differs, so the answers do not."""
