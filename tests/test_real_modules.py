@@ -267,6 +267,12 @@ def test_roll_the_list_of_steps_has_the_report_s_phases(roll_sync):
         assert step["exclusive"]["train"] == pytest.approx(phases(roll_sync.report("roll", number))["train"], abs=0.05)
 
 
+@pytest.mark.xfail(strict=True, reason="`perf/rollout_time` is computed only where spans state `rl.phase`")
+def test_roll_how_long_rollouts_took_is_a_metric(roll_sync):
+    stored = dict(roll_sync.sql("select step, value from metrics where name = 'perf/rollout_time' order by step"))
+    assert stored == {clock["step"]: pytest.approx(clock["time/step_rollout"], abs=0.02) for clock in CLOCKS["sync"]}
+
+
 @pytest.mark.xfail(strict=True, reason="with three steps there is nothing to compare with; it says that nothing stands out")
 def test_roll_too_few_steps_are_not_called_usual(roll_sync):
     assert "Nothing stands out" not in roll_sync.findings("roll")["text"]
