@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rollscope_answers::Answers;
 use rollscope_answers::breakdown::breakdown;
-use rollscope_answers::critical_path::critical_path;
+use rollscope_answers::critical_path::{critical_path, walk};
 use rollscope_answers::difference::{Shape, Side, difference};
 use rollscope_answers::idle::idle;
 use rollscope_answers::phases::phases;
@@ -81,10 +81,17 @@ async fn one_step(report: &mut Report) -> anyhow::Result<()> {
     let mut shares = Default::default();
     row("breakdown", timed(&mut || shares = breakdown(&data)));
     let mut path = Default::default();
-    row("critical path", timed(&mut || path = critical_path(&data)));
+    let mut segments = Vec::new();
+    row(
+        "critical path",
+        timed(&mut || {
+            segments = walk(&data);
+            path = critical_path(&data, &segments);
+        }),
+    );
     let mut tail = Default::default();
     row("stragglers", timed(&mut || tail = stragglers(&data, &times)));
-    row("idle", timed(&mut || drop(idle(&data, &phases(&data), tail.window))));
+    row("idle", timed(&mut || drop(idle(&data, &phases(&data, &[], &segments), tail.window))));
     let shape = Shape { step: Some(0), wall_s: 1.0, path: path.totals.clone(), names: shares.by_name.clone() };
     let side = || Side { name: "step 0".into(), steps: vec![&shape], others: Vec::new() };
     row("difference", timed(&mut || drop(difference(&side(), &side()))));

@@ -283,15 +283,12 @@ impl Answers {
         };
         let samples =
             self.all_rows(&format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "))).await?;
-        let names = self.engine.compute(move || (super::step::names_with_attributes(&spans), spans)).await?;
-        let (names, spans) = names;
+        let (worth, spans) =
+            self.engine.compute(move || (super::step::with_attributes(&spans, sql_text), spans)).await?;
         let mut attributes = Vec::new();
-        if !names.is_empty() {
-            let list: Vec<String> = names.iter().map(|n| sql_text(n)).collect();
-            let sql = format!(
-                "select trace_id, span_id, start_attrs, end_attrs from spans where {of_spans} and name in ({})",
-                list.join(", ")
-            );
+        if let Some(worth) = worth {
+            let sql =
+                format!("select trace_id, span_id, start_attrs, end_attrs from spans where {of_spans} and ({worth})");
             attributes = self.all_rows(&sql).await?;
         }
         self.engine
@@ -306,9 +303,9 @@ impl Answers {
         if spans.is_empty() {
             return Err(QueryError::new(ErrorKind::NotFound, format!("there is no trace {}", hex::encode(id))));
         }
-        let read = self
-            .engine
-            .compute(move || StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data, &walk(&data)))));
+        let read = self.engine.compute(move || {
+            StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data, &walk(&data))))
+        });
         read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 

@@ -16,6 +16,8 @@ pub struct SpanFacts {
     pub prompt_tokens: Option<f64>,
     pub cached_tokens: Option<f64>,
     pub queue_s: Option<f64>,
+    pub prefill_s: Option<f64>,
+    pub decode_s: Option<f64>,
     /// Tokens per second.
     pub throughput: Option<f64>,
     /// Prefill and decode fields of the older style, in seconds: bootstrap queue, prefill forward, transfer queue (the tail
@@ -60,9 +62,16 @@ fn number(value: &str) -> Option<f64> {
 impl SpanFacts {
     fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
         let mut facts = SpanFacts::default();
-        let [mut tool, mut completion, mut prompt, mut cached, mut queue] =
-            [names::TOOL_NAME, names::COMPLETION_TOKENS, names::PROMPT_TOKENS, names::CACHED_TOKENS, names::QUEUE_TIME]
-                .map(FirstOf::new);
+        let [mut tool, mut completion, mut prompt, mut cached, mut queue, mut prefill, mut decode] = [
+            names::TOOL_NAME,
+            names::COMPLETION_TOKENS,
+            names::PROMPT_TOKENS,
+            names::CACHED_TOKENS,
+            names::QUEUE_TIME,
+            names::PREFILL_TIME,
+            names::DECODE_TIME,
+        ]
+        .map(FirstOf::new);
         for (key, value) in attributes {
             match key {
                 "turn" => facts.turn = number(value).map(|v| v as i64),
@@ -73,7 +82,9 @@ impl SpanFacts {
                     }
                 }
                 key => {
-                    for list in [&mut tool, &mut completion, &mut prompt, &mut cached, &mut queue] {
+                    for list in
+                        [&mut tool, &mut completion, &mut prompt, &mut cached, &mut queue, &mut prefill, &mut decode]
+                    {
                         list.take(key, value);
                     }
                 }
@@ -85,7 +96,19 @@ impl SpanFacts {
         facts.prompt_tokens = prompt.number();
         facts.cached_tokens = cached.number();
         facts.queue_s = queue.number();
+        facts.prefill_s = prefill.number();
+        facts.decode_s = decode.number();
         facts
+    }
+
+    /// What another span tells of the same generation, where this one tells nothing.
+    pub fn fill_from(&mut self, other: &SpanFacts) {
+        self.completion_tokens = self.completion_tokens.or(other.completion_tokens);
+        self.prompt_tokens = self.prompt_tokens.or(other.prompt_tokens);
+        self.cached_tokens = self.cached_tokens.or(other.cached_tokens);
+        self.queue_s = self.queue_s.or(other.queue_s);
+        self.prefill_s = self.prefill_s.or(other.prefill_s);
+        self.decode_s = self.decode_s.or(other.decode_s);
     }
 }
 

@@ -189,7 +189,15 @@ impl Compare<'_> {
                 let call = &self.step.calls[at];
                 let (sample, span, failed) = (call.sample, call.span, call.failed);
                 let times = times(value, usual);
-                effect.add(Unit { sample, span, excess: value - usual, measured: value, times, seconds: value, failed });
+                effect.add(Unit {
+                    sample,
+                    span,
+                    excess: value - usual,
+                    measured: value,
+                    times,
+                    seconds: value,
+                    failed,
+                });
             }
             out.push(effect);
         }

@@ -31,7 +31,7 @@ use super::effects::{Effect, Unit, effects, end_without, last_end, merge_second_
 use super::engines::Engines;
 use super::history::History;
 use super::kinds::Kind;
-use super::phases::BETWEEN;
+use super::phases::{BETWEEN, Phase};
 use super::robust::{median, middle, quantile, sorted};
 use super::summary::{RankTime, StepSummary};
 
@@ -57,8 +57,8 @@ const UNUSUAL: [(f64, f64); 3] = [(0.15, 2.0), (0.5, 1.4), (1.0, 1.15)];
 /// Requests and calls count as evidence from this part of the largest excess.
 const EVIDENT: f64 = 0.2;
 /// Phases: beyond this many spreads, and this share, above the median of at least this many other steps.
-const PHASE_SPREADS: f64 = 6.0;
-const PHASE_SHARE: f64 = 0.3;
+const PHASE_SPREADS: f64 = 5.0;
+const PHASE_SHARE: f64 = 0.2;
 const PHASE_STEPS: usize = 3;
 /// A part that grew is told if it grew by this much of what the step did.
 const MUCH_OF_IT: f64 = 0.4;
@@ -184,6 +184,7 @@ impl<'a> Judge<'a> {
             found.retain(|f| f.evidence.count > 1 || f.cost_s >= MIN_SHARE_OF_ONE * reference);
         }
         found.extend(self.of_phases(index, least));
+        self.lengths_in_training(index, least, &mut found);
         if let Some(usual) = usual.filter(|u| found.is_empty() && u.is_slower(step)) {
             found.extend(self.what_grew(index, usual));
         }
@@ -314,7 +315,10 @@ impl<'a> Judge<'a> {
             Cause::Tool(tool) => {
                 evidence.tool = Some(tool.clone());
                 let waited = if failed { "waited in vain" } else { "waited" };
-                ("slow_tool", format!("{people} {waited} {} for the `{tool}` tool (usually {})", time(measured), time(usual)))
+                (
+                    "slow_tool",
+                    format!("{people} {waited} {} for the `{tool}` tool (usually {})", time(measured), time(usual)),
+                )
             }
             Cause::Reward if failed => (
                 "reward_timeout",
@@ -412,15 +416,14 @@ impl<'a> Judge<'a> {
         }
         let mut out = Vec::new();
         for (at, phase) in step.phases.iter().enumerate().filter(|(_, p)| !p.holds_samples) {
-            let seconds = |s: &&StepSummary| s.phases.iter().filter(|p| p.name == phase.name).map(|p| p.seconds).sum();
-            let lengths: Vec<f64> = others.iter().map(seconds).collect();
-            let Some((usual, spread)) = middle(&lengths) else { continue };
+            let Some(UsualPhase { usual, spread, .. }) = usual_phase(step, phase, &others) else { continue };
             let more = (phase.seconds - usual).min(phase.on_path_s);
             if more < least || more < PHASE_SPREADS * spread || more < PHASE_SHARE * usual {
                 continue;
             }
             let time = super::words::time;
-            let usually = if usual > 0.0 { format!("usually {}", time(usual)) } else { "most steps have none".to_string() };
+            let usually =
+                if usual > 0.0 { format!("usually {}", time(usual)) } else { "most steps have none".to_string() };
             let mut evidence = Evidence {
                 count: 1,
                 of: 1,
@@ -431,7 +434,10 @@ impl<'a> Judge<'a> {
             };
             let took = time(phase.seconds);
             let (kind, text) = if phase.name == BETWEEN {
-                ("driver_gap", format!("{took} passed between phases ({usually}): the driver did nothing that it reports"))
+                (
+                    "driver_gap",
+                    format!("{took} passed between phases ({usually}): the driver did nothing that it reports"),
+                )
             } else if let Some((rank, own, middle)) = self.slow_rank(index, at as u32, &others) {
                 evidence.worker = Some(rank.clone());
                 (evidence.measured, evidence.usual) = (Some(own), Some(middle));
@@ -446,6 +452,37 @@ impl<'a> Judge<'a> {
             out.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
         }
         out
+    }
+
+    /// Longer sequences also take longer to learn from.
+    fn lengths_in_training(&self, index: usize, least: f64, found: &mut Vec<Finding>) {
+        let step = self.steps[index];
+        let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
+        let by_tokens = |phase: &Phase| usual_phase(step, phase, &others).map_or(0.0, |u| u.by_tokens);
+        let trained: f64 = step.phases.iter().filter(|p| !p.holds_samples && p.on_path_s > 0.0).map(by_tokens).sum();
+        let lengths = found.iter_mut().find(|f| ["long_outputs", "long_prompts", "source_mix"].contains(&f.kind));
+        if let Some(lengths) = lengths {
+            lengths.cost_s += trained.max(0.0);
+            lengths.without_s = lengths.without_s.map(|s| s - trained.max(0.0));
+            return;
+        }
+        let usual = |of: fn(&StepSummary) -> f64| middle(&others.iter().map(|s| of(s)).collect::<Vec<f64>>());
+        let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
+        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens);
+        if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
+            return;
+        }
+        let of_prompts = step.prompts - prompts > 0.5 * (step.tokens - tokens);
+        let (kind, what) = if of_prompts { ("long_prompts", "prompts") } else { ("long_outputs", "outputs") };
+        let text = format!(
+            "longer {what} made {:.0} tokens to learn from (usually {tokens:.0}), so training took {} longer",
+            step.tokens,
+            super::words::time(trained)
+        );
+        let (measured, usual, count) = (Some(step.tokens), Some(tokens), step.samples.len());
+        let evidence = Evidence { count, of: count, measured, usual, ..Evidence::default() };
+        let (cost_s, without_s) = (trained, Some(step.wall_s - trained));
+        found.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
     }
 
     /// Where nothing stands out: the phase or the part of the path that grew most, if it grew by much of what the step did.
@@ -500,6 +537,38 @@ impl<'a> Judge<'a> {
     }
 }
 
+/// What a phase would usually take in a step.
+struct UsualPhase {
+    usual: f64,
+    spread: f64,
+    /// Of `usual`, what follows from the step having more tokens than the others.
+    by_tokens: f64,
+}
+
+/// A phase that only some steps have (a checkpoint, an evaluation) is compared with those; one that no other has took no time
+/// there. Training takes as long as there are tokens, if it does in this run.
+fn usual_phase(step: &StepSummary, phase: &Phase, others: &[&StepSummary]) -> Option<UsualPhase> {
+    let seconds =
+        |s: &StepSummary| -> f64 { s.phases.iter().filter(|p| p.name == phase.name).map(|p| p.seconds).sum() };
+    let present: Vec<&StepSummary> = others.iter().copied().filter(|s| seconds(s) > 0.0).collect();
+    if present.is_empty() || phase.name == BETWEEN {
+        let lengths: Vec<f64> = others.iter().map(|s| seconds(s)).collect();
+        let (usual, spread) = middle(&lengths)?;
+        return Some(UsualPhase { usual: usual.max(0.0), spread, by_tokens: 0.0 });
+    }
+    let lengths: Vec<f64> = present.iter().map(|s| seconds(s)).collect();
+    let (plain, spread) = middle(&lengths)?;
+    let grows = matches!(phase.kind, Kind::Train | Kind::LogProbs) && step.tokens > 0.0;
+    let rates: Vec<f64> = present.iter().filter(|s| s.tokens > 0.0).map(|s| seconds(s) / s.tokens).collect();
+    if let Some((rate, of_rate)) = middle(&rates).filter(|_| grows && rates.len() >= PHASE_STEPS)
+        && of_rate * plain <= spread * rate
+    {
+        let usual = rate * step.tokens;
+        return Some(UsualPhase { usual, spread: of_rate * step.tokens, by_tokens: usual - plain });
+    }
+    Some(UsualPhase { usual: plain, spread, by_tokens: 0.0 })
+}
+
 /// Clocks and completeness: they cost nothing, but they limit how far to trust the rest.
 fn of_data(step: &StepSummary) -> Vec<Finding> {
     let mut out = Vec::new();
@@ -507,7 +576,7 @@ fn of_data(step: &StepSummary) -> Vec<Finding> {
     for clock in &step.clocks {
         let way = if clock.ahead_ms > 0.0 { "ahead of" } else { "behind" };
         let text = format!(
-            "the clock of {} is {} {way} the clocks of its callers (±{}); its times were moved",
+            "the clock of {} is at least {} {way} the clocks of its callers (up to {} more); its times were moved",
             clock.sender,
             super::words::time(clock.ahead_ms.abs() / 1e3),
             super::words::time(clock.uncertain_ms / 1e3),

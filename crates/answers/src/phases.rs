@@ -37,7 +37,7 @@ pub const BETWEEN: &str = "between phases";
 
 /// The spans that are phases: right under the step, and about no sample.
 fn rows(data: &StepData) -> Vec<usize> {
-    let is_step = |r: u32| r != NONE && data.kind[r as usize] == Kind::Step;
+    let is_step = |r: u32| r != NONE && data.kind[r as usize] == Kind::Step && data.sample[r as usize] == NONE;
     let mut rows: Vec<usize> = (0..data.len())
         .filter(|r| is_step(data.parent[*r]) && data.sample[*r] == NONE && !data.is(*r, flag::POINT))
         .collect();

@@ -13,6 +13,7 @@
 
 use hashbrown::HashMap;
 
+use super::attributes::SpanFacts;
 use super::kinds::Kind;
 use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
@@ -213,9 +214,9 @@ impl Sweep {
         out: &mut SampleTimes,
         tools: &mut HashMap<String, u32>,
     ) -> Option<SampleTime> {
-        let own = || {
-            rows.iter().map(|r| *r as usize).filter(|r| !data.is(*r, flag::SHARED | flag::POINT) && data.length(*r) > 0)
-        };
+        let counts_itself = |row: &usize| !data.is(*row, flag::SHARED | flag::POINT) && data.length(*row) > 0;
+        let own: Vec<usize> = rows.iter().map(|row| *row as usize).filter(counts_itself).collect();
+        let own = || own.iter().copied();
         let start = own().map(|r| data.start[r]).min()?;
         let end = own().map(|r| data.end[r]).max()?;
         let last_attempt = own().map(|r| data.attempt[r]).max()?;
@@ -256,9 +257,16 @@ impl Sweep {
         // Ends before starts: neighbours that touch do not overlap.
         self.events.sort_unstable_by_key(|(at, starts, row)| (*at, *starts, *row));
         let place: HashMap<u32, usize> = generations.iter().enumerate().map(|(i, g)| (g.row, i)).collect();
+        // What the engine tells of a generation, where its caller does not.
+        let mut told: Vec<(u32, SpanFacts)> = Vec::new();
         for row in own() {
             if let Some(g) = place.get(&self.generation[row]) {
                 let g = &mut generations[*g];
+                if row as u32 != g.row
+                    && let Some(facts) = data.facts.get(&(row as u32)).filter(|_| data.kind[row] == Kind::Generate)
+                {
+                    told.push((g.row, facts.clone()));
+                }
                 let longest = (data.length(row), data.sender[row]);
                 match data.kind[row] {
                     Kind::Prefill => g.prefill = g.prefill.max(longest),
@@ -318,6 +326,9 @@ impl Sweep {
         }
         pass(now, end, &running, &open);
 
+        for (row, facts) in told {
+            data.facts.entry(row).or_default().fill_from(&facts);
+        }
         for g in &mut generations {
             self.divide(data, g, &mut time, retried_until);
             let facts = data.facts.get(&g.row);
@@ -325,7 +336,7 @@ impl Sweep {
             if tokens.is_finite() {
                 time.tokens += tokens;
             }
-            let known = |of: fn(&super::attributes::SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
+            let known = |of: fn(&SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
             let part = |part: Part| seconds(g.parts[part as usize]);
             let sender = |first: (i64, u32), second: (i64, u32)| match (first.1, second.1) {
                 (NONE, NONE) => g.other.1,
@@ -381,8 +392,11 @@ impl Sweep {
         }
         let ns = |s: Option<f64>| (s.unwrap_or(0.0) * 1e9).clamp(0.0, 1e18) as i64;
         let [bootstrap, forward, transfer, decode] = facts.pd;
-        let prefill = ns(forward) - ns(transfer).min(ns(forward));
-        let decode = match (decode, facts.completion_tokens, facts.throughput) {
+        let prefill = match forward {
+            Some(_) => ns(forward) - ns(transfer).min(ns(forward)),
+            None => ns(facts.prefill_s),
+        };
+        let decode = match (decode.or(facts.decode_s), facts.completion_tokens, facts.throughput) {
             (Some(s), _, _) => ns(Some(s)),
             (None, Some(tokens), Some(rate)) => ns(Some(tokens / rate)),
             _ => 0,

@@ -114,6 +114,9 @@ pub struct StepSummary {
     pub running: bool,
     pub spans: usize,
     pub phases: Vec<Phase>,
+    /// Tokens of all sequences, and those of them that are prompts; 0: not known.
+    pub tokens: f64,
+    pub prompts: f64,
     /// Seconds of the critical path by kind.
     pub path: [f64; Kind::COUNT],
     /// By id, so that nothing depends on the order of arrival.
@@ -221,12 +224,28 @@ impl StepSummary {
             out.generations += 1;
             out.reported += usize::from(reported[row]);
         }
+        out.count_tokens();
         out.read_ranks(data);
         for segment in &path {
             let kind = if segment.row == NONE { Kind::Step } else { data.kind[segment.row as usize] };
             out.path[kind as usize] += seconds(segment.end - segment.start);
         }
         (out, times, path)
+    }
+
+    /// A sequence is what its sample's last request had before it, and what that made.
+    fn count_tokens(&mut self) {
+        let mut of: HashMap<u32, (f64, f64, f64)> = HashMap::new();
+        for r in self.requests.iter().filter(|r| !r.failed && !r.given_up) {
+            let known = |tokens: f64| if tokens.is_finite() { tokens } else { 0.0 };
+            let sum = of.entry(r.sample).or_default();
+            sum.0 = sum.0.max(known(r.prompt) + known(r.tokens));
+            sum.1 += known(r.tokens);
+            // The first prompt is the task.
+            sum.2 = if sum.2 == 0.0 { known(r.prompt) } else { sum.2.min(known(r.prompt)) };
+        }
+        self.tokens = of.values().map(|(sequence, made, _)| sequence.max(*made)).sum();
+        self.prompts = of.values().map(|(.., prompt)| prompt).sum();
     }
 
     /// How long each rank worked in each phase of the trainer.

@@ -24,8 +24,8 @@ pub const STEP: &[&str] = &[
 /// Of these: names that count other things, too (an agent's turns, a solver's rounds). They are believed on resources, on roots,
 /// and on spans of the trainer.
 pub const STEP_OR_OTHER: &[&str] = &["step", "iteration"];
-pub const SAMPLE_ID: &[&str] = &["rl.sample.id", "sample_id", "sample_index"];
-pub const GROUP_ID: &[&str] = &["rl.group.id", "group_id", "group_index"];
+pub const SAMPLE_ID: &[&str] = &["rl.sample.id", "sample_id", "sample_index", "traj_id", "trajectory_id"];
+pub const GROUP_ID: &[&str] = &["rl.group.id", "group_id", "group_index", "traj_group_id"];
 pub const ATTEMPT: &[&str] = &["rl.attempt", "attempt"];
 /// What kind of work a span is: `rollout`, `reward`, `train`, `weight_sync`, `tool`, ...
 pub const PHASE: &str = "rl.phase";
@@ -59,6 +59,9 @@ pub const CACHED_TOKENS: &[&str] = &[
 ];
 /// Seconds in the engine's queue.
 pub const QUEUE_TIME: &[&str] = &["queue_time", "gen_ai.latency.time_in_queue"];
+/// Seconds of prefill and of decoding, as vLLM notes them on its request.
+pub const PREFILL_TIME: &[&str] = &["gen_ai.latency.time_in_model_prefill"];
+pub const DECODE_TIME: &[&str] = &["gen_ai.latency.time_in_model_decode"];
 /// The tool that was called.
 pub const TOOL_NAME: &[&str] = &["gen_ai.tool.name", "tool", "tool_name", "tool.name", "name"];
 

@@ -374,16 +374,21 @@ impl StepRows {
     fn judge(&mut self) {
         let (forest, named) = (&self.forest, self.named());
         let place = |row: u32| (row as usize).checked_sub(named);
+        let mut path = Vec::new();
         for row in 0..named {
             let mut at = forest.parent[row];
-            while at != NONE
-                && let Some(above) = place(at).filter(|above| self.verdicts[*above] == Verdict::Unknown)
-            {
-                self.verdicts[above] = Verdict::DoesNot;
+            let verdict = loop {
+                let Some(above) = (at != NONE).then(|| place(at)) else { break Verdict::DoesNot };
+                // Between two spans of the step is inside it.
+                let Some(above) = above else { break Verdict::Belongs };
+                if self.verdicts[above] != Verdict::Unknown {
+                    break self.verdicts[above];
+                }
+                path.push(above);
                 at = forest.parent[at as usize];
-            }
+            };
+            path.drain(..).for_each(|above| self.verdicts[above] = verdict);
         }
-        let mut path = Vec::new();
         for row in named..forest.len() {
             if !self.of_step[forest.trace[row] as usize] {
                 continue;

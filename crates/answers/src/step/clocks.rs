@@ -6,21 +6,24 @@
 //! so   server.end - caller.end <= d <= server.start - caller.start
 //! ```
 //!
-//! Every pair of spans gives such a bracket. Their medians bracket `d` in spite of odd pairs; if 0 lies outside, the clock
-//! is off, and the middle of the bracket is the estimate, exact to half its width. Only pairs count whose inner span is the
-//! shorter one (a child that is not waited for says nothing about clocks). Estimates follow calls outward from the sender
-//! that most callers belong to. Linear, but for medians.
+//! Every pair of spans gives such a bracket, and one `d` must fit (nearly) all of them: nine tenths, for odd pairs. Where none
+//! does, the spans are not inside for another reason, such as a child that outlives the span that started it, and nothing is
+//! moved. If 0 does not fit, the clock is off, and its times are moved by the least that fits: no more than the spans force. Only
+//! pairs count whose inner span is the shorter one (a child that is not waited for says nothing about clocks). Estimates follow
+//! calls outward from the sender that most callers belong to. n log n.
 
 use hashbrown::HashMap;
 use serde::Serialize;
 
 use super::{NONE, StepData, flag};
-use crate::robust::median;
+use crate::robust::{quantile, sorted};
 
 /// Pairs needed for an estimate.
 const MIN_PAIRS: usize = 5;
 /// Brackets of less than this are within what clocks and queues do anyway.
 const TOLERANCE_NS: f64 = 2e6;
+/// Of the pairs.
+const NEARLY_ALL: f64 = 0.9;
 /// Calls from caller to caller to be followed.
 const HOPS: usize = 4;
 
@@ -30,7 +33,7 @@ pub struct Clock {
     pub sender: String,
     /// Ahead of the others, in milliseconds; negative: behind.
     pub ahead_ms: f64,
-    /// Half the width of the bracket.
+    /// The width of the bracket: how much further off it may be.
     pub uncertain_ms: f64,
     pub pairs: usize,
 }
@@ -70,13 +73,18 @@ pub fn correct(data: &mut StepData) -> Vec<Clock> {
             break;
         }
         for (sender, brackets) in reached {
-            let (low, high) = (median(brackets.iter().map(|b| b.0)), median(brackets.iter().map(|b| b.1)));
+            let low = quantile(&sorted(brackets.iter().map(|b| b.0)), NEARLY_ALL);
+            let high = quantile(&sorted(brackets.iter().map(|b| b.1)), 1.0 - NEARLY_ALL);
             let (Some(low), Some(high)) = (low, high) else { continue };
             let off = brackets.len() >= MIN_PAIRS && low <= high && (low > TOLERANCE_NS || high < -TOLERANCE_NS);
-            let ahead = if off { (low + high) / 2.0 } else { 0.0 };
+            let ahead = match off {
+                true if low > 0.0 => low,
+                true => high,
+                false => 0.0,
+            };
             offsets.insert(sender, ahead);
             if off {
-                let (ahead_ms, uncertain_ms) = (ahead / 1e6, (high - low) / 2e6);
+                let (ahead_ms, uncertain_ms) = (ahead / 1e6, (high - low) / 1e6);
                 found.push(Clock { sender: data.sender_name(sender), ahead_ms, uncertain_ms, pairs: brackets.len() });
             }
         }

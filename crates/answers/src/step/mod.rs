@@ -21,7 +21,7 @@ pub use rollscope_spans::{NONE, Texts};
 use super::attributes::SpanFacts;
 use super::kinds::Kind;
 use clocks::Clock;
-pub use read::{SAMPLE_COLUMNS, SPAN_COLUMNS, names_with_attributes};
+pub use read::{SAMPLE_COLUMNS, SPAN_COLUMNS, with_attributes};
 
 pub mod flag {
     pub const OPEN: u8 = 1;

@@ -79,7 +79,7 @@ impl StepData {
         for batch in attributes {
             let wanted = |row: &u32| {
                 let row = *row as usize;
-                data.kind[row] == Kind::Tool || data.flags[row] & flag::GENERATION != 0
+                matches!(data.kind[row], Kind::Tool | Kind::Generate)
             };
             attributes::read(batch, &mut data.facts, |trace, span| forest.find(&trace, &span).filter(wanted))?;
         }
@@ -235,22 +235,40 @@ fn numbers_of<'a, C: Column<'a>, T: Copy>(
     Ok(forest.arrange(out))
 }
 
-/// Names of spans whose attributes are worth reading: generations and tool calls. Names that are many (a request has one of
-/// its own) are left out.
-pub fn names_with_attributes(spans: &[RecordBatch]) -> Vec<String> {
-    const MOST: usize = 200;
+/// Which spans' attributes are worth reading: those of generations, as callers and engines see them, and of tool calls. An SQL
+/// condition; none where there are no such spans.
+pub fn with_attributes(spans: &[RecordBatch], quote: impl Fn(&str) -> String) -> Option<String> {
     let mut texts = Texts::default();
     let (Ok(names), Ok(phases)) = (texts.column(spans, "name"), texts.column(spans, "phase")) else {
-        return Vec::new();
+        return None;
     };
     let pairs: hashbrown::HashSet<(u32, u32)> =
         names.into_iter().zip(phases).filter(|(name, _)| *name != NONE).collect();
     let mut found = std::collections::BTreeSet::new();
+    let mut of_requests = false;
     for (name, phase) in pairs {
         let (name, said) = (texts.get(name), (phase != NONE).then(|| texts.get(phase)));
-        if is_generation(name, said) || classify(name, said) == Kind::Tool {
-            found.insert(name.to_string());
+        if !matches!(classify(name, said), Kind::Tool | Kind::Generate) {
+            continue;
+        }
+        // SGLang's requests have a name each.
+        match name.contains("Req ") {
+            true => of_requests = true,
+            false => {
+                found.insert(name.to_string());
+            }
         }
     }
-    if found.len() > MOST { Vec::new() } else { found.into_iter().collect() }
+    let mut conditions = Vec::new();
+    if !found.is_empty() && found.len() <= MAX_NAMES {
+        let list: Vec<String> = found.iter().map(|name| quote(name)).collect();
+        conditions.push(format!("name in ({})", list.join(", ")));
+    }
+    if of_requests {
+        conditions.push("name like '%Req %'".to_string());
+    }
+    (!conditions.is_empty()).then(|| conditions.join(" or "))
 }
+
+/// Names that are listed in a query.
+const MAX_NAMES: usize = 200;

@@ -73,6 +73,12 @@ impl StepData {
     }
 
     fn find_step(&mut self) {
+        // What is called a step inside a sample is an agent's, or its environment's.
+        for row in 0..self.len() {
+            if self.kind[row] == Kind::Step && self.sample[row] != NONE {
+                self.kind[row] = Kind::Tool;
+            }
+        }
         // A `train_step` that contains rollouts is a step.
         for row in 0..self.len() {
             if self.parent[row] != NONE && self.kind[row] == Kind::Rollout && self.sample[row] == NONE {

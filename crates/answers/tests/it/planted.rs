@@ -101,9 +101,7 @@ fn findings(case: &Case) -> Vec<Finding> {
 /// Is this the planted cause? A group that has an engine for itself cannot be told from the engine.
 fn is(finding: &Finding, plant: &Plant) -> bool {
     match plant {
-        Plant::SlowTool { tool, .. } => {
-            finding.kind == "slow_tool" && finding.evidence.tool.as_ref() == Some(tool)
-        }
+        Plant::SlowTool { tool, .. } => finding.kind == "slow_tool" && finding.evidence.tool.as_ref() == Some(tool),
         Plant::StragglingGroup { .. } => ["straggling_group", "slow_engine"].contains(&finding.kind),
         plant => finding.kind == plant.kind(),
     }
@@ -171,8 +169,9 @@ fn clean_runs_are_left_in_peace() {
         let found: Vec<Finding> = (0..summaries.len()).flat_map(|i| judge.findings(i)).collect();
         steps += summaries.len();
         // That outputs were longer is a fact, and nobody's fault.
-        let (facts, accusing): (Vec<_>, Vec<_>) =
-            found.into_iter().partition(|f| ["long_outputs", "source_mix", "long_prompts", "retries", "longer_path"].contains(&f.kind));
+        let (facts, accusing): (Vec<_>, Vec<_>) = found
+            .into_iter()
+            .partition(|f| ["long_outputs", "source_mix", "long_prompts", "retries", "longer_path"].contains(&f.kind));
         lengths += facts.iter().filter(|f| f.kind != "longer_path").count();
         if !accusing.is_empty() {
             wrong += 1;
