@@ -283,6 +283,7 @@ impl Generator {
             sender: &self.rollout,
             caused_by: (root.trace, root.rollout),
             one_trace: o.layout == Layout::PerStep,
+            group: None,
             group_size: o.group_size,
             first_sample: plan.step * o.samples as u64,
             first_group: plan.step * o.samples.div_ceil(o.group_size) as u64,

@@ -3,6 +3,7 @@
 
 use std::fmt::Write as _;
 
+use rollscope_model::build::AttrsColumn;
 use rollscope_model::{SpanId, TraceId};
 
 use crate::dice::scatter;
@@ -27,6 +28,8 @@ pub struct SampleWriter<'a> {
     pub caused_by: (TraceId, SpanId),
     /// Everything is in the trainer's trace, below its rollout.
     pub one_trace: bool,
+    /// In one trace a group has one span: that of the group in hand.
+    pub group: Option<(usize, SpanId)>,
     pub group_size: usize,
     pub first_sample: u64,
     pub first_group: u64,
@@ -49,7 +52,9 @@ impl SampleWriter<'_> {
         let group_id = (self.first_group + task.group as u64).to_string();
         let key = SampleKey { sample_id: &sample_id, group_id: &group_id };
         let trace = if self.one_trace { self.caused_by.0 } else { sink.ids.trace() };
-        let group = sink.ids.span();
+        let written = self.group.filter(|(known, _)| self.one_trace && *known == task.group);
+        let group = written.map_or_else(|| sink.ids.span(), |(_, span)| span);
+        self.group = Some((task.group, group));
         let (parent, links) = match self.one_trace {
             true => (Some(self.caused_by.1), &[][..]),
             false => (None, std::slice::from_ref(&self.caused_by)),
@@ -64,7 +69,16 @@ impl SampleWriter<'_> {
             links,
             ..base(group, "generate_and_rm_group", times.start - MS / 10, times.group_end)
         };
-        sink.span(&row, |a| a.put_int("group_size", self.group_size as i64), nothing);
+        let attrs = |a: &mut AttrsColumn| a.put_int("group_size", self.group_size as i64);
+        match (self.one_trace, written) {
+            (true, Some(_)) => {}
+            (true, None) => {
+                let members = &outcome.samples[index..(index + self.group_size).min(outcome.samples.len())];
+                let start = members.iter().map(|member| member.start).min().unwrap_or(times.start) - MS / 10;
+                sink.span(&Row { sample: None, start, ..row }, attrs, nothing);
+            }
+            (false, _) => sink.span(&row, attrs, nothing),
+        }
 
         let mut span = group;
         for (attempt, (start, end)) in times.attempts.iter().enumerate() {
