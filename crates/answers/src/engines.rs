@@ -8,7 +8,7 @@
 //! - **overloaded**: it got more requests than the others.
 //! - **starved**: its requests waited longer than those of the others, and none of the above is the case.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::causes::Cause;
 use super::factors::{Factor, pace};
@@ -127,7 +127,11 @@ impl Engines {
                     (*at, if r.failed { r.end - r.start } else { 0.0 })
                 };
                 (Cause::Stall, of.iter().map(lost).collect(), view.failed as f64, failures as f64)
-            } else if let Some((lost, seconds)) = still.filter(|_| !overloaded) {
+            } else if let Some((mut lost, seconds)) = still.filter(|_| !overloaded) {
+                // Those that did not get in meanwhile waited, too.
+                let stood: HashSet<usize> = lost.iter().map(|(at, _)| *at).collect();
+                let waited = of.iter().filter(|at| !stood.contains(*at));
+                lost.extend(waited.map(|at| (*at, step.requests[*at].queue - queue(true))).filter(|(_, s)| *s > 1.0));
                 (Cause::Stall, lost, seconds, 0.0)
             } else if overloaded {
                 (Cause::Imbalance, of.iter().map(excess).collect(), count(false), count(true))

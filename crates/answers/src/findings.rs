@@ -123,6 +123,25 @@ pub struct Finding {
     pub evidence: Evidence,
 }
 
+/// A cause that was weighed, whether it became a finding or not.
+#[derive(Clone, Debug, Serialize, ToSchema)]
+pub struct Considered {
+    pub kind: &'static str,
+    /// The tool, engine, group or source.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub subject: String,
+    /// How much earlier the last sample would have ended without it.
+    pub cost_s: f64,
+    /// What the samples lost to it together.
+    pub sample_s: f64,
+    /// What it cost in the median of the other steps.
+    pub usual_cost_s: f64,
+    /// Its requests or calls are far enough from the usual, for how few they are.
+    pub unusual: bool,
+    /// It cost clearly more than in the other steps.
+    pub stands_out: bool,
+}
+
 /// What a run's steps usually take.
 #[derive(Clone, Copy, Debug, Serialize, ToSchema)]
 pub struct UsualStep {
@@ -186,7 +205,7 @@ impl<'a> Judge<'a> {
         found.extend(self.of_phases(index, least));
         self.lengths_in_training(index, least, &mut found);
         if let Some(usual) = usual.filter(|u| found.is_empty() && u.is_slower(step)) {
-            found.extend(self.what_grew(index, usual));
+            found.extend(self.phase_that_grew(index, usual));
         }
         found.extend(of_data(step));
         found.sort_by(|a, b| {
@@ -222,6 +241,10 @@ impl<'a> Judge<'a> {
 
     /// Few samples are more easily chance than many: the fewer they are, the more unusual each must be.
     fn is_unusual(&self, step: &StepSummary, effect: &Effect) -> bool {
+        // Engines are compared with each other, and all their requests speak.
+        if effect.cause.is_engines() {
+            return true;
+        }
         let of = evident(effect);
         let samples: HashSet<u32> = of.iter().map(|u| u.sample).collect();
         let share = samples.len() as f64 / step.samples.len() as f64;
@@ -229,26 +252,27 @@ impl<'a> Judge<'a> {
         median(of.iter().map(|u| u.times)).is_some_and(|times| times >= least)
     }
 
-    /// What was weighed, for looking closely: each cause with what it cost and what it usually costs.
-    pub fn weighed(&self, index: usize) -> Vec<String> {
+    /// What was weighed: every cause with what it cost the samples, the costliest first.
+    pub fn considered(&self, index: usize) -> Vec<Considered> {
         let step = self.steps[index];
         let reference = self.usual_step(index).map_or(step.wall_s, |u| u.median_s);
+        let others = self.history.others(index);
         let weighed = |effect: Effect| {
             let family = effect.cause.family();
-            let others = self.history.others(index);
-            let usual = sorted(others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0)));
-            format!(
-                "{:?} cost {:.1} total {:.1} stands_out {} unusual {} usually {:.1} often {:.1}",
-                effect.cause,
-                effect.cost,
-                effect.total(),
-                self.stands_out(index, &effect, reference),
-                self.is_unusual(step, &effect),
-                quantile(&usual, 0.5).unwrap_or(0.0),
-                quantile(&usual, OFTEN).unwrap_or(0.0),
-            )
+            let usual = others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0));
+            Considered {
+                kind: effect.cause.kind(),
+                subject: effect.cause.subject().to_string(),
+                cost_s: effect.cost,
+                sample_s: effect.total(),
+                usual_cost_s: median(usual).unwrap_or(0.0),
+                unusual: self.is_unusual(step, &effect),
+                stands_out: self.stands_out(index, &effect, reference),
+            }
         };
-        self.effects(index).into_iter().map(weighed).collect()
+        let mut out: Vec<Considered> = self.effects(index).into_iter().map(weighed).collect();
+        out.sort_by(|a, b| b.cost_s.total_cmp(&a.cost_s).then_with(|| (a.kind, &a.subject).cmp(&(b.kind, &b.subject))));
+        out
     }
 
     fn of_samples(&self, index: usize, least: f64, reference: f64) -> Vec<Finding> {
@@ -485,36 +509,44 @@ impl<'a> Judge<'a> {
         found.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
     }
 
-    /// Where nothing stands out: the phase or the part of the path that grew most, if it grew by much of what the step did.
-    fn what_grew(&self, index: usize, usual: UsualStep) -> Option<Finding> {
+    /// Where nothing stands out: the phase that grew most, if it grew by much of what the step did.
+    fn phase_that_grew(&self, index: usize, usual: UsualStep) -> Option<Finding> {
         let step = self.steps[index];
         let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
-        let of_phase = |s: &StepSummary, name: &str| -> f64 {
-            s.phases.iter().filter(|p| p.name == name && !p.holds_samples).map(|p| p.seconds).sum()
+        let seconds = |s: &StepSummary, name: &str| -> f64 {
+            s.phases.iter().filter(|p| p.name == name).map(|p| p.seconds).sum()
         };
         let phases = step.phases.iter().filter(|p| !p.holds_samples).map(|phase| {
-            let usual = median(others.iter().map(|s| of_phase(s, &phase.name))).unwrap_or(0.0);
-            (phase.name.clone(), phase.kind, phase.seconds, usual)
+            let usual = median(others.iter().map(|s| seconds(s, &phase.name))).unwrap_or(0.0).max(0.0);
+            (phase, (phase.seconds - usual).min(phase.on_path_s), usual)
         });
-        let contains = |kind: Kind| matches!(kind, Kind::Step | Kind::Rollout);
-        // What the trainer does has its phases.
-        let parts = Kind::ALL.into_iter().filter(|kind| !contains(*kind) && !kind.is_trainers()).map(|kind| {
-            let usual = median(others.iter().map(|s| s.path[kind as usize])).unwrap_or(0.0);
-            (kind.label().to_string(), kind, step.path[kind as usize], usual)
-        });
-        let grew = |(_, _, own, usual): &(String, Kind, f64, f64)| own - usual;
-        let (name, kind, own, before) = phases.chain(parts).max_by(|a, b| grew(a).total_cmp(&grew(b)))?;
-        let more = own - before;
+        let (phase, more, before) = phases.max_by(|a, b| a.1.total_cmp(&b.1))?;
         if more < MUCH_OF_IT * (step.wall_s - usual.median_s) {
             return None;
         }
-        let time = super::words::time;
-        let what = if name == BETWEEN { "the time between phases".to_string() } else { format!("`{name}`") };
-        let text = format!("no single cause stands out; {what} held it for {} (usually {})", time(own), time(before));
-        let gap = if name == BETWEEN { "driver_gap" } else { "slow_phase" };
-        let evidence = Evidence { phase: Some(name), measured: Some(own), usual: Some(before), ..Evidence::default() };
-        let kind = if contains(kind) || kind.is_trainers() || gap == "driver_gap" { gap } else { "longer_path" };
-        Some(Finding { kind, step: step.step, text, cost_s: more, without_s: None, evidence })
+        let (name, time) = (&phase.name, super::words::time);
+        let (kind, what) = match name.as_str() {
+            BETWEEN => ("driver_gap", "the time between phases".to_string()),
+            name => ("slow_phase", format!("`{name}`")),
+        };
+        let usually =
+            if before > 0.0 { format!("usually {}", time(before)) } else { "most steps have none".to_string() };
+        let text = format!("{what} took {} ({usually})", time(phase.seconds));
+        let (measured, usual) = (Some(phase.seconds), Some(before));
+        let evidence = Evidence { count: 1, of: 1, phase: Some(name.clone()), measured, usual, ..Evidence::default() };
+        Some(Finding { kind, step: step.step, text, cost_s: more, without_s: Some(step.wall_s - more), evidence })
+    }
+
+    /// Where nothing stands out: the part of the critical path that grew most, with its seconds here and usually.
+    pub fn part_that_grew(&self, index: usize) -> Option<(Kind, f64, f64)> {
+        let (step, usual) = (self.steps[index], self.usual_step(index)?);
+        let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
+        let kinds = Kind::ALL.into_iter().filter(|kind| !matches!(kind, Kind::Step | Kind::Rollout));
+        let parts = kinds.map(|kind| {
+            (kind, step.path[kind as usize], median(others.iter().map(|s| s.path[kind as usize])).unwrap_or(0.0))
+        });
+        let grew = parts.max_by(|a, b| (a.1 - a.2).total_cmp(&(b.1 - b.2)))?;
+        (grew.1 - grew.2 >= MUCH_OF_IT * (step.wall_s - usual.median_s)).then_some(grew)
     }
 
     /// The rank that a phase waited for, with its time and that of the others, if it is slower than ranks usually are.

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use super::breakdown::{Breakdown, breakdown};
 use super::critical_path::{CriticalPath, critical_path};
 use super::difference::Shape;
-use super::findings::{Finding, Judge, UsualStep};
+use super::findings::{Considered, Finding, Judge, UsualStep};
 use super::health::{Health, health};
 use super::idle::{Idle, idle};
 use super::phases::Phase;
@@ -48,6 +48,8 @@ pub struct StepReport {
     #[schema(required)]
     pub usual: Option<UsualStep>,
     pub findings: Vec<Finding>,
+    /// What else was weighed, for those who doubt.
+    pub considered: Vec<Considered>,
     #[serde(flatten)]
     #[schema(value_type = StepAnswers)]
     pub answers: Arc<StepAnswers>,
@@ -106,7 +108,7 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnsw
     let step = judge.steps[index];
     let usual = judge.usual_step(index);
     let findings = judge.findings(index);
-    let sentence = sentence::sentence(step, usual, &findings);
+    let sentence = sentence::sentence(judge, index, &findings);
     StepReport {
         run: run.to_string(),
         step: step.step,
@@ -118,6 +120,7 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnsw
         end_ns: step.end_ns.to_string(),
         usual,
         findings,
+        considered: judge.considered(index),
         answers,
     }
 }

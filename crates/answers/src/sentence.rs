@@ -3,8 +3,7 @@
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::findings::{Finding, UsualStep};
-use super::summary::StepSummary;
+use super::findings::{Finding, Judge};
 use super::words::time;
 
 /// A part of a sentence. `finding` is the index of the finding that it states, if any.
@@ -22,7 +21,8 @@ const TOLD: usize = 3;
 const MOST: f64 = 0.75;
 
 /// The sentence that summarises a step.
-pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Finding]) -> Vec<Clause> {
+pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause> {
+    let (step, usual) = (judge.steps[index], judge.usual_step(index));
     let plain = |text: String| Clause { text, finding: None };
     let name = step.step.map_or("This run".to_string(), |n| format!("Step {n}"));
     let mut first = match step.running {
@@ -61,6 +61,9 @@ pub fn sentence(step: &StepSummary, usual: Option<UsualStep>, findings: &[Findin
         out.push(Clause { text, finding: Some(only) });
     } else if causes.is_empty() && longer_by > 0.0 {
         out.push(plain("; no single cause stands out".to_string()));
+        if let Some((kind, own, usual)) = judge.part_that_grew(index) {
+            out.push(plain(format!(", but {} held it for {} (usually {})", kind.label(), time(own), time(usual))));
+        }
     }
     if !causes.is_empty() && explained < MOST * longer_by {
         out.push(plain(format!("; this explains {} of the {}", time(explained), time(longer_by))));

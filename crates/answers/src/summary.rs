@@ -1,7 +1,7 @@
 //! What is kept of a step for comparing it with the other steps of its run: small beside its spans, so that a run's history
 //! stays in memory and a new step costs only itself.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rollscope_spans::intervals;
 
 use super::critical_path::{Segment, walk};
@@ -262,8 +262,16 @@ impl StepSummary {
                 *sums.entry((phase, data.worker[row], data.sender[row])).or_default() += data.length(row);
             }
         }
+        // A process with a name of its own for each rank says it best.
+        let senders: HashSet<u32> = sums.keys().map(|(_, _, sender)| *sender).collect();
+        let by_sender = senders.len() > 1
+            && senders.len() >= sums.keys().map(|(_, worker, _)| *worker).collect::<HashSet<_>>().len();
         for ((phase, worker, sender), ns) in sums {
-            let name = if worker == NONE { data.sender_name(sender) } else { data.worker_name(worker) };
+            let name = match worker {
+                NONE => data.sender_name(sender),
+                _ if by_sender => data.sender_name(sender),
+                worker => data.worker_name(worker),
+            };
             let rank = self.keys.number(&name);
             self.ranks.push(RankTime { phase: phase as u32, rank, seconds: seconds(ns) });
         }
