@@ -321,7 +321,7 @@ pub fn transfer_speed_gb_s(r: &Request) -> f64 {
     r.transfer_mb / 1e3 / seconds(r.transferred - r.transfer_start)
 }
 
-fn pd_summary(a: &mut rollscope_model::build::AttrsColumn, r: &Request) {
+fn pd_summary(a: &mut AttrsColumn, r: &Request) {
     a.put_double("pd_transfer_speed_gb_s", transfer_speed_gb_s(r));
     a.put_double("pd_transfer_total_mb", r.transfer_mb);
     a.put_int("pd_prefill_retry_count", r.transfer_retries);
