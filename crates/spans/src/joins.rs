@@ -104,10 +104,18 @@ impl Connections {
             return Vec::new();
         }
         let tops = tops(&forest.parent);
+        // By root: its tree names a sample.
+        let mut of_sample = vec![false; forest.len()];
+        (0..forest.len()).filter(|row| sample[*row] != NONE).for_each(|row| of_sample[tops[row] as usize] = true);
         let mut found: HashMap<u32, Caller> = HashMap::new();
         let mut consider = |forest: &Forest, root: u32, caller: u32, by_link: bool| {
-            let same = tops[caller as usize] == root;
-            if !same && let Some(new) = Caller::of(forest, root as usize, caller, by_link) {
+            let top = tops[caller as usize];
+            // Samples call; nothing that knows of none calls them.
+            let backwards = of_sample[root as usize] && !of_sample[top as usize];
+            if top != root
+                && !backwards
+                && let Some(new) = Caller::of(forest, root as usize, caller, by_link)
+            {
                 let best = found.entry(root).or_insert(new);
                 *best = (*best).min(new);
             }
@@ -122,12 +130,10 @@ impl Connections {
             }
         }
         if !self.links.is_empty() {
-            let named = (0..forest.len()).filter(|row| sample[*row] != NONE);
-            let of_samples: HashSet<u32> = named.map(|row| tops[row]).collect();
             for (a, b) in &self.links {
                 for (root, caller) in [(*a, *b), (*b, *a)] {
                     let is_root = tops[root as usize] == root && !forest.is_lost(root as usize);
-                    if is_root && !of_samples.contains(&root) && of_samples.contains(&tops[caller as usize]) {
+                    if is_root && !of_sample[root as usize] && of_sample[tops[caller as usize] as usize] {
                         consider(forest, root, caller, true);
                     }
                 }

@@ -129,7 +129,8 @@ fn clocks_may_differ_and_a_request_may_outlive_its_caller() {
     let rows = [row(1, 1, 0, (0, 4), "a"), row(2, 2, 0, (4 + SKEW_NS / SECOND + 1, 40), "a")];
     assert_eq!((reached(&rows), parents(&rows)), (vec![1], vec![0, 0]));
     // The caller gave up; the engine did not.
-    let rows = [row(1, 1, 0, (0, 4), "a"), row(2, 2, 0, (1, 60), "a")];
+    let sample = Row { sample: Some("s"), ..row(1, 1, 0, (0, 4), "a") };
+    let rows = [sample, row(2, 2, 0, (1, 60), "a")];
     assert_eq!(parents(&rows), [0, 1]);
 }
 
