@@ -409,7 +409,8 @@ pub fn merge_second_causes(step: &StepSummary, effects: Vec<Effect>) -> Vec<Effe
         }
     }
     for effect in &mut first {
-        effect.cost = last - end_without(step, std::iter::once(&*effect));
+        // Beside others it may have cost more than alone.
+        effect.cost = effect.cost.max(last - end_without(step, std::iter::once(&*effect)));
     }
     first
 }

@@ -17,12 +17,14 @@ use super::step::NONE;
 use super::summary::{RequestSummary, StepSummary};
 
 /// Requests from which an engine's figures are taken.
-const FEW_REQUESTS: usize = 4;
+const FEW_REQUESTS: usize = 6;
 /// Engines from which one can be told apart.
 const FEW_ENGINES: usize = 2;
 /// From this pace, and this many spreads between engines.
-const SLOWER: f64 = 1.2;
-const SPREADS: f64 = 4.0;
+const SLOWER: f64 = 1.25;
+const SPREADS: f64 = 5.0;
+/// An engine that is this slow in every step is told, too.
+const ALWAYS_SLOWER: f64 = 1.8;
 /// The spread of logarithms between engines is at least this.
 const LEAST_SPREAD: f64 = 0.035;
 const MORE_REQUESTS: f64 = 1.35;
@@ -54,12 +56,15 @@ type Lost = (usize, f64);
 /// One engine in one step.
 struct View {
     key: u32,
+    name: String,
     requests: usize,
     failed: usize,
     /// Logarithm of the median seconds per token.
     pace: Option<f64>,
     prefill: Option<f64>,
+    /// The mean, and the median: whether most of its requests waited.
     queue: f64,
+    typical_queue: f64,
 }
 
 pub struct Engines {
@@ -87,8 +92,16 @@ impl Engines {
         if views.len() < FEW_ENGINES {
             return Vec::new();
         }
-        let elsewhere = others.iter().flat_map(|at| differences(&self.views[*at]));
-        let usual: Vec<Differs> = elsewhere.chain(differences(views)).collect();
+        // Engines that always differ (another machine, another share of the work) are compared with themselves.
+        let mut own: HashMap<&str, Vec<Differs>> = HashMap::new();
+        for at in others {
+            for (view, differs) in self.views[*at].iter().zip(differences(&self.views[*at])) {
+                own.entry(view.name.as_str()).or_default().push(differs);
+            }
+        }
+        let always: HashMap<&str, Differs> = own.iter().map(|(name, of)| (*name, Differs::median(of))).collect();
+        let beyond = |name: &str, differs: Differs| always.get(name).map_or(differs, |usual| differs.minus(usual));
+        let usual: Vec<Differs> = own.iter().flat_map(|(name, of)| of.iter().map(|d| beyond(name, *d))).collect();
         let spread = |of: fn(&Differs) -> f64, least: f64| {
             let values: Vec<f64> = usual.iter().map(of).filter(|v| v.is_finite()).collect();
             middle(&values).map_or(least, |(_, spread)| spread.max(least))
@@ -97,22 +110,27 @@ impl Engines {
         let of_queue = spread(|d| d.queue, LONGER_QUEUE_S / SPREADS);
         let mut out = Vec::new();
         for (view, differs) in views.iter().zip(differences(views)) {
-            let slow = differs.pace > SLOWER.ln() && differs.pace > SPREADS * of_pace;
-            let waits = differs.queue > LONGER_QUEUE_S && differs.queue > SPREADS * of_queue;
-            let overloaded = differs.requests > MORE_REQUESTS.ln() && differs.requests > SPREADS * of_requests;
+            let more = beyond(&view.name, differs);
+            let slow = differs.pace > SLOWER.ln()
+                && (more.pace > SLOWER.ln().max(SPREADS * of_pace) || differs.pace > ALWAYS_SLOWER.ln());
+            let waits = view.typical_queue > LONGER_QUEUE_S && more.queue > LONGER_QUEUE_S.max(SPREADS * of_queue);
+            let overloaded =
+                differs.requests > MORE_REQUESTS.ln() && more.requests > MORE_REQUESTS.ln().max(SPREADS * of_requests);
             let failures: usize = views.iter().filter(|v| v.key != view.key).map(|v| v.failed).sum();
             let fails = view.failed >= FEW_FAILED && view.failed * (views.len() - 1) > 4 * (failures + 1);
             if !(slow || waits || fails) {
                 continue;
             }
-            let name = step.key(view.key).to_string();
+            let name = view.name.clone();
             let of: Vec<usize> = (0..step.requests.len()).filter(|at| step.requests[*at].engine == view.key).collect();
             if of_one_group(step, &of) {
                 continue;
             }
             let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
             let still = stood_still(step, &of, usual_pace);
-            let excess = |at: &usize| (*at, differs.excess(&step.requests[*at], view));
+            // Against what it usually is, unless it is always in trouble.
+            let than_usual = if differs.pace > ALWAYS_SLOWER.ln() { differs } else { more };
+            let excess = |at: &usize| (*at, than_usual.excess(&step.requests[*at], view));
             let tokens_per_s = |pace: Option<f64>| pace.map_or(0.0, |p| 1.0 / p.max(1e-9));
             let count = |others: bool| {
                 median(views.iter().filter(|v| (v.key != view.key) == others).map(|v| v.requests as f64)).unwrap_or(0.0)
@@ -131,7 +149,9 @@ impl Engines {
                 // Those that did not get in meanwhile waited, too.
                 let stood: HashSet<usize> = lost.iter().map(|(at, _)| *at).collect();
                 let waited = of.iter().filter(|at| !stood.contains(*at));
-                lost.extend(waited.map(|at| (*at, step.requests[*at].queue - queue(true))).filter(|(_, s)| *s > 1.0));
+                lost.extend(
+                    waited.map(|at| (*at, step.requests[*at].queue - queue(true))).filter(|(_, s)| *s > LONGER_QUEUE_S),
+                );
                 (Cause::Stall, lost, seconds, 0.0)
             } else if overloaded {
                 (Cause::Imbalance, of.iter().map(excess).collect(), count(false), count(true))
@@ -148,6 +168,25 @@ impl Engines {
 }
 
 impl Differs {
+    fn median(of: &[Differs]) -> Differs {
+        let of = |get: fn(&Differs) -> f64| median(of.iter().map(get)).unwrap_or(0.0);
+        Differs {
+            pace: of(|d| d.pace),
+            prefill: of(|d| d.prefill),
+            queue: of(|d| d.queue),
+            requests: of(|d| d.requests),
+        }
+    }
+
+    fn minus(&self, other: &Differs) -> Differs {
+        Differs {
+            pace: self.pace - other.pace,
+            prefill: self.prefill - other.prefill,
+            queue: self.queue - other.queue,
+            requests: self.requests - other.requests,
+        }
+    }
+
     /// What a request lost by being served by this engine and not by another.
     fn excess(&self, request: &RequestSummary, view: &View) -> f64 {
         let by = |seconds: f64, log: f64| if log > 0.0 { seconds * (1.0 - (-log).exp()) } else { 0.0 };
@@ -170,15 +209,17 @@ fn views(step: &StepSummary) -> Vec<View> {
             };
             View {
                 key,
+                name: step.key(key).to_string(),
                 requests: requests.len(),
                 failed: requests.iter().filter(|r| r.failed).count(),
                 pace: log(&Factor::Pace).or_else(|| log(&Factor::Decode)),
                 prefill: log(&Factor::PrefillPace).or_else(|| log(&Factor::Prefill)),
                 queue: requests.iter().map(|r| r.queue).sum::<f64>() / requests.len() as f64,
+                typical_queue: median(requests.iter().map(|r| r.queue)).unwrap_or(0.0),
             }
         })
         .collect();
-    out.sort_by_key(|view| step.key(view.key).to_string());
+    out.sort_by(|a, b| a.name.cmp(&b.name));
     out
 }
 

@@ -57,8 +57,8 @@ const UNUSUAL: [(f64, f64); 3] = [(0.15, 2.0), (0.5, 1.4), (1.0, 1.15)];
 /// Requests and calls count as evidence from this part of the largest excess.
 const EVIDENT: f64 = 0.2;
 /// Phases: beyond this many spreads, and this share, above the median of at least this many other steps.
-const PHASE_SPREADS: f64 = 5.0;
-const PHASE_SHARE: f64 = 0.2;
+const PHASE_SPREADS: f64 = 6.0;
+const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
 /// A part that grew is told if it grew by this much of what the step did.
 const MUCH_OF_IT: f64 = 0.4;
@@ -152,11 +152,6 @@ pub struct UsualStep {
 }
 
 impl UsualStep {
-    /// Clearly, and not by chance.
-    pub fn is_slower(&self, step: &StepSummary) -> bool {
-        step.wall_s - self.median_s > self.notable() && !step.running
-    }
-
     /// Differences of this many seconds are worth a word.
     pub fn notable(&self) -> f64 {
         (2.0 * self.spread_s).max(MIN_SHARE * self.median_s)
@@ -204,9 +199,6 @@ impl<'a> Judge<'a> {
         }
         found.extend(self.of_phases(index, least));
         self.lengths_in_training(index, least, &mut found);
-        if let Some(usual) = usual.filter(|u| found.is_empty() && u.is_slower(step)) {
-            found.extend(self.phase_that_grew(index, usual));
-        }
         found.extend(of_data(step));
         found.sort_by(|a, b| {
             b.cost_s.total_cmp(&a.cost_s).then_with(|| a.kind.cmp(b.kind)).then_with(|| a.text.cmp(&b.text))
@@ -234,9 +226,12 @@ impl<'a> Judge<'a> {
         let family = effect.cause.family();
         let others = self.history.others(index);
         let usual: Vec<f64> = others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0)).collect();
-        let Some((centre, spread)) = middle(&usual).filter(|_| usual.len() >= PHASE_STEPS) else { return true };
+        let Some((centre, spread)) = middle(&usual).filter(|_| usual.len() >= PHASE_STEPS) else {
+            return effect.cost > 0.0;
+        };
         let often = quantile(&sorted(usual), OFTEN).unwrap_or(0.0);
-        effect.cost > (centre.max(0.0) + COST_SPREADS * spread).max(TIMES_OFTEN * often) + COST_SHARE * reference
+        effect.cost > 0.0
+            && effect.cost > (centre.max(0.0) + COST_SPREADS * spread).max(TIMES_OFTEN * often) + COST_SHARE * reference
     }
 
     /// Few samples are more easily chance than many: the fewer they are, the more unusual each must be.
@@ -277,14 +272,24 @@ impl<'a> Judge<'a> {
 
     fn of_samples(&self, index: usize, least: f64, reference: f64) -> Vec<Finding> {
         let step = self.steps[index];
-        let mut found = self.effects(index);
-        found.retain(|effect| self.is_unusual(step, effect));
-        if !found.iter().any(|effect| effect.cost > 0.0 && self.stands_out(index, effect, reference)) {
-            cost_beside_others(step, &mut found);
+        let mut left = self.effects(index);
+        left.retain(|effect| self.is_unusual(step, effect));
+        if !left.iter().any(|effect| self.stands_out(index, effect, reference)) {
+            cost_beside_others(step, &mut left);
         }
-        found.retain(|effect| effect.cost > 0.0 && self.stands_out(index, effect, reference));
-        let mut found = merge_second_causes(step, found);
-        found.retain(|effect| effect.cost > 0.0);
+        // The next one is what costs most beside those found before: alone, it may have been hidden behind them.
+        let mut found: Vec<Effect> = Vec::new();
+        while let Some(at) = (0..left.len()).max_by(|a, b| left[*a].cost.total_cmp(&left[*b].cost))
+            && self.stands_out(index, &left[at], reference)
+        {
+            found.push(left.swap_remove(at));
+            let before = end_without(step, found.iter());
+            for effect in &mut left {
+                let beside = before - end_without(step, found.iter().chain(std::iter::once(&*effect)));
+                effect.cost = effect.cost.max(beside);
+            }
+        }
+        let found = merge_second_causes(step, found);
         let (last, without_all) = (last_end(step), end_without(step, found.iter()));
         // From the last end backwards: who holds the step, and why.
         let total =
@@ -509,43 +514,25 @@ impl<'a> Judge<'a> {
         found.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
     }
 
-    /// Where nothing stands out: the phase that grew most, if it grew by much of what the step did.
-    fn phase_that_grew(&self, index: usize, usual: UsualStep) -> Option<Finding> {
-        let step = self.steps[index];
-        let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
-        let seconds = |s: &StepSummary, name: &str| -> f64 {
-            s.phases.iter().filter(|p| p.name == name).map(|p| p.seconds).sum()
-        };
-        let phases = step.phases.iter().filter(|p| !p.holds_samples).map(|phase| {
-            let usual = median(others.iter().map(|s| seconds(s, &phase.name))).unwrap_or(0.0).max(0.0);
-            (phase, (phase.seconds - usual).min(phase.on_path_s), usual)
-        });
-        let (phase, more, before) = phases.max_by(|a, b| a.1.total_cmp(&b.1))?;
-        if more < MUCH_OF_IT * (step.wall_s - usual.median_s) {
-            return None;
-        }
-        let (name, time) = (&phase.name, super::words::time);
-        let (kind, what) = match name.as_str() {
-            BETWEEN => ("driver_gap", "the time between phases".to_string()),
-            name => ("slow_phase", format!("`{name}`")),
-        };
-        let usually =
-            if before > 0.0 { format!("usually {}", time(before)) } else { "most steps have none".to_string() };
-        let text = format!("{what} took {} ({usually})", time(phase.seconds));
-        let (measured, usual) = (Some(phase.seconds), Some(before));
-        let evidence = Evidence { count: 1, of: 1, phase: Some(name.clone()), measured, usual, ..Evidence::default() };
-        Some(Finding { kind, step: step.step, text, cost_s: more, without_s: Some(step.wall_s - more), evidence })
-    }
-
-    /// Where nothing stands out: the part of the critical path that grew most, with its seconds here and usually.
-    pub fn part_that_grew(&self, index: usize) -> Option<(Kind, f64, f64)> {
+    /// Where nothing stands out: the phase, or the part of the critical path, that grew most, if it grew by much of what the step
+    /// did; with its seconds here and usually.
+    pub fn part_that_grew(&self, index: usize) -> Option<(String, f64, f64)> {
         let (step, usual) = (self.steps[index], self.usual_step(index)?);
         let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
-        let kinds = Kind::ALL.into_iter().filter(|kind| !matches!(kind, Kind::Step | Kind::Rollout));
-        let parts = kinds.map(|kind| {
-            (kind, step.path[kind as usize], median(others.iter().map(|s| s.path[kind as usize])).unwrap_or(0.0))
+        let phases = step.phases.iter().filter(|p| !p.holds_samples).map(|phase| {
+            let seconds = |s: &&StepSummary| s.phases.iter().filter(|p| p.name == phase.name).map(|p| p.seconds).sum();
+            let what =
+                if phase.name == BETWEEN { "the time between phases".into() } else { format!("`{}`", phase.name) };
+            (what, phase.seconds, median(others.iter().map(seconds)).unwrap_or(0.0).max(0.0))
         });
-        let grew = parts.max_by(|a, b| (a.1 - a.2).total_cmp(&(b.1 - b.2)))?;
+        // What the trainer does has its phases.
+        let contains = |kind: Kind| matches!(kind, Kind::Step | Kind::Rollout);
+        let kinds = Kind::ALL.into_iter().filter(|kind| !contains(*kind) && !kind.is_trainers());
+        let parts = kinds.map(|kind| {
+            let seconds = |s: &&StepSummary| s.path[kind as usize];
+            (kind.label().to_string(), step.path[kind as usize], median(others.iter().map(seconds)).unwrap_or(0.0))
+        });
+        let grew = phases.chain(parts).max_by(|a, b| (a.1 - a.2).total_cmp(&(b.1 - b.2)))?;
         (grew.1 - grew.2 >= MUCH_OF_IT * (step.wall_s - usual.median_s)).then_some(grew)
     }
 

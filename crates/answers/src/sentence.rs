@@ -61,8 +61,10 @@ pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause
         out.push(Clause { text, finding: Some(only) });
     } else if causes.is_empty() && longer_by > 0.0 {
         out.push(plain("; no single cause stands out".to_string()));
-        if let Some((kind, own, usual)) = judge.part_that_grew(index) {
-            out.push(plain(format!(", but {} held it for {} (usually {})", kind.label(), time(own), time(usual))));
+        if let Some((what, own, usual)) = judge.part_that_grew(index) {
+            let usually =
+                if usual > 0.0 { format!("usually {}", time(usual)) } else { "most steps have none".to_string() };
+            out.push(plain(format!(", but {what} held it for {} ({usually})", time(own))));
         }
     }
     if !causes.is_empty() && explained < MOST * longer_by {

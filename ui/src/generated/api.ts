@@ -79,6 +79,31 @@ export interface components {
             nullable: boolean;
             type: string;
         };
+        /** @description A cause that was weighed, whether it became a finding or not. */
+        Considered: {
+            /**
+             * Format: double
+             * @description How much earlier the last sample would have ended without it.
+             */
+            cost_s: number;
+            kind: string;
+            /**
+             * Format: double
+             * @description What the samples lost to it together.
+             */
+            sample_s: number;
+            /** @description It cost clearly more than in the other steps. */
+            stands_out: boolean;
+            /** @description The tool, engine, group or source. */
+            subject?: string;
+            /** @description Its requests or calls are far enough from the usual, for how few they are. */
+            unusual: boolean;
+            /**
+             * Format: double
+             * @description What it cost in the median of the other steps.
+             */
+            usual_cost_s: number;
+        };
         /** @description One conversation. */
         Conversation: components["schemas"]["ConversationColumns"] & {
             /** @description As they were logged, usually an array in OpenAI's format. */
@@ -221,10 +246,14 @@ export interface components {
             phase?: string;
             /** @description The worst first, at most twenty. */
             samples?: string[];
+            /** @description Where prompts come from. */
+            source?: string;
             spans?: components["schemas"]["SpanRef"][];
             tool?: string;
             /** Format: double */
             usual?: number;
+            /** @description A rank of the trainer. */
+            worker?: string;
         };
         /** @description A facet: values with counts, most frequent first (numbers in their order). */
         Facet: {
@@ -958,6 +987,8 @@ export interface components {
         };
         /** @description Nanoseconds are text: they do not fit the numbers of JavaScript. */
         StepReport: components["schemas"]["StepAnswers"] & {
+            /** @description What else was weighed, for those who doubt. */
+            considered: components["schemas"]["Considered"][];
             end_ns: string;
             findings: components["schemas"]["Finding"][];
             run: string;
@@ -1294,6 +1325,7 @@ export type Caller = components['schemas']['Caller'];
 export type Change = components['schemas']['Change'];
 export type Clause = components['schemas']['Clause'];
 export type ColumnInfo = components['schemas']['ColumnInfo'];
+export type Considered = components['schemas']['Considered'];
 export type Conversation = components['schemas']['Conversation'];
 export type ConversationColumns = components['schemas']['ConversationColumns'];
 export type ConversationsAnswer = components['schemas']['ConversationsAnswer'];

@@ -203,6 +203,7 @@ fn says(attribute: &KeyValue, fact: &Value) -> bool {
         (Some(Value::IntValue(a)), Value::IntValue(b)) => a == b,
         (Some(Value::IntValue(a)), Value::StringValue(b)) => *b == a.to_string(),
         (Some(Value::StringValue(a)), Value::IntValue(b)) => a.trim().parse() == Ok(*b),
+        (Some(Value::DoubleValue(a)), Value::IntValue(b)) => *a == *b as f64,
         _ => false,
     }
 }
