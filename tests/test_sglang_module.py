@@ -346,7 +346,6 @@ def test_disaggregated_with_traceparent(pairs_by_traceparent):
 
 
 @BOTH
-@pytest.mark.xfail(strict=True, reason="an engine becomes a run of its own, called `sglang`")
 def test_engines_are_no_runs(served):
     # What is listed apart from the runs says so.
     assert [r["run_id"] for r in served.get("/api/v1/runs").json()["runs"] if not r.get("service")] == [RUN]
@@ -389,7 +388,6 @@ def test_all_exports_of_a_run_have_the_same_spans(by_traceparent, tmp_path):
     assert run("export", "otlp", *which).stdout.count('"spanId"') == spans
 
 
-@pytest.mark.xfail(strict=True, reason="report and timeline do not join by request id")
 def test_the_request_id_connects_as_well_as_the_trace(by_traceparent, by_request_id):
     """The same dice: only what connects differs, so the answers do not."""
     for number in range(STEPS):
@@ -400,7 +398,6 @@ def test_the_request_id_connects_as_well_as_the_trace(by_traceparent, by_request
         assert other["health"]["data"]["spans"] == one["health"]["data"]["spans"]
 
 
-@pytest.mark.xfail(strict=True, reason="the timeline does not join by request id")
 def test_the_timeline_joins_by_request_id(by_request_id):
     for truth in by_request_id.truth:
         rows = timeline(by_request_id, truth["step"])

@@ -11,6 +11,8 @@
 //! the pace of decoding also follow from them: longer outputs fill the engines. So where something from outside changed,
 //! what queues and pace add is its doing; they stand for themselves only where nothing else explains them.
 
+use std::collections::BTreeMap;
+
 use hashbrown::HashMap;
 
 use super::causes::Cause;
@@ -39,7 +41,7 @@ pub struct Unit {
 pub struct Effect {
     pub cause: Cause,
     /// Seconds by sample.
-    pub excess: HashMap<u32, f64>,
+    pub excess: BTreeMap<u32, f64>,
     pub units: Vec<Unit>,
     /// What is usual, as it is reported.
     pub usual: f64,
@@ -49,7 +51,7 @@ pub struct Effect {
 
 impl Effect {
     fn new(cause: Cause, usual: f64) -> Effect {
-        Effect { cause, excess: HashMap::new(), units: Vec::new(), usual, cost: 0.0 }
+        Effect { cause, excess: BTreeMap::new(), units: Vec::new(), usual, cost: 0.0 }
     }
 
     fn add(&mut self, unit: Unit) {

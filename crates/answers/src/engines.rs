@@ -111,8 +111,10 @@ impl Engines {
         let mut out = Vec::new();
         for (view, differs) in views.iter().zip(differences(views)) {
             let more = beyond(&view.name, differs);
+            // An engine that got more requests is slower for each: at most by as much.
+            let by_load = more.requests.max(0.0);
             let slow = differs.pace > SLOWER.ln()
-                && (more.pace > SLOWER.ln().max(SPREADS * of_pace) || differs.pace > ALWAYS_SLOWER.ln());
+                && (more.pace - by_load > SLOWER.ln().max(SPREADS * of_pace) || differs.pace > ALWAYS_SLOWER.ln());
             let waits = view.typical_queue > LONGER_QUEUE_S && more.queue > LONGER_QUEUE_S.max(SPREADS * of_queue);
             let overloaded =
                 differs.requests > MORE_REQUESTS.ln() && more.requests > MORE_REQUESTS.ln().max(SPREADS * of_requests);
