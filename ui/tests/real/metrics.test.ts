@@ -59,6 +59,10 @@ it('metrics: a chart per name, filter, scale, smoothing, pins, zoom shared by al
   const box = (await first.locator('canvas').boundingBox())!;
   await page.mouse.move(box.x + box.width * 0.4, box.y + box.height / 2);
   await page.mouse.down();
+  await page.mouse.move(box.x + box.width * 0.6, box.y + box.height / 2, { steps: 5 });
+  // What would draw the chart anew meanwhile (new data, here the theme) waits for the end of the drag.
+  await page.emulateMedia({ colorScheme: 'light' });
+  await page.evaluate(() => new Promise((done) => requestAnimationFrame(() => setTimeout(done))));
   await page.mouse.move(box.x + box.width * 0.8, box.y + box.height / 2, { steps: 5 });
   await page.mouse.up();
   await expect.poll(hash, WAIT).toContain('zoom=');
