@@ -53,7 +53,8 @@ pub fn phases(data: &StepData, samples: &[(i64, i64)], path: &[Segment]) -> Vec<
         let name = if data.samples.is_empty() { "step" } else { "rollout" }.to_string();
         let ns = to - from;
         let seconds = ns as f64 / 1e9;
-        let (kind, holds_samples, on_path_s) = (Kind::Rollout, !data.samples.is_empty(), seconds);
+        // A step is no explanation of itself.
+        let (kind, holds_samples, on_path_s) = (Kind::Rollout, true, seconds);
         return vec![Phase { name, kind, ns, seconds, start: from, end: to, holds_samples, on_path_s }];
     }
     let claim = |(rank, row): (usize, &usize)| Claim { start: data.start[*row], end: data.end[*row], rank };
