@@ -190,11 +190,11 @@ impl<'a> Judge<'a> {
         let reference = usual.map_or(step.wall_s, |u| u.median_s);
         let least = MIN_COST_S.max(MIN_SHARE * reference);
         let spread = usual.map_or(0.0, |u| u.spread_s);
-        let mut found = self.of_samples(index, least.max(spread).max(MIN_SHARE_OF_SAMPLES * reference), reference);
+        let mut found = self.of_samples(index, least.max(MIN_SHARE_OF_SAMPLES * reference), reference);
         if usual.is_some() {
             // Longer outputs that only filled time that others needed anyway slowed nothing.
             let felt = |f: &Finding| step.wall_s - reference >= MIN_FELT * f.cost_s;
-            found.retain(|f| !BY_CHANCE.contains(&f.kind) || felt(f));
+            found.retain(|f| !BY_CHANCE.contains(&f.kind) || felt(f) && f.cost_s >= spread);
             found.retain(|f| f.evidence.count > 1 || f.cost_s >= MIN_SHARE_OF_ONE * reference);
         }
         found.extend(self.of_phases(index, least));

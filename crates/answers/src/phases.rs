@@ -85,7 +85,8 @@ pub fn phases(data: &StepData, samples: &[(i64, i64)], path: &[Segment]) -> Vec<
     for row in rows.iter().copied().filter(|r| !data.kind[*r].is_trainers() && data.kind[*r] != Kind::Reward) {
         let inside = during(data.start[row], data.end[row]);
         if let Some(at) = place(row, &out) {
-            out[at].holds_samples |= data.kind[row] == Kind::Rollout || inside * 2 > all && all > 0;
+            out[at].holds_samples |=
+                matches!(data.kind[row], Kind::Rollout | Kind::Generate) || inside * 2 > all && all > 0;
         }
     }
     let of_row = of_spans(data, &out);

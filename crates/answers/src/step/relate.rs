@@ -8,12 +8,15 @@ use crate::kinds::Kind;
 
 /// Ends of a shared span's copies agree to this: they are written one after the other.
 const SHARED_NS: i64 = 5_000_000;
+/// How many spans up are looked at for what contains a span.
+const MAX_CLIMB: usize = 64;
 
 impl StepData {
     pub(super) fn relate(&mut self, traces: usize) {
         self.adopt(traces);
         self.clocks = clocks::correct(self);
         self.find_step();
+        self.find_generations();
         self.share();
         self.find_waiters();
     }
@@ -32,6 +35,21 @@ impl StepData {
                     of_trace[trace] = self.sample_number(id, &mut numbers);
                 }
             }
+            // A trainer that asks for all at once: each request is a sample.
+            for row in 0..self.len() {
+                let up = forest.parent[row];
+                if up != NONE
+                    && self.kind[row] == Kind::Generate
+                    && self.sender[row] != self.sender[up as usize]
+                    && self.kind[up as usize] == Kind::Generate
+                    && of_trace[forest.trace[row] as usize] == NONE
+                    && self.sample[up as usize] == NONE
+                {
+                    let id = self.texts.number(&hex::encode(&self.ids[row].1[..4]));
+                    self.sample[row] = self.sample_number(id, &mut numbers);
+                }
+            }
+            samples::inherit(forest, walk, &mut self.sample);
         }
         if !self.flags.iter().any(|f| f & flag::GENERATION != 0) {
             // Only an engine's spans: its requests are the generations.
@@ -79,9 +97,10 @@ impl StepData {
                 self.kind[row] = Kind::Tool;
             }
         }
-        // A `train_step` that contains rollouts is a step.
+        // A `train_step` that contains rollouts, or the weights' way to the engines, is a step.
+        let of_a_step = |kind: Kind| matches!(kind, Kind::Rollout | Kind::Generate | Kind::WeightSync);
         for row in 0..self.len() {
-            if self.parent[row] != NONE && self.kind[row] == Kind::Rollout && self.sample[row] == NONE {
+            if self.parent[row] != NONE && of_a_step(self.kind[row]) && self.sample[row] == NONE {
                 let up = self.parent[row] as usize;
                 if self.parent[up] == NONE && self.kind[up] == Kind::Train {
                     self.kind[up] = Kind::Step;
@@ -111,6 +130,35 @@ impl StepData {
         self.step_start = spans.iter().map(|r| self.start[*r]).min().unwrap_or(0);
         self.step_end = spans.iter().map(|r| self.end[*r]).max().unwrap_or(0);
         self.running = spans.iter().any(|r| self.is(*r, flag::OPEN));
+    }
+
+    /// The outermost span of a sample that generates is a generation, whatever its name, unless one inside it is called so.
+    fn find_generations(&mut self) {
+        let mut around = vec![false; self.len()];
+        for row in (0..self.len()).filter(|r| self.is(*r, flag::GENERATION)) {
+            let mut at = self.parent[row];
+            while at != NONE && !around[at as usize] {
+                around[at as usize] = true;
+                at = self.parent[at as usize];
+            }
+        }
+        let generates = |row: usize| self.kind[row] == Kind::Generate && !self.is(row, flag::POINT);
+        let mut found = Vec::new();
+        for row in (0..self.len()).filter(|r| self.sample[*r] != NONE && !around[*r] && generates(*r)) {
+            let (mut at, mut inside) = (self.parent[row], self.is(row, flag::GENERATION));
+            for _ in 0..MAX_CLIMB {
+                if at == NONE || inside {
+                    break;
+                }
+                let own = self.sample[at as usize] == self.sample[row];
+                inside = own && (generates(at as usize) || self.is(at as usize, flag::GENERATION));
+                at = self.parent[at as usize];
+            }
+            if !inside {
+                found.push(row);
+            }
+        }
+        found.into_iter().for_each(|row| self.flags[row] |= flag::GENERATION);
     }
 
     fn share(&mut self) {
