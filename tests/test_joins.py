@@ -259,7 +259,7 @@ def test_bare_engines_of_the_demo_tell_what_stamped_ones_tell(tmp_path, shape):
         reports[layout] = [json.loads(run("report", "demo", "--step", step, "--data", data, "--json").stdout) for step in range(steps)]
     bare = sql(tmp_path / shape, "select count(*) as n from spans where service in ('sglang', 'smg') and (step is not null or sample_id is not null)")
     assert bare == [{"n": 0}]
-    for stamped, found in zip(reports["stamped"], reports[shape]):
+    for stamped, found in zip(reports["stamped"], reports[shape], strict=True):
         assert names(found) == names(stamped)
         assert found["wall_s"] == pytest.approx(stamped["wall_s"])
         phases = [{p["name"]: p["seconds"] for p in told["phases"]} for told in (stamped, found)]
