@@ -345,7 +345,7 @@ it('keyboard alone: from the list to the attributes of a span', async () => {
   await page.getByRole('heading', { name: 'qwen2.5-7b-grpo' }).waitFor();
   const chart = page.getByRole('group', { name: /Steps: seconds in each phase/ });
   await chart.waitFor();
-  for (let k = 0; k < 20 && !(await chart.evaluate((e) => e === document.activeElement)); k++) await page.keyboard.press('Tab');
+  for (let k = 0; k < 60 && !(await chart.evaluate((e) => e === document.activeElement)); k++) await page.keyboard.press('Tab');
   expect(await chart.evaluate((e) => getComputedStyle(e).outlineStyle)).not.toBe('none');
   await page.keyboard.press('ArrowRight');
   await page.keyboard.press('ArrowRight');
