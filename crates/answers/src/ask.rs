@@ -1,214 +1,42 @@
-//! Asks the store for a step or a run, and keeps what was worked out. A step is read again only when rows of it came or
-//! moved: its fingerprint is the segments that can hold it, how many of its rows are in the live tail, and how many rows of
-//! its time there name no step ([`rollscope_query::scope`]). So a run's findings cost one step when one step is new.
+//! Asks the store for a step or a run, and keeps what was worked out ([`Kept`]). A step is read again only when rows of it came
+//! or moved. So a run's findings cost one step when one step is new.
 
-use std::collections::BTreeMap;
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
-use rollscope_model::read::{self, Bools, Ints, Text};
+use rollscope_model::read::{self, Bools};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
 use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
-use rollscope_spans::joins::SKEW_NS;
-use rollscope_store::Snapshot;
-use tokio::sync::Semaphore;
+use serde::Serialize;
 
 use super::critical_path::{CriticalPath, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
+use super::extent::Extent;
 use super::findings::Judge;
-use super::report::{RunFindings, StepAnswers, StepReport, answer, run_findings, step_report};
+use super::kept::{AT_ONCE, AnswersJson, Kept, KnownStep, Moment};
+use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
-use super::summary::StepSummary;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
 /// Steps that a run is judged by: the newest, or those nearest to the one asked for.
 pub const MAX_STEPS: usize = 256;
-/// Steps that are read at the same time.
-const AT_ONCE: usize = 2;
-/// Requests and calls (see [`super::samples`]) that are kept over all steps and runs, about 150 bytes each; the longest unused
-/// go first.
-const MAX_KEPT: usize = 2_000_000;
-/// Full answers that are kept.
-const MAX_KEPT_ANSWERS: usize = 64;
 
 /// Said of a run without steps.
 const NAMES_NO_STEP: &str = "None of its spans names a training step; set the attribute `rl.step` on the root span of each step to compare steps.";
-
-#[derive(Clone)]
-struct KnownStep {
-    fingerprint: u64,
-    used: u64,
-    summary: Arc<StepSummary>,
-    shape: Arc<Shape>,
-    answers: Option<Arc<StepAnswers>>,
-}
-
-/// A run and a step of it.
-type Place = (String, Option<i64>);
 
 /// Answers questions about an engine's steps and runs. Cheap to clone; all clones share what was worked out already.
 #[derive(Clone)]
 pub struct Answers {
     pub(crate) engine: Engine,
     pub(crate) kept: Arc<Kept>,
-}
-
-/// What was worked out already.
-pub(crate) struct Kept {
-    /// By run and step; the number counts uses.
-    known: Mutex<(u64, HashMap<Place, KnownStep>)>,
-    /// Steps are large: few are read at the same time, whoever asks.
-    turns: Semaphore,
-}
-
-impl Default for Kept {
-    fn default() -> Self {
-        Kept { known: Mutex::default(), turns: Semaphore::new(AT_ONCE) }
-    }
-}
-
-impl Kept {
-    fn get(&self, run: &str, step: Option<i64>, extent: &Extent) -> Option<KnownStep> {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.0 += 1;
-        let now = known.0;
-        let found = known.1.get_mut(&(run.to_string(), step))?;
-        if found.fingerprint != extent.fingerprint(step, found.summary.window()) {
-            return None;
-        }
-        found.used = now;
-        Some(found.clone())
-    }
-
-    fn put(&self, run: &str, step: Option<i64>, mut new: KnownStep) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.0 += 1;
-        new.used = known.0;
-        known.1.insert((run.to_string(), step), new);
-        let mut by_use: Vec<(u64, usize, Place)> =
-            known.1.iter().map(|(key, k)| (k.used, k.summary.size(), key.clone())).collect();
-        by_use.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
-        let (mut kept, mut answers) = (0, 0);
-        for (_, size, key) in by_use {
-            kept += size;
-            if kept > MAX_KEPT {
-                known.1.remove(&key);
-            } else if let Some(k) = known.1.get_mut(&key)
-                && k.answers.is_some()
-            {
-                answers += 1;
-                if answers > MAX_KEPT_ANSWERS {
-                    k.answers = None;
-                }
-            }
-        }
-    }
-}
-
-/// What of a run's rows lies where, and whether the run goes on.
-struct Extent {
-    segments: Vec<SegmentExtent>,
-    /// Rows in the tail by step.
-    tail: BTreeMap<Option<i64>, u64>,
-    /// Starts of the tail's spans, of any run, that name no step; sorted.
-    unnamed: Vec<i64>,
-    goes_on: bool,
-}
-
-struct SegmentExtent {
-    /// Of this run; else it may hold spans that name no step and belong to one of the run.
-    own: bool,
-    steps: Option<(i64, i64)>,
-    times: (i64, i64),
-    path: u64,
-}
-
-impl Extent {
-    fn new(snapshot: &Snapshot, run: &str, goes_on: bool) -> Extent {
-        let mut out = Extent { segments: Vec::new(), tail: BTreeMap::new(), unnamed: Vec::new(), goes_on };
-        for table in [Table::Spans, Table::Samples] {
-            let Some(rows) = snapshot.tables.get(&table) else { continue };
-            for segment in rows.segments.iter().filter(|s| s.run_id == run || table == Table::Spans) {
-                let mut hasher = DefaultHasher::new();
-                segment.path.hash(&mut hasher);
-                out.segments.push(SegmentExtent {
-                    own: segment.run_id == run,
-                    steps: segment.steps,
-                    times: (segment.min_time, segment.max_time),
-                    path: hasher.finish(),
-                });
-            }
-            for batch in &rows.tail {
-                count_tail(batch, run, &mut out.tail);
-                if table == Table::Spans {
-                    out.unnamed.extend(starts_without_step(batch));
-                }
-            }
-        }
-        out.unnamed.sort_unstable();
-        out
-    }
-
-    fn has_rows(&self) -> bool {
-        !self.tail.is_empty() || self.segments.iter().any(|s| s.own)
-    }
-
-    fn fingerprint(&self, step: Option<i64>, (from, to): (i64, i64)) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        // As far as rows are looked for that belong to the step.
-        let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
-        let holds = |segment: &SegmentExtent| match (segment.own, segment.steps, step) {
-            (true, Some((first, last)), Some(step)) if (first..=last).contains(&step) => true,
-            (true, None, _) | (true, _, None) => true,
-            // A run without steps is its own rows only.
-            (false, _, None) => false,
-            _ => segment.times.0 <= to && segment.times.1 >= from,
-        };
-        let mut segments: Vec<u64> = self.segments.iter().filter(|s| holds(s)).map(|s| s.path).collect();
-        segments.sort_unstable();
-        let before = |at: i64| self.unnamed.partition_point(|start| *start < at);
-        let unnamed = before(to.saturating_add(1)).saturating_sub(before(from));
-        (segments, self.tail.get(&step).copied().unwrap_or(0), unnamed, self.goes_on).hash(&mut hasher);
-        hasher.finish()
-    }
-}
-
-fn starts_without_step(batch: &RecordBatch) -> Vec<i64> {
-    let int = |name: &str| read::column::<Ints>(batch, name).ok();
-    let (Some(steps), Some(starts)) = (int("step"), int("start_ns")) else { return Vec::new() };
-    (0..batch.num_rows()).filter(|row| steps.get(*row).is_none()).map(|row| starts.at(row)).collect()
-}
-
-fn count_tail(batch: &RecordBatch, run: &str, counts: &mut BTreeMap<Option<i64>, u64>) {
-    let (Ok(runs), Ok(steps)) = (read::column::<Text>(batch, "run_id"), read::column::<Ints>(batch, "step")) else {
-        return;
-    };
-    if runs.distinct().all(|name| name != run) {
-        return;
-    }
-    let mut last: Option<(Option<i64>, u64)> = None;
-    for row in (0..batch.num_rows()).filter(|row| runs.get(*row) == Some(run)) {
-        let step = steps.get(row);
-        match &mut last {
-            Some((s, n)) if *s == step => *n += 1,
-            _ => {
-                if let Some((s, n)) = last.replace((step, 1)) {
-                    *counts.entry(s).or_default() += n;
-                }
-            }
-        }
-    }
-    if let Some((s, n)) = last {
-        *counts.entry(s).or_default() += n;
-    }
 }
 
 fn filter(run: &str, step: Option<i64>) -> String {
@@ -245,12 +73,35 @@ impl Answers {
         Ok(rows)
     }
 
+    /// A run as it is now.
+    async fn moment(&self, run: &str) -> Result<Moment, QueryError> {
+        let run = self.engine.find_run(run).await?;
+        let goes_on = self.goes_on(&run).await?;
+        let snapshot = self.engine.snapshot();
+        let extent = Extent::read(&self.kept.censuses, &snapshot, &run, goes_on).await;
+        Ok(Moment { run, snapshot, extent, goes_on })
+    }
+
     /// The steps of a run, in order; `[None]` for a run whose rows name no step.
-    async fn steps_of(&self, run: &str) -> Result<Vec<Option<i64>>, QueryError> {
-        let run_text = sql_text(run);
+    async fn steps_of(&self, moment: &Moment) -> Result<Vec<Option<i64>>, QueryError> {
+        let mut steps: Vec<Option<i64>> = match moment.extent.steps() {
+            Some(steps) => steps.into_iter().map(Some).collect(),
+            None => self.read_steps(&moment.run).await?,
+        };
+        if steps.is_empty() {
+            if !moment.extent.has_rows() {
+                return Err(QueryError::new(ErrorKind::NotFound, format!("there is no run `{}`", moment.run)));
+            }
+            steps.push(None);
+        }
+        Ok(steps)
+    }
+
+    async fn read_steps(&self, run: &str) -> Result<Vec<Option<i64>>, QueryError> {
+        let run = sql_text(run);
         let sql = format!(
-            "select distinct step from spans where run_id = {run_text} and step is not null union \
-             select distinct step from samples where run_id = {run_text} and step is not null"
+            "select distinct step from spans where run_id = {run} and step is not null union \
+             select distinct step from samples where run_id = {run} and step is not null"
         );
         let mut steps: Vec<Option<i64>> = Vec::new();
         for batch in self.all_rows(&sql).await? {
@@ -258,13 +109,35 @@ impl Answers {
         }
         steps.sort_unstable();
         steps.dedup();
-        if steps.is_empty() {
-            if !Extent::new(&self.engine.snapshot(), run, false).has_rows() {
-                return Err(QueryError::new(ErrorKind::NotFound, format!("there is no run `{run}`")));
-            }
-            steps.push(None);
-        }
         Ok(steps)
+    }
+
+    /// The steps that a question is judged by, and how many are left out: those around one, or the newest.
+    async fn chosen_steps(
+        &self,
+        moment: &Moment,
+        around: Option<Option<i64>>,
+    ) -> Result<(Vec<Option<i64>>, usize), QueryError> {
+        let mut steps = self.steps_of(moment).await?;
+        let all = steps.len();
+        if let Some(step) = around
+            && !steps.contains(&step)
+        {
+            let name = step.map_or("rows without a step".to_string(), |s| format!("step {s}"));
+            let (first, last) = (steps[0], steps[steps.len() - 1]);
+            let range = match (first, last) {
+                (Some(first), Some(last)) => format!("its steps are {first} to {last}"),
+                _ => "it has no steps".to_string(),
+            };
+            let run = &moment.run;
+            return Err(QueryError::new(ErrorKind::NotFound, format!("run `{run}` has no {name}; {range}")));
+        }
+        if all > MAX_STEPS {
+            let at = around.and_then(|s| steps.iter().position(|o| *o == s)).unwrap_or(all);
+            let first = at.saturating_sub(MAX_STEPS / 2).min(all - MAX_STEPS);
+            steps = steps[first..first + MAX_STEPS].to_vec();
+        }
+        Ok((steps, all.saturating_sub(MAX_STEPS)))
     }
 
     /// Reads the columns of a step that the answers need.
@@ -309,24 +182,61 @@ impl Answers {
         read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
     }
 
-    async fn known(&self, run: &str, step: Option<i64>, extent: &Extent, full: bool) -> Result<KnownStep, QueryError> {
-        if let Some(known) = self.kept.get(run, step, extent).filter(|k| !full || k.answers.is_some()) {
+    /// A step as it is known; `full`: with its answers.
+    async fn known(&self, moment: &Moment, step: Option<i64>, full: bool) -> Result<KnownStep, QueryError> {
+        if let Some(known) = self.kept.get(moment, step, full) {
+            return Ok(known);
+        }
+        if let Some(known) = self.kept.read(moment, step, full).await {
             return Ok(known);
         }
         let _turn = self.kept.turns.acquire().await;
-        let mut data = self.step_data(run, step).await?;
+        // Somebody else may have worked it out meanwhile.
+        if let Some(known) = self.kept.get(moment, step, full) {
+            return Ok(known);
+        }
+        let mut data = self.step_data(&moment.run, step).await?;
         // What has no end in a run that is over was cut off, and goes on no more.
-        data.running &= extent.goes_on;
-        let (summary, answers, shape) = self.engine.compute(move || answer(step, &mut data)).await?;
-        let known = KnownStep {
-            fingerprint: extent.fingerprint(step, summary.window()),
-            used: 0,
-            summary: Arc::new(summary),
-            shape: Arc::new(shape),
-            answers: full.then(|| Arc::new(answers)),
-        };
-        self.kept.put(run, step, known.clone());
-        Ok(known)
+        data.running &= moment.goes_on;
+        let work = self.engine.compute(move || {
+            let (summary, answers, shape) = answer(step, &mut data);
+            (summary, json_map(&answers), shape)
+        });
+        let (summary, answers, shape) = work.await?;
+        Ok(self.kept.keep(moment, summary, shape, answers).await)
+    }
+
+    /// The steps of the runs that got rows last, by which they are judged; the newest step of the newest run last.
+    pub fn steps_of_newest_runs(&self, runs: usize) -> BoxFuture<'_, Vec<(String, i64)>> {
+        Box::pin(async move {
+            let snapshot = self.engine.snapshot();
+            let segments = snapshot.tables.get(&Table::Spans).map_or(&[][..], |rows| &rows.segments);
+            let mut newest: HashMap<&str, i64> = HashMap::new();
+            for segment in segments.iter().filter(|segment| segment.steps.is_some()) {
+                let latest = newest.entry(segment.run_id.as_str()).or_insert(i64::MIN);
+                *latest = segment.max_time.max(*latest);
+            }
+            let mut newest: Vec<(i64, &str)> = newest.into_iter().map(|(run, at)| (at, run)).collect();
+            newest.sort_unstable();
+            let mut out = Vec::new();
+            for (_, run) in newest.iter().skip(newest.len().saturating_sub(runs)) {
+                let Ok(moment) = self.moment(run).await else { continue };
+                let steps = self.chosen_steps(&moment, None).await.map_or(Vec::new(), |(steps, _)| steps);
+                out.extend(steps.into_iter().flatten().map(|step| (run.to_string(), step)));
+            }
+            out
+        })
+    }
+
+    /// Works a step out, so that whoever asks for it later finds it.
+    pub fn prepare<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<(), QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            match self.kept.is_kept(&moment, Some(step)).await {
+                true => Ok(()),
+                false => self.known(&moment, Some(step), false).await.map(drop),
+            }
+        })
     }
 
     /// May rows of this run still come? Not if it says that it is over, nor if it was read from files, which say nothing.
@@ -342,91 +252,107 @@ impl Answers {
         Ok(read::column::<Bools>(row, "goes_on").is_ok_and(|said| said.get(0) == Some(true)))
     }
 
-    /// The steps around one (or the newest), each as it is known. Boxed, so that reading and computing them is compiled here and
-    /// not once more in each crate that asks.
+    /// The steps, each as it is known, `full` with its answers. Boxed, so that reading and computing them is compiled here and not
+    /// once more in each crate that asks.
     fn history<'a>(
         &'a self,
-        run: &'a str,
-        around: Option<Option<i64>>,
-    ) -> BoxFuture<'a, Result<(Vec<KnownStep>, usize), QueryError>> {
-        Box::pin(self.history_here(run, around))
-    }
-
-    async fn history_here(
-        &self,
-        run: &str,
-        around: Option<Option<i64>>,
-    ) -> Result<(Vec<KnownStep>, usize), QueryError> {
-        let mut steps = self.steps_of(run).await?;
-        let all = steps.len();
-        if let Some(step) = around
-            && !steps.contains(&step)
-        {
-            let name = step.map_or("rows without a step".to_string(), |s| format!("step {s}"));
-            let (first, last) = (steps[0], steps[steps.len() - 1]);
-            let range = match (first, last) {
-                (Some(first), Some(last)) => format!("its steps are {first} to {last}"),
-                _ => "it has no steps".to_string(),
-            };
-            return Err(QueryError::new(ErrorKind::NotFound, format!("run `{run}` has no {name}; {range}")));
-        }
-        if all > MAX_STEPS {
-            let at = around.and_then(|s| steps.iter().position(|o| *o == s)).unwrap_or(all);
-            let first = at.saturating_sub(MAX_STEPS / 2).min(all - MAX_STEPS);
-            steps = steps[first..first + MAX_STEPS].to_vec();
-        }
-        let goes_on = self.goes_on(run).await?;
-        let extent = Extent::new(&self.engine.snapshot(), run, goes_on);
-        let known: Vec<KnownStep> = futures::stream::iter(steps)
-            .map(|step| self.known(run, step, &extent, around == Some(step)))
-            .buffered(AT_ONCE)
-            .try_collect()
-            .await?;
-        Ok((known, all.saturating_sub(MAX_STEPS)))
+        moment: &'a Moment,
+        steps: &'a [Option<i64>],
+        full: Option<Option<i64>>,
+    ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
+        let steps = futures::stream::iter(steps.to_vec());
+        let known = move |step: Option<i64>| self.known(moment, step, full == Some(step));
+        Box::pin(steps.map(known).buffered(AT_ONCE).try_collect())
     }
 
     /// Why did this step take as long as it did?
     pub async fn step_report(&self, run: &str, step: Option<i64>) -> Result<StepReport, QueryError> {
-        let run = self.engine.find_run(run).await?;
-        let (known, _) = self.history(&run, Some(step)).await?;
-        self.engine
-            .compute(move || {
-                let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
-                let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
-                let answers = known[index].answers.clone().unwrap_or_default();
-                let mut report = step_report(&run, &judge, index, answers);
-                if step.is_none() {
-                    report.sentence.push(Clause { text: format!(" {NAMES_NO_STEP}"), finding: None });
-                    report.text = join(&report.sentence);
-                }
-                report
-            })
-            .await
+        let moment = self.moment(run).await?;
+        let (steps, _) = self.chosen_steps(&moment, Some(step)).await?;
+        let known = self.history(&moment, &steps, Some(step)).await?;
+        self.report_of(&moment, step, known).await
+    }
+
+    /// The same as JSON, from what was said before where that still holds.
+    pub fn step_report_json<'a>(&'a self, run: &'a str, step: Option<i64>) -> BoxFuture<'a, Result<Bytes, QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let (steps, _) = self.chosen_steps(&moment, Some(step)).await?;
+            let name = step.map_or("report".to_string(), |step| format!("report={step}"));
+            if let Some(said) = self.kept.said(&moment, &name, &steps).await {
+                return Ok(said);
+            }
+            let known = self.history(&moment, &steps, Some(step)).await?;
+            let report = self.report_of(&moment, step, known.clone()).await?;
+            Ok(self.kept.keep_said(&moment, &name, &known, json(&report)?).await)
+        })
+    }
+
+    async fn report_of(
+        &self,
+        moment: &Moment,
+        step: Option<i64>,
+        known: Vec<KnownStep>,
+    ) -> Result<StepReport, QueryError> {
+        let run = moment.run.clone();
+        let work = self.engine.compute(move || {
+            let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
+            let index = known.iter().position(|k| k.summary.step == step).unwrap_or(0);
+            let answers = known[index].answers.clone().unwrap_or_default();
+            let mut report = step_report(&run, &judge, index, answers);
+            if step.is_none() {
+                report.sentence.push(Clause { text: format!(" {NAMES_NO_STEP}"), finding: None });
+                report.text = join(&report.sentence);
+            }
+            report
+        });
+        work.await
     }
 
     /// What stands out in a run, by cost.
     pub async fn run_findings(&self, run: &str) -> Result<RunFindings, QueryError> {
-        let run = self.engine.find_run(run).await?;
-        let (known, left_out) = self.history(&run, None).await?;
-        self.engine
-            .compute(move || {
-                let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
-                let mut findings = run_findings(&run, &judge, left_out);
-                if judge.steps.iter().all(|step| step.step.is_none()) {
-                    findings.text.push_str(&format!(" {NAMES_NO_STEP}"));
-                }
-                findings
-            })
-            .await
+        let moment = self.moment(run).await?;
+        let (steps, left_out) = self.chosen_steps(&moment, None).await?;
+        let known = self.history(&moment, &steps, None).await?;
+        self.findings_of(&moment, left_out, known).await
+    }
+
+    /// The same as JSON, from what was said before where that still holds.
+    pub fn run_findings_json<'a>(&'a self, run: &'a str) -> BoxFuture<'a, Result<Bytes, QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let (steps, left_out) = self.chosen_steps(&moment, None).await?;
+            if let Some(said) = self.kept.said(&moment, "findings", &steps).await {
+                return Ok(said);
+            }
+            let known = self.history(&moment, &steps, None).await?;
+            let findings = self.findings_of(&moment, left_out, known.clone()).await?;
+            Ok(self.kept.keep_said(&moment, "findings", &known, json(&findings)?).await)
+        })
+    }
+
+    async fn findings_of(
+        &self,
+        moment: &Moment,
+        left_out: usize,
+        known: Vec<KnownStep>,
+    ) -> Result<RunFindings, QueryError> {
+        let run = moment.run.clone();
+        let work = self.engine.compute(move || {
+            let judge = Judge::new(known.iter().map(|k| k.summary.as_ref()).collect());
+            let mut findings = run_findings(&run, &judge, left_out);
+            if judge.steps.iter().all(|step| step.step.is_none()) {
+                findings.text.push_str(&format!(" {NAMES_NO_STEP}"));
+            }
+            findings
+        });
+        work.await
     }
 
     /// What changed from one step to another, or from one run to another.
     pub async fn difference(&self, before: &Which, after: &Which) -> Result<Difference, QueryError> {
-        let around = |w: &Which| w.step.map(Some);
-        let before = Which { run: self.engine.find_run(&before.run).await?, step: before.step };
-        let after = Which { run: self.engine.find_run(&after.run).await?, step: after.step };
-        let (old, _) = self.history(&before.run, around(&before)).await?;
-        let (new, _) = self.history(&after.run, around(&after)).await?;
+        let (before, old) = self.side_of(before).await?;
+        let (after, new) = self.side_of(after).await?;
         self.engine
             .compute(move || {
                 let (a, b) = (side(&before, &after.run, &old), side(&after, &before.run, &new));
@@ -435,6 +361,24 @@ impl Answers {
                 out
             })
             .await
+    }
+
+    async fn side_of(&self, which: &Which) -> Result<(Which, Vec<KnownStep>), QueryError> {
+        let moment = self.moment(&which.run).await?;
+        let (steps, _) = self.chosen_steps(&moment, which.step.map(Some)).await?;
+        let known = self.history(&moment, &steps, None).await?;
+        Ok((Which { run: moment.run, step: which.step }, known))
+    }
+}
+
+fn json(answer: &impl Serialize) -> Result<Vec<u8>, QueryError> {
+    serde_json::to_vec(answer).map_err(|e| QueryError::new(ErrorKind::Internal, e.to_string()))
+}
+
+fn json_map(answer: &impl Serialize) -> AnswersJson {
+    match serde_json::to_value(answer) {
+        Ok(serde_json::Value::Object(map)) => map,
+        _ => unreachable!("answers are an object"),
     }
 }
 

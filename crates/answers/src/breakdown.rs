@@ -10,6 +10,7 @@
 //! tensor-parallel ranks are the same work (rank 0 counts by kind and name, every rank for its worker). By sample the parts
 //! of [`super::samples`] are the answer, by phase those of [`super::phases`]; both add up exactly. n log n.
 
+use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -18,13 +19,12 @@ use super::kinds::Kind;
 use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema, Encode, Decode)]
 #[schema(as = BreakdownShare)]
 pub struct Share {
     pub name: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(value_type = Option<Kind>)]
-    pub kind: Option<&'static str>,
+    pub kind: Option<Kind>,
     pub spans: usize,
     pub wall_s: f64,
     pub inclusive_s: f64,
@@ -67,7 +67,7 @@ impl Sum {
     fn share(&self, name: String, kind: Option<Kind>) -> Share {
         Share {
             name,
-            kind: kind.map(Kind::name),
+            kind,
             spans: self.spans,
             wall_s: seconds(self.wall),
             inclusive_s: seconds(self.inclusive),

@@ -17,6 +17,7 @@
 //! until, at some join on the way out, the next-to-last to arrive becomes the last: the least of the part's length and of
 //! the leads that the path had at the joins around it. Exact where the rest of the step would have gone as it did.
 
+use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -182,8 +183,7 @@ impl Waited {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct PathPart {
     pub name: String,
-    #[schema(value_type = Kind)]
-    pub kind: &'static str,
+    pub kind: Kind,
     /// Seconds it held the step.
     pub seconds: f64,
     /// How much shorter the step would be if it took no time.
@@ -201,11 +201,10 @@ pub struct PathPart {
 }
 
 /// Time on the path by name.
-#[derive(Clone, Debug, Serialize, ToSchema)]
+#[derive(Clone, Debug, Serialize, ToSchema, Encode, Decode)]
 pub struct PathTotal {
     pub name: String,
-    #[schema(value_type = Kind)]
-    pub kind: &'static str,
+    pub kind: Kind,
     pub seconds: f64,
     #[serde(skip)]
     pub ns: i64,
@@ -274,7 +273,7 @@ pub fn critical_path(data: &StepData, segments: &[Segment]) -> CriticalPath {
         let known = segment.row != NONE;
         out.parts.push(PathPart {
             name,
-            kind: kind.name(),
+            kind,
             seconds: length,
             slack_s: seconds(segment.slack),
             start_s: seconds(segment.start - data.step_start),
@@ -286,8 +285,8 @@ pub fn critical_path(data: &StepData, segments: &[Segment]) -> CriticalPath {
     }
     out.totals = totals
         .into_iter()
-        .map(|((name, kind), (ns, parts))| PathTotal { name, kind: kind.name(), seconds: seconds(ns), ns, parts })
+        .map(|((name, kind), (ns, parts))| PathTotal { name, kind, seconds: seconds(ns), ns, parts })
         .collect();
-    out.totals.sort_by(|a, b| b.ns.cmp(&a.ns).then_with(|| a.name.cmp(&b.name)).then_with(|| a.kind.cmp(b.kind)));
+    out.totals.sort_by(|a, b| b.ns.cmp(&a.ns).then_with(|| a.name.cmp(&b.name)).then_with(|| a.kind.cmp(&b.kind)));
     out
 }

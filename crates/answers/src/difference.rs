@@ -11,6 +11,7 @@
 //! in spreads (median distance). For runs: the difference of means over its standard error. Beyond [`CLEAR`] it is called
 //! clear; with fewer than three steps to compare it is unknown.
 
+use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -25,7 +26,7 @@ pub const CLEAR: f64 = 3.0;
 const FEW: usize = 3;
 
 /// What is kept of a step for being compared.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, Encode, Decode)]
 pub struct Shape {
     pub step: Option<i64>,
     pub wall_s: f64,
@@ -36,8 +37,7 @@ pub struct Shape {
 #[derive(Clone, Debug, Serialize, ToSchema)]
 pub struct Change {
     pub name: String,
-    #[schema(value_type = Kind)]
-    pub kind: &'static str,
+    pub kind: Kind,
     /// Seconds that it held the step: before, after, and the difference.
     pub before_s: f64,
     pub after_s: f64,
@@ -83,7 +83,7 @@ pub struct Side<'a> {
     pub others: Vec<&'a Shape>,
 }
 
-type Key<'a> = (&'a str, &'static str);
+type Key<'a> = (&'a str, Kind);
 
 fn mean(values: impl Iterator<Item = f64>, of: usize) -> f64 {
     if of == 0 { 0.0 } else { values.sum::<f64>() / of as f64 }

@@ -21,9 +21,10 @@ use rollscope_query::functions::{Argument, TableFunction};
 use rollscope_query::{Engine, ErrorKind, QueryError, QueryLimits, WeakEngine};
 use rollscope_store::SnapshotSource;
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::ask::{Answers, Kept, Which};
+use crate::ask::{Answers, Which};
+use crate::kept::Kept;
 
 #[derive(Clone, Copy, Debug)]
 enum Question {
@@ -110,16 +111,16 @@ impl Question {
                 rows(schema, &answers.run_findings(&first.run).await?.findings)
             }
             Question::Findings => rows(schema, &report().await?.findings),
-            Question::Breakdown => rows(schema, &report().await?.answers.breakdown.by_name),
-            Question::CriticalPath => rows(schema, &report().await?.answers.critical_path.parts),
+            Question::Breakdown => rows(schema, list(&report().await?.answers["breakdown"]["by_name"])),
+            Question::CriticalPath => rows(schema, list(&report().await?.answers["critical_path"]["parts"])),
             Question::Stragglers => {
                 let report = report().await?;
-                let tail = report.answers.stragglers.tail.iter().flat_map(|s| {
-                    s.why.iter().map(move |why| {
+                let tail = list(&report.answers["stragglers"]["tail"]).iter().flat_map(|s| {
+                    list(&s["why"]).iter().map(move |why| {
                         json!({
-                            "sample_id": s.sample_id, "group_id": s.group_id, "seconds": s.seconds, "end_s": s.end_s,
-                            "behind_s": s.behind_s, "group_waited_s": s.group_waited_s, "part": why.part,
-                            "more_s": why.more_s,
+                            "sample_id": s["sample_id"], "group_id": s["group_id"], "seconds": s["seconds"],
+                            "end_s": s["end_s"], "behind_s": s["behind_s"], "group_waited_s": s["group_waited_s"],
+                            "part": why["part"], "more_s": why["more_s"],
                         })
                     })
                 });
@@ -127,11 +128,11 @@ impl Question {
             }
             Question::Idle => {
                 let report = report().await?;
-                let workers = report.answers.idle.by_worker.iter().flat_map(|w| {
-                    w.why.iter().map(move |share| {
+                let workers = list(&report.answers["idle"]["by_worker"]).iter().flat_map(|w| {
+                    list(&w["why"]).iter().map(move |share| {
                         json!({
-                            "worker": w.worker, "busy_s": w.busy_s, "idle_s": w.idle_s, "why": share.why,
-                            "seconds": share.seconds,
+                            "worker": w["worker"], "busy_s": w["busy_s"], "idle_s": w["idle_s"], "why": share["why"],
+                            "seconds": share["seconds"],
                         })
                     })
                 });
@@ -140,6 +141,10 @@ impl Question {
             Question::Difference => rows(schema, &answers.difference(first, &which[1]).await?.changes),
         })
     }
+}
+
+fn list(value: &Value) -> &[Value] {
+    value.as_array().map_or(&[][..], Vec::as_slice)
 }
 
 /// What can be serialised, as rows with the columns of the schema.

@@ -2,6 +2,7 @@
 //! none runs it is `between phases`. So the parts add up to the step exactly. A step without a trainer's spans is one
 //! phase, `rollout`. n log n in the number of phases.
 
+use bitcode::{Decode, Encode};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -12,7 +13,7 @@ use super::kinds::Kind;
 use super::phase_time::{Claim, divide};
 use super::step::{DETACHED, NONE, StepData, flag};
 
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, ToSchema, Encode, Decode)]
 #[schema(as = StepPhase)]
 pub struct Phase {
     pub name: String,

@@ -11,6 +11,7 @@ use super::difference::Shape;
 use super::findings::{Considered, Finding, Judge, UsualStep};
 use super::health::{Health, health};
 use super::idle::{Idle, idle};
+use super::kept::AnswersJson;
 use super::phases::Phase;
 use super::robust::median;
 use super::sentence::{self, Clause};
@@ -52,7 +53,7 @@ pub struct StepReport {
     pub considered: Vec<Considered>,
     #[serde(flatten)]
     #[schema(value_type = StepAnswers)]
-    pub answers: Arc<StepAnswers>,
+    pub answers: Arc<AnswersJson>,
 }
 
 #[derive(Clone, Debug, Serialize, ToSchema)]
@@ -104,7 +105,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
 }
 
 /// A step among the others of its run. `index` is its place in `judge.steps`.
-pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnswers>) -> StepReport {
+pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<AnswersJson>) -> StepReport {
     let step = judge.steps[index];
     let usual = judge.usual_step(index);
     let findings = judge.findings(index);
@@ -122,6 +123,26 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<StepAnsw
         findings,
         considered: judge.considered(index),
         answers,
+    }
+}
+
+/// A step that takes this many times the median is worth a word, whether its cause is known or not.
+const SLOW: f64 = 1.5;
+
+/// What to say of several steps in which no cause stands out.
+fn without_findings(judge: &Judge, median_s: Option<f64>) -> String {
+    let over = judge.steps.iter().enumerate().filter(|(_, step)| !step.running);
+    let slowest = over.max_by(|a, b| a.1.wall_s.total_cmp(&b.1.wall_s));
+    let median = median_s.unwrap_or(0.0);
+    let few = (0..judge.steps.len()).all(|index| judge.usual_step(index).is_none());
+    match slowest.filter(|(_, step)| median > 0.0 && step.wall_s >= SLOW * median) {
+        None if few => " There are too few steps to tell what is unusual.".to_string(),
+        None => " Nothing stands out.".to_string(),
+        Some((_, step)) if few => {
+            let name = step.step.map_or("One".to_string(), |step| format!("Step {step}"));
+            format!(" {name} took {}; there are too few other steps to compare it with.", words::time(step.wall_s))
+        }
+        Some((index, _)) => format!(" {}", sentence::join(&sentence::sentence(judge, index, &[]))),
     }
 }
 
@@ -165,7 +186,7 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         let at = first.step.map_or(String::new(), |s| format!("step {s}, "));
         text.push_str(&format!(". The costliest: {at}{}.", first.text));
     } else if steps.len() > 1 {
-        text.push_str(" Nothing stands out.");
+        text.push_str(&without_findings(judge, median_s));
     }
     RunFindings { run: run.to_string(), text, steps, steps_left_out, median_s, findings }
 }

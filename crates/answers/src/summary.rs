@@ -1,6 +1,7 @@
 //! What is kept of a step for comparing it with the other steps of its run: small beside its spans, so that a run's history
 //! stays in memory and a new step costs only itself.
 
+use bitcode::{Decode, Encode};
 use hashbrown::{HashMap, HashSet};
 use rollscope_spans::intervals;
 
@@ -14,7 +15,7 @@ use super::step::clocks::Clock;
 use super::step::{NONE, StepData, Texts, flag};
 
 /// One sample, times in seconds from the start of the step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Encode, Decode)]
 pub struct SampleSummary {
     pub id: String,
     pub group: String,
@@ -27,7 +28,7 @@ pub struct SampleSummary {
 
 /// See [`super::samples::Request`]; `sample` is the place in [`StepSummary::samples`], engines are in
 /// [`StepSummary::keys`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Encode, Decode)]
 pub struct RequestSummary {
     pub sample: u32,
     pub prefill_engine: u32,
@@ -50,7 +51,7 @@ pub struct RequestSummary {
 }
 
 /// See [`super::samples::Call`].
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Encode, Decode)]
 pub struct CallSummary {
     pub sample: u32,
     pub tool: u32,
@@ -60,7 +61,7 @@ pub struct CallSummary {
 }
 
 /// How long one rank worked in a phase.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Encode, Decode)]
 pub struct RankTime {
     /// In [`StepSummary::phases`].
     pub phase: u32,
@@ -105,7 +106,7 @@ impl RequestSummary {
     }
 }
 
-#[derive(Default)]
+#[derive(Default, Encode, Decode)]
 pub struct StepSummary {
     pub step: Option<i64>,
     pub start_ns: i64,
@@ -125,7 +126,7 @@ pub struct StepSummary {
     pub calls: Vec<CallSummary>,
     pub ranks: Vec<RankTime>,
     /// Tools, engines and ranks.
-    pub keys: Texts,
+    keys: Vec<String>,
     pub clocks: Vec<Clock>,
     pub missing_parents: usize,
     /// Generations, and those of them under which an engine reported anything.
@@ -178,12 +179,13 @@ impl StepSummary {
             });
         }
         let at = |ns: i64| seconds(ns - data.step_start);
+        let mut keys = Texts::default();
         let mut engines: HashMap<u32, u32> = HashMap::new();
         for request in &times.requests {
             let row = request.row as usize;
             let mut engine = |sender: u32| match sender {
                 NONE => NONE,
-                sender => *engines.entry(sender).or_insert_with(|| out.keys.number(&data.sender_name(sender))),
+                sender => *engines.entry(sender).or_insert_with(|| keys.number(&data.sender_name(sender))),
             };
             let (prefill_engine, engine) = (engine(request.prefill_engine), engine(request.engine));
             out.requests.push(RequestSummary {
@@ -206,7 +208,7 @@ impl StepSummary {
             });
         }
         for call in &times.calls {
-            let tool = if call.tool == NONE { NONE } else { out.keys.number(data.texts.get(call.tool)) };
+            let tool = if call.tool == NONE { NONE } else { keys.number(data.texts.get(call.tool)) };
             let (sample, span) = (place[call.sample as usize], data.ids[call.row as usize]);
             out.calls.push(CallSummary { sample, tool, seconds: call.seconds, failed: call.failed, span });
         }
@@ -225,7 +227,8 @@ impl StepSummary {
             out.reported += usize::from(reported[row]);
         }
         out.count_tokens();
-        out.read_ranks(data);
+        out.read_ranks(data, &mut keys);
+        out.keys = keys.list;
         for segment in &path {
             let kind = if segment.row == NONE { Kind::Step } else { data.kind[segment.row as usize] };
             out.path[kind as usize] += seconds(segment.end - segment.start);
@@ -249,7 +252,7 @@ impl StepSummary {
     }
 
     /// How long each rank worked in each phase of the trainer.
-    fn read_ranks(&mut self, data: &StepData) {
+    fn read_ranks(&mut self, data: &StepData, keys: &mut Texts) {
         let of_spans = of_spans(data, &self.phases);
         let who = |row: usize| (data.worker[row], data.sender[row]);
         let mut sums: HashMap<(usize, u32, u32), i64> = HashMap::new();
@@ -272,10 +275,10 @@ impl StepSummary {
                 _ if by_sender => data.sender_name(sender),
                 worker => data.worker_name(worker),
             };
-            let rank = self.keys.number(&name);
+            let rank = keys.number(&name);
             self.ranks.push(RankTime { phase: phase as u32, rank, seconds: seconds(ns) });
         }
-        self.ranks.sort_by(|a, b| (a.phase, self.keys.get(a.rank)).cmp(&(b.phase, self.keys.get(b.rank))));
+        self.ranks.sort_by(|a, b| (a.phase, keys.get(a.rank)).cmp(&(b.phase, keys.get(b.rank))));
     }
 
     /// From its first moment to its last, in nanoseconds.
@@ -289,7 +292,7 @@ impl StepSummary {
     }
 
     pub fn key(&self, key: u32) -> &str {
-        self.keys.get(key)
+        self.keys.get(key as usize).map_or("", String::as_str)
     }
 }
 

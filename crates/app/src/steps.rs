@@ -3,7 +3,8 @@
 //! A step is complete when a span that represents it has ended (`rollscope.step`, `pipeline_step`; the names are in
 //! [`PerfRules::step_spans`]), when a later step of the run has begun, or when the run has ended. Then, after a moment
 //! without new rows, its figures go into `metrics` with the source `rollscope`, and to the sinks. A metric that the run
-//! logged itself under the same name is left alone.
+//! logged itself under the same name is left alone. The answers about the step are worked out, too, so that nobody waits
+//! for them; after a start also those of the newest runs, which may have been imported meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroUsize;
@@ -12,6 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use lru::LruCache;
+use rollscope_answers::Answers;
 use rollscope_answers::perf::{PerfRules, step_figures};
 use rollscope_model::Table;
 use rollscope_model::build::{MetricsBuilder, NewMetric};
@@ -33,6 +35,8 @@ const ASK_EVERY: Duration = Duration::from_secs(10);
 const MAX_WAITING: usize = 10_000;
 /// Steps for which we remember what the sinks got.
 const MAX_SENT: usize = 2_000;
+/// Runs whose steps are looked through after a start, the newest.
+const MAX_CAUGHT_UP: usize = 8;
 /// Runs whose latest step is remembered.
 const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
@@ -107,6 +111,11 @@ impl Sent {
     }
 }
 
+/// Many steps at once, for instance after an import, leave half of the time to users of the page.
+async fn rest(started: Instant) {
+    tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
+}
+
 struct Waiting {
     first: Instant,
     last: Instant,
@@ -114,7 +123,7 @@ struct Waiting {
 }
 
 pub struct StepWatcher {
-    pub engine: Engine,
+    pub answers: Answers,
     pub store: Store,
     pub rules: PerfRules,
     pub sinks: Sinks,
@@ -133,6 +142,7 @@ impl StepWatcher {
         let mut latest: LruCache<String, i64> = LruCache::new(MAX_RUNS);
         let mut sent = Sent::default();
         let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0));
+        let mut unprepared = self.answers.steps_of_newest_runs(MAX_CAUGHT_UP).await;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -156,6 +166,11 @@ impl StepWatcher {
                 .filter(|(_, w)| now - w.last >= settle || now - w.first >= AT_LEAST_EVERY)
                 .map(|(key, _)| key.clone())
                 .collect();
+            if due.is_empty()
+                && let Some((run, step)) = unprepared.pop()
+            {
+                self.prepare(&run, step).await;
+            }
             for key in due {
                 if stop.is_cancelled() {
                     return;
@@ -171,16 +186,25 @@ impl StepWatcher {
                     waiting.remove(&key);
                     let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
-                    // Many steps at once, for instance after an import, leave half of the time to users of the page.
-                    tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
+                    rest(started).await;
+                    self.prepare(run, *step).await;
                 }
             }
         }
     }
 
+    /// Works out the answers about a step. Whoever asks for a step that this failed for gets the reason.
+    async fn prepare(&self, run: &str, step: i64) {
+        let started = Instant::now();
+        if let Err(error) = self.answers.prepare(run, step).await {
+            tracing::debug!(run, step, %error, "cannot prepare the answers about a step");
+        }
+        rest(started).await;
+    }
+
     async fn work_out(&self, run: &str, step: i64, sent: &mut Sent) {
         let started = Instant::now();
-        let computed = compute(&self.engine, &self.store, &self.rules, run, step).await;
+        let computed = compute(self.answers.engine(), &self.store, &self.rules, run, step).await;
         add(&self.counters.microseconds, started.elapsed().as_micros() as u64);
         match computed {
             Ok(row) => {
@@ -203,7 +227,7 @@ impl StepWatcher {
         let mut latest = None;
         for table in ["spans", "samples", "metrics"] {
             let sql = format!("select max(step) as step from {table} where run_id = {}", sql_text(run));
-            let batches = collect(&self.engine, &sql).await.ok()?;
+            let batches = collect(self.answers.engine(), &sql).await.ok()?;
             latest = latest.max(int_column(batches.first()?, "step").ok()?.first().copied()?);
         }
         latest
@@ -219,7 +243,7 @@ impl StepWatcher {
         );
         let runs = format!("select count(*) as n from runs where run_id = {run} and status in ('finished', 'failed')");
         for sql in [spans, runs] {
-            let batches = collect(&self.engine, &sql).await.unwrap_or_default();
+            let batches = collect(self.answers.engine(), &sql).await.unwrap_or_default();
             let n = batches.first().and_then(|b| int_column(b, "n").ok()?.first().copied()?);
             if n.unwrap_or(0) > 0 {
                 return true;

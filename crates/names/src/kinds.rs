@@ -8,6 +8,7 @@
 /// A kind of work. Order is the order of precedence where several run at the same time in one sample: what is being
 /// computed counts before what is being waited for, and the most telling of the waits counts first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "bitcode", derive(bitcode::Encode, bitcode::Decode))]
 #[repr(u8)]
 pub enum Kind {
     Tool,

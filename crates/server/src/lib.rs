@@ -190,7 +190,7 @@ impl Server {
         let steps = Arc::new(StepCounters::default());
         if config.perf.enabled || !sinks.is_empty() {
             let watcher = StepWatcher {
-                engine: engine.clone(),
+                answers: answers.clone(),
                 store: store.clone(),
                 rules: config.perf.clone(),
                 sinks: sinks.clone(),

@@ -28,27 +28,30 @@ pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
 /// The same over the identity columns themselves, in the order of `Table::identity`.
 pub fn identity_hashes_of(table: Table, columns: &[&ArrayRef]) -> Vec<u128> {
     assert_eq!(columns.len(), table.identity().len(), "all identity columns of {}", table.name());
-    let mut values: Vec<Values> = columns.iter().map(|column| Values::of(column)).collect();
-    let mut key = Vec::with_capacity(96);
-    (0..columns[0].len())
-        .map(|row| {
-            key.clear();
-            for (column, values) in columns.iter().zip(&mut values) {
-                // A tag and a value whose length the column's type or the value itself says: no two different rows give
-                // the same bytes.
-                if column.is_null(row) {
-                    key.push(0);
-                } else {
-                    key.push(1);
-                    values.push(&mut key, row);
-                }
-            }
-            xxh3_128_with_seed(&key, *SECRET)
-        })
-        .collect()
+    row_hashes(columns, *SECRET).collect()
 }
 
-/// The values of an identity column.
+/// One hash per row of these columns.
+pub(crate) fn row_hashes<'a>(columns: &'a [&ArrayRef], seed: u64) -> impl Iterator<Item = u128> + 'a {
+    let mut values: Vec<Values> = columns.iter().map(|column| Values::of(column)).collect();
+    let mut key = Vec::with_capacity(96);
+    (0..columns[0].len()).map(move |row| {
+        key.clear();
+        for (column, values) in columns.iter().zip(&mut values) {
+            // A tag and a value whose length the column's type or the value itself says: no two different rows give
+            // the same bytes.
+            if column.is_null(row) {
+                key.push(0);
+            } else {
+                key.push(1);
+                values.push(&mut key, row, seed);
+            }
+        }
+        xxh3_128_with_seed(&key, seed)
+    })
+}
+
+/// The values of a column.
 enum Values<'a> {
     Integers(&'a [i64]),
     /// By their bits: every NaN is equal to itself, and a stale marker to no other NaN.
@@ -75,11 +78,11 @@ impl<'a> Values<'a> {
                 let texts = dict.values().as_string::<i32>();
                 Values::Repeated { keys: dict.keys().values(), texts, hashes: vec![None; texts.len()] }
             }
-            other => unreachable!("no identity column has type {other}"),
+            other => unreachable!("columns of type {other} are not hashed"),
         }
     }
 
-    fn push(&mut self, key: &mut Vec<u8>, row: usize) {
+    fn push(&mut self, key: &mut Vec<u8>, row: usize, seed: u64) {
         match self {
             Values::Integers(values) => key.extend_from_slice(&values[row].to_le_bytes()),
             Values::Floats(values) => key.extend_from_slice(&values[row].to_bits().to_le_bytes()),
@@ -91,7 +94,7 @@ impl<'a> Values<'a> {
             Values::Ids(values) => key.extend_from_slice(values.value(row)),
             Values::Repeated { keys, texts, hashes } => {
                 let at = keys[row] as usize;
-                let hash = hashes[at].get_or_insert_with(|| xxh3_128_with_seed(texts.value(at).as_bytes(), *SECRET));
+                let hash = hashes[at].get_or_insert_with(|| xxh3_128_with_seed(texts.value(at).as_bytes(), seed));
                 key.extend_from_slice(&hash.to_le_bytes());
             }
         }

@@ -19,6 +19,7 @@
 //! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from. Only the log, the
 //! lock and the syncing of files touch the file system directly.
 
+mod census;
 mod error;
 mod identity;
 mod known;
@@ -38,6 +39,7 @@ mod touched;
 mod vitals;
 mod wal;
 
+pub use census::Census;
 pub use error::StoreError;
 pub use identity::{identity_hashes, identity_hashes_of};
 pub use manifest::{AttrTypes, Segment, SetAside};

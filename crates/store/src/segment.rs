@@ -17,7 +17,8 @@ use parquet::arrow::ArrowWriter;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use parquet::basic::{Compression, Encoding, ZstdLevel};
-use parquet::file::metadata::KeyValue;
+use parquet::file::FOOTER_SIZE;
+use parquet::file::metadata::{FooterTail, KeyValue, ParquetMetaDataReader};
 use parquet::file::properties::{EnabledStatistics, WriterProperties, WriterVersion};
 use parquet::schema::types::ColumnPath;
 use rollscope_model::Table;
@@ -25,6 +26,7 @@ use rollscope_model::read::{Text, column};
 use rollscope_model::tables::FORMAT_VERSION;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::census::Census;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::Segment;
@@ -44,6 +46,8 @@ const ID_ENCODING: Encoding = Encoding::PLAIN;
 
 /// The description of a segment in the file's own metadata: enough to rebuild a lost manifest.
 const SELF_KEY: &str = "rollscope.segment";
+/// What it holds of each step, as JSON ([`Census`]).
+const CENSUS_KEY: &str = "rollscope.census";
 
 pub(crate) struct NewSegment {
     pub segment: Segment,
@@ -146,12 +150,17 @@ fn encode(
         Effort::Compact | Effort::Thin => 6,
     };
     let about = serde_json::to_string(segment).expect("a segment is plain data");
+    let mut notes = vec![KeyValue::new(SELF_KEY.to_string(), about)];
+    if let Some(census) = Census::of(table, batch) {
+        let census = serde_json::to_string(&census).expect("a census is plain data");
+        notes.push(KeyValue::new(CENSUS_KEY.to_string(), census));
+    }
     let mut props = WriterProperties::builder()
         .set_writer_version(WriterVersion::PARQUET_2_0)
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(level)?))
         .set_max_row_group_row_count(Some(ROW_GROUP_ROWS))
         .set_statistics_enabled(EnabledStatistics::Chunk)
-        .set_key_value_metadata(Some(vec![KeyValue::new(SELF_KEY.to_string(), about)]))
+        .set_key_value_metadata(Some(notes))
         .set_created_by(format!("rollscope {}", env!("CARGO_PKG_VERSION")));
     let mut group_rows = ROW_GROUP_ROWS;
     if table == Table::Conversations {
@@ -365,7 +374,7 @@ fn step_range(batch: &RecordBatch) -> Option<(i64, i64)> {
 }
 
 /// A name that is safe in any file system and object store: letters, digits, `.` and `-` stay, the rest is `_hh`.
-fn path_safe(run_id: &str) -> String {
+pub(crate) fn path_safe(run_id: &str) -> String {
     let mut out = String::new();
     for b in run_id.bytes() {
         if b.is_ascii_alphanumeric() || b == b'.' || b == b'-' {
@@ -400,6 +409,21 @@ pub(crate) fn describe_self(data: &Bytes) -> Option<Segment> {
     segment.bytes = data.len() as u64;
     segment.checksum = xxh3_64(data);
     Some(segment)
+}
+
+/// Bytes of the footer, by the last eight bytes of a file.
+pub(crate) fn footer_length(end: &[u8]) -> Option<usize> {
+    let tail = FooterTail::try_new(end.last_chunk()?).ok()?;
+    Some(tail.metadata_length() + FOOTER_SIZE)
+}
+
+/// What a segment says of its steps, in a footer of this length at the end of these bytes.
+pub(crate) fn census(end: &[u8], footer_length: usize) -> Option<Census> {
+    let footer = end.get(end.len().checked_sub(footer_length)?..end.len() - FOOTER_SIZE)?;
+    let metadata = ParquetMetaDataReader::decode_metadata(footer).ok()?;
+    let notes = metadata.file_metadata().key_value_metadata()?;
+    let census = notes.iter().find(|note| note.key == CENSUS_KEY)?;
+    serde_json::from_str(census.value.as_deref()?).ok()
 }
 
 /// All rows of a segment, in the table's present schema.

@@ -4,9 +4,12 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use object_store::{ObjectStore, ObjectStoreExt};
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
 use rollscope_model::Table;
 
+use crate::census::Census;
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
 use crate::segment::{self, SegmentBatches};
@@ -27,6 +30,8 @@ pub struct TableSnapshot {
 #[derive(Clone)]
 pub struct Snapshot {
     pub object_store: Arc<dyn ObjectStore>,
+    /// Whoever has the snapshot may keep what it worked out ([`Snapshot::keep_derived`]).
+    pub writable: bool,
     /// Rises with every visible change.
     pub version: u64,
     /// Rows newer than a version `v >= settled` are all in the tail ([`Snapshot::tail_since`]); for an older `v` they may
@@ -56,10 +61,53 @@ impl Snapshot {
         segment: &Segment,
         columns: &[&str],
     ) -> Result<SegmentBatches, StoreError> {
-        let path = object_store::path::Path::from(segment.path.as_str());
+        let path = Path::from(segment.path.as_str());
         let data = self.object_store.get(&path).await?.bytes().await?;
         segment::read_columns(table, data, columns)
     }
+
+    /// What a segment holds of each step. `None` if it does not say, as those of earlier versions.
+    pub async fn census(&self, segment: &Segment) -> Option<Census> {
+        let path = Path::from(segment.path.as_str());
+        // The length of the footer is in the last bytes. One read is enough for most.
+        let read = async |bytes: u64| {
+            let from = segment.bytes.saturating_sub(bytes);
+            self.object_store.get_range(&path, from..segment.bytes).await.ok()
+        };
+        let mut end = read(FOOTER_GUESS).await?;
+        let length = segment::footer_length(&end)?;
+        if length > end.len() {
+            end = read(length as u64).await?;
+        }
+        segment::census(&end, length)
+    }
+
+    /// Something that was worked out from a run's rows and kept. It may be out of date, or damaged.
+    pub async fn derived(&self, run_id: &str, name: &str) -> Option<Bytes> {
+        let path = Path::from(format!("{}/{name}", derived_folder(run_id)));
+        self.object_store.get(&path).await.ok()?.bytes().await.ok()
+    }
+
+    /// Keeps something that was worked out from a run's rows, until the run is deleted. It can be worked out again: what
+    /// cannot be written is left out, and what is written is not synced.
+    pub async fn keep_derived(&self, run_id: &str, name: &str, data: Vec<u8>) {
+        let path = Path::from(format!("{}/{name}", derived_folder(run_id)));
+        if self.writable
+            && let Err(e) = self.object_store.put(&path, PutPayload::from(data)).await
+        {
+            tracing::debug!(error = %e, "cannot keep what was worked out");
+        }
+    }
+}
+
+/// Bytes at the end of a segment that hold its footer, as a rule.
+const FOOTER_GUESS: u64 = 64 << 10;
+
+/// Folder of what was worked out from rows, by run. Whoever deletes it loses nothing but time.
+pub(crate) const DERIVED: &str = "derived";
+
+pub(crate) fn derived_folder(run_id: &str) -> String {
+    format!("{DERIVED}/run={}", segment::path_safe(run_id))
 }
 
 /// The server's store, or a folder opened for reading.

@@ -501,7 +501,7 @@ impl State {
             })
             .collect();
         let (version, settled) = (self.version, self.settled);
-        Snapshot { object_store, version, settled, tables, attr_types: self.attr_types.clone() }
+        Snapshot { object_store, writable: false, version, settled, tables, attr_types: self.attr_types.clone() }
     }
 }
 

@@ -12,6 +12,7 @@
 //! pairs count whose inner span is the shorter one (a child that is not waited for says nothing about clocks). Estimates follow
 //! calls outward from the sender that most callers belong to. n log n.
 
+use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
 
@@ -28,7 +29,7 @@ const NEARLY_ALL: f64 = 0.9;
 const HOPS: usize = 4;
 
 /// A sender whose clock is off.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Encode, Decode)]
 pub struct Clock {
     pub sender: String,
     /// Ahead of the others, in milliseconds; negative: behind.

@@ -2,6 +2,7 @@
 //! depends on the order of arrival.
 
 mod graphs;
+mod kept;
 mod planted;
 mod shapes;
 mod sums;

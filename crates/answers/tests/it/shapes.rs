@@ -81,7 +81,7 @@ fn in_a_trace_per_step_only_what_is_below_a_sample_is_its() {
     let took = |s: &SampleSummary| (s.id.clone(), ((s.end - s.start) * 1e3).round() as i64);
     let took: Vec<(String, i64)> = summary.samples.iter().map(took).collect();
     assert_eq!(took, [("a".to_string(), 49), ("b".to_string(), 19)]);
-    let train = answers.critical_path.totals.iter().filter(|t| t.kind == "train").map(|t| t.ns / MS).sum::<i64>();
+    let train = answers.critical_path.totals.iter().filter(|t| t.kind == Kind::Train).map(|t| t.ns / MS).sum::<i64>();
     assert_eq!(train, 35);
 }
 

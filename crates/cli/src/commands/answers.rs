@@ -24,8 +24,10 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
         (Some(data), step) => {
             let answers = open(data).await?;
             match step {
-                Some(step) => serde_json::to_value(answers.step_report(&run, Some(step)).await.map_err(usage)?)?,
-                None => serde_json::to_value(answers.run_findings(&run).await.map_err(usage)?)?,
+                Some(step) => {
+                    serde_json::from_slice(&answers.step_report_json(&run, Some(step)).await.map_err(usage)?)?
+                }
+                None => serde_json::from_slice(&answers.run_findings_json(&run).await.map_err(usage)?)?,
             }
         }
         (None, Some(step)) => {
@@ -38,7 +40,9 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
         args.step.is_none() && answer["steps"].as_array().is_some_and(|s| s.len() == 1 && s[0]["step"].is_null());
     if whole {
         answer = match local_folder(&args.answer.source) {
-            Some(data) => serde_json::to_value(open(data).await?.step_report(&run, None).await.map_err(usage)?)?,
+            Some(data) => {
+                serde_json::from_slice(&open(data).await?.step_report_json(&run, None).await.map_err(usage)?)?
+            }
             None => ask(&args.answer.source, format!("/runs/{}/steps/-/report", encode_path_part(&run))).await?,
         };
     }

@@ -7,7 +7,7 @@ use rollscope_answers::ask::Which;
 use rollscope_answers::difference::Difference;
 use rollscope_answers::report::{RunFindings, StepReport};
 
-use super::to_json;
+use super::{json, to_json};
 use crate::App;
 use crate::params::Params;
 use crate::problem::Problem;
@@ -36,7 +36,7 @@ pub async fn report(
                 .map_err(|_| Problem::parameter("step", "an integer, or `-` for a run without steps"))?,
         ),
     };
-    to_json(&app.answers.step_report(&run, step).await?)
+    Ok(json(app.answers.step_report_json(&run, step).await?))
 }
 
 /// Returns what stands out in a run, by cost, and how long each step took.
@@ -46,7 +46,7 @@ pub async fn report(
 ))]
 pub async fn findings(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    to_json(&app.answers.run_findings(&run).await?)
+    Ok(json(app.answers.run_findings_json(&run).await?))
 }
 
 /// Returns what changed between two steps of a run (`step`, `with`), or between two runs (`other`), or between steps of two runs.

@@ -8,6 +8,7 @@ use rollscope_model::Table;
 use super::shared::Shared;
 use crate::error::StoreError;
 use crate::manifest::Manifest;
+use crate::snapshot::{DERIVED, derived_folder};
 
 impl Shared {
     /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
@@ -67,7 +68,22 @@ impl Shared {
                 }
             }
         }
+        let runs: HashSet<String> =
+            self.state.read().manifest.segments.iter().map(|segment| derived_folder(&segment.run_id)).collect();
+        for object in self.root.list(DERIVED).await? {
+            let path = object.location.to_string();
+            if !path.rsplit_once('/').is_some_and(|(folder, _)| runs.contains(folder)) {
+                self.doom(path, Duration::ZERO);
+            }
+        }
         Ok(())
+    }
+
+    /// What was worked out from the rows of a deleted run.
+    pub(super) async fn delete_derived(&self, run_id: &str) {
+        let files = self.root.list(&derived_folder(run_id)).await.unwrap_or_default();
+        files.into_iter().for_each(|file| self.doom(file.location.to_string(), Duration::ZERO));
+        self.delete_doomed().await;
     }
 
     pub(super) async fn delete_doomed(&self) {

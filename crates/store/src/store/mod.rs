@@ -231,6 +231,7 @@ impl Store {
                 self.shared.touched.forget(run_id);
                 self.shared.flush_but(run_id).await?;
             }
+            self.shared.delete_derived(run_id).await;
             self.shared.sweep_media().await;
             Ok(true)
         })
@@ -337,6 +338,7 @@ impl Store {
 
 impl SnapshotSource for Store {
     fn snapshot(&self) -> Snapshot {
-        self.shared.state.read().snapshot(self.shared.root.objects.clone())
+        let snapshot = self.shared.state.read().snapshot(self.shared.root.objects.clone());
+        Snapshot { writable: true, ..snapshot }
     }
 }

@@ -3,9 +3,9 @@
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
-use rollscope_store::{SnapshotSource, Store};
+use rollscope_store::{Census, ReadOnlyStore, SnapshotSource, Store};
 
-use crate::{batches, expected, open, open_spans, open_with, seen, spans};
+use crate::{batches, expected, open, open_spans, open_with, seen, spans, spans_with};
 
 #[tokio::test]
 async fn compaction_merges_small_segments_of_a_run() {
@@ -151,4 +151,77 @@ async fn media_are_kept_once_by_content() {
     assert_eq!(store.media_get(&hash).await.unwrap().unwrap().as_ref(), b"picture");
     assert!(store.media_get("../../etc/passwd").await.unwrap().is_none());
     assert!(store.media_get(&"0".repeat(64)).await.unwrap().is_none());
+}
+
+/// What all segments and the tail hold of a step, and of rows without one.
+async fn census(store: &Store, step: i64) -> (u64, u64) {
+    let snapshot = store.snapshot();
+    let spans = &snapshot.tables[&Table::Spans];
+    let mut all: Vec<Census> = spans.tail.iter().map(|batch| Census::of(Table::Spans, batch).unwrap()).collect();
+    for segment in &spans.segments {
+        all.push(snapshot.census(segment).await.unwrap());
+    }
+    let sum = |of: &dyn Fn(&Census) -> u64| all.iter().fold(0u64, |sum, census| sum.wrapping_add(of(census)));
+    (sum(&|census| census.step(step)), sum(&|census| census.unnamed(i64::MIN, i64::MAX)))
+}
+
+#[tokio::test]
+async fn the_census_of_a_step_changes_with_its_rows_and_with_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    let unnamed = |n| spans_with("engine", n, 5, |span| span.step = None);
+    for i in 0..4 {
+        store.append(Table::Spans, spans("a", i * 50, 50)).await.unwrap();
+        store.append(Table::Spans, unnamed(10_000 + i * 5)).await.unwrap();
+    }
+    let in_tail = census(&store, 1).await;
+    assert!(in_tail.0 != 0 && in_tail.1 != 0);
+    store.flush().await.unwrap();
+    assert_eq!(census(&store, 1).await, in_tail, "in segments");
+    let zero = census(&store, 0).await;
+    store.append(Table::Spans, spans("a", 200, 50)).await.unwrap();
+    store.flush().await.unwrap();
+    store.append(Table::Spans, spans("a", 0, 50)).await.unwrap();
+    store.compact().await.unwrap();
+    assert_eq!(census(&store, 1).await, in_tail, "merged, beside rows of another step and repeated ones");
+    store.close().await.unwrap();
+    let store = open(dir.path()).await;
+    assert_eq!((census(&store, 1).await, census(&store, 0).await), (in_tail, zero), "after a restart");
+    store.append(Table::Spans, spans_with("a", 5_000, 1, |span| span.step = Some(1))).await.unwrap();
+    assert_ne!(census(&store, 1).await.0, in_tail.0, "one more row");
+    assert_eq!(census(&store, 0).await, zero);
+    // A span that was open and is closed.
+    store.append(Table::Spans, open_spans("a", 700, 1)).await.unwrap();
+    let open = census(&store, 7).await;
+    store.append(Table::Spans, spans("a", 700, 1)).await.unwrap();
+    assert_ne!(census(&store, 7).await, open);
+}
+
+#[tokio::test]
+async fn what_was_worked_out_from_a_run_goes_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for run in ["a", "../b"] {
+        store.append(Table::Spans, spans(run, 0, 10)).await.unwrap();
+        store.snapshot().keep_derived(run, "x", run.as_bytes().to_vec()).await;
+    }
+    store.flush().await.unwrap();
+    assert_eq!(store.snapshot().derived("../b", "x").await.as_deref(), Some(&b"../b"[..]));
+    assert!(store.delete_run("../b").await.unwrap());
+    assert_eq!(store.snapshot().derived("../b", "x").await, None);
+    store.snapshot().keep_derived("../b", "late", vec![1]).await;
+    drop(store);
+    let reader = ReadOnlyStore::open(dir.path()).await.unwrap();
+    assert_eq!(reader.snapshot().derived("a", "x").await.as_deref(), Some(&b"a"[..]));
+    reader.snapshot().keep_derived("a", "x", vec![]).await;
+    assert_eq!(reader.snapshot().derived("a", "x").await.as_deref(), Some(&b"a"[..]), "readers change nothing");
+    let store = open(dir.path()).await;
+    for _ in 0..200 {
+        if store.snapshot().derived("../b", "late").await.is_none() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert_eq!(store.snapshot().derived("../b", "late").await, None, "of a run that is no longer there");
+    assert!(store.snapshot().derived("a", "x").await.is_some());
 }

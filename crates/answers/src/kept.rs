@@ -1,0 +1,244 @@
+//! What was worked out already: in memory, and beside the rows it was worked out from
+//! ([`Snapshot::keep_derived`]), so that a restart costs nothing. Everything names its basis: the steps with the
+//! fingerprints that their rows had ([`Extent`]), and the version of the code that worked it out. What does not agree is
+//! worked out again.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bitcode::{Decode, Encode};
+use bytes::Bytes;
+use hashbrown::HashMap;
+use rollscope_store::Snapshot;
+use serde_json::{Map, Value};
+use tokio::sync::Semaphore;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::difference::Shape;
+use crate::extent::{Censuses, Extent};
+use crate::summary::StepSummary;
+
+/// Steps that are worked out at the same time.
+pub const AT_ONCE: usize = 2;
+/// Requests and calls (see [`super::samples`]) that are kept in memory over all steps and runs, about 150 bytes each; the
+/// longest unused go first.
+const MAX_KEPT: usize = 2_000_000;
+/// Full answers, and said ones, that are kept in memory.
+const MAX_KEPT_ANSWERS: usize = 64;
+/// A hash of the sources that work out what is kept.
+const VERSION: &str = env!("ROLLSCOPE_ANSWERS_VERSION");
+
+/// [`StepAnswers`](super::report::StepAnswers) as JSON, which is all that anybody wants of them.
+pub type AnswersJson = Map<String, Value>;
+
+/// A run at one moment.
+pub struct Moment {
+    pub run: String,
+    pub snapshot: Snapshot,
+    pub extent: Extent,
+    pub goes_on: bool,
+}
+
+#[derive(Clone)]
+pub struct KnownStep {
+    basis: Basis,
+    used: u64,
+    pub summary: Arc<StepSummary>,
+    pub shape: Arc<Shape>,
+    pub answers: Option<Arc<AnswersJson>>,
+}
+
+/// A step, when it was, and its rows.
+#[derive(Clone, Debug, PartialEq, Encode, Decode)]
+pub struct Basis {
+    step: Option<i64>,
+    window: (i64, i64),
+    fingerprint: u64,
+}
+
+impl Basis {
+    fn of(extent: &Extent, summary: &StepSummary) -> Basis {
+        let (step, window) = (summary.step, summary.window());
+        Basis { step, window, fingerprint: extent.fingerprint(step, window) }
+    }
+
+    fn holds(&self, extent: &Extent) -> bool {
+        self.fingerprint == extent.fingerprint(self.step, self.window)
+    }
+}
+
+/// As it is written, after a checksum.
+#[derive(Encode, Decode)]
+struct Record {
+    version: String,
+    basis: Vec<Basis>,
+    parts: Vec<Vec<u8>>,
+}
+
+impl Record {
+    fn write(basis: Vec<Basis>, parts: Vec<Vec<u8>>) -> Vec<u8> {
+        let body = bitcode::encode(&Record { version: VERSION.to_string(), basis, parts });
+        [xxh3_64(&body).to_le_bytes().as_slice(), &body].concat()
+    }
+
+    fn read(data: &[u8]) -> Option<Record> {
+        let (checksum, body) = data.split_first_chunk::<8>()?;
+        let read = (u64::from_le_bytes(*checksum) == xxh3_64(body)).then(|| bitcode::decode::<Record>(body))?;
+        read.ok().filter(|record| record.version == VERSION)
+    }
+}
+
+/// A run and the name of what was said of it.
+type Said = HashMap<(String, String), (u64, Vec<Basis>, Bytes)>;
+
+/// What is known by run and step; the number counts uses.
+type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);
+
+pub struct Kept {
+    known: Mutex<Known>,
+    said: Mutex<(u64, Said)>,
+    pub censuses: Censuses,
+    /// Steps are large: few are read at the same time, whoever asks.
+    pub turns: Semaphore,
+}
+
+impl Default for Kept {
+    fn default() -> Self {
+        let (known, said, censuses) = (Mutex::default(), Mutex::default(), Censuses::default());
+        Kept { known, said, censuses, turns: Semaphore::new(AT_ONCE) }
+    }
+}
+
+fn step_file(step: Option<i64>) -> String {
+    step.map_or("run".to_string(), |step| format!("step={step}"))
+}
+
+impl Kept {
+    /// A step as it is known in memory; `full`: with its answers.
+    pub fn get(&self, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.0 += 1;
+        let now = known.0;
+        let found = known.1.get_mut(&(moment.run.clone(), step))?;
+        if !found.basis.holds(&moment.extent) || full && found.answers.is_none() {
+            return None;
+        }
+        found.used = now;
+        Some(found.clone())
+    }
+
+    /// The same from the disk.
+    pub async fn read(&self, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
+        let data = moment.snapshot.derived(&moment.run, &step_file(step)).await?;
+        let record = Record::read(&data)?;
+        let basis = record.basis.first().filter(|basis| basis.step == step && basis.holds(&moment.extent))?;
+        let [summary, shape, answers] = record.parts.as_slice() else { return None };
+        let summary: StepSummary = bitcode::decode(summary).ok()?;
+        let shape: Shape = bitcode::decode(shape).ok()?;
+        let answers = match full {
+            true => Some(Arc::new(serde_json::from_slice(answers).ok()?)),
+            false => None,
+        };
+        let known =
+            KnownStep { basis: basis.clone(), used: 0, summary: Arc::new(summary), shape: Arc::new(shape), answers };
+        self.put(&moment.run, known.clone());
+        Some(known)
+    }
+
+    /// Is it on the disk? Nothing is taken into memory.
+    pub async fn is_kept(&self, moment: &Moment, step: Option<i64>) -> bool {
+        let data = moment.snapshot.derived(&moment.run, &step_file(step)).await;
+        let record = data.and_then(|data| Record::read(&data));
+        let first = record.and_then(|record| record.basis.into_iter().next());
+        first.is_some_and(|basis| basis.step == step && basis.holds(&moment.extent))
+    }
+
+    /// A step that was worked out just now.
+    pub async fn keep(&self, moment: &Moment, summary: StepSummary, shape: Shape, answers: AnswersJson) -> KnownStep {
+        let basis = Basis::of(&moment.extent, &summary);
+        // What goes on changes soon.
+        if !summary.running && moment.snapshot.writable {
+            let parts = vec![
+                bitcode::encode(&summary),
+                bitcode::encode(&shape),
+                serde_json::to_vec(&answers).expect("it is JSON"),
+            ];
+            let record = Record::write(vec![basis.clone()], parts);
+            moment.snapshot.keep_derived(&moment.run, &step_file(summary.step), record).await;
+        }
+        let answers = Some(Arc::new(answers));
+        let known = KnownStep { basis, used: 0, summary: Arc::new(summary), shape: Arc::new(shape), answers };
+        self.put(&moment.run, known.clone());
+        known
+    }
+
+    fn put(&self, run: &str, mut new: KnownStep) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.0 += 1;
+        new.used = known.0;
+        known.1.insert((run.to_string(), new.summary.step), new);
+        let mut by_use: Vec<(u64, usize, (String, Option<i64>))> =
+            known.1.iter().map(|(key, k)| (k.used, k.summary.size(), key.clone())).collect();
+        by_use.sort_by_key(|(used, ..)| std::cmp::Reverse(*used));
+        let (mut kept, mut answers) = (0, 0);
+        for (_, size, key) in by_use {
+            kept += size;
+            if kept > MAX_KEPT {
+                known.1.remove(&key);
+            } else if let Some(k) = known.1.get_mut(&key)
+                && k.answers.is_some()
+            {
+                answers += 1;
+                if answers > MAX_KEPT_ANSWERS {
+                    k.answers = None;
+                }
+            }
+        }
+    }
+
+    /// What was said of a run, if it was said of these steps, and they are still the same.
+    pub async fn said(&self, moment: &Moment, name: &str, steps: &[Option<i64>]) -> Option<Bytes> {
+        let holds = |basis: &[Basis]| {
+            basis.iter().map(|b| b.step).eq(steps.iter().copied()) && basis.iter().all(|b| b.holds(&moment.extent))
+        };
+        let key = (moment.run.clone(), name.to_string());
+        {
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            said.0 += 1;
+            let now = said.0;
+            if let Some((used, basis, text)) = said.1.get_mut(&key)
+                && holds(basis)
+            {
+                *used = now;
+                return Some(text.clone());
+            }
+        }
+        let data = moment.snapshot.derived(&moment.run, name).await?;
+        let mut record = Record::read(&data).filter(|record| holds(&record.basis))?;
+        let text = Bytes::from(record.parts.pop()?);
+        self.put_said(key, record.basis, text.clone());
+        Some(text)
+    }
+
+    /// Keeps what was said of these steps.
+    pub async fn keep_said(&self, moment: &Moment, name: &str, steps: &[KnownStep], text: Vec<u8>) -> Bytes {
+        let basis: Vec<Basis> = steps.iter().map(|step| step.basis.clone()).collect();
+        if !steps.iter().any(|step| step.summary.running) && moment.snapshot.writable {
+            let record = Record::write(basis.clone(), vec![text.clone()]);
+            moment.snapshot.keep_derived(&moment.run, name, record).await;
+        }
+        let text = Bytes::from(text);
+        self.put_said((moment.run.clone(), name.to_string()), basis, text.clone());
+        text
+    }
+
+    fn put_said(&self, key: (String, String), basis: Vec<Basis>, text: Bytes) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        said.0 += 1;
+        let now = said.0;
+        said.1.insert(key, (now, basis, text));
+        if said.1.len() > MAX_KEPT_ANSWERS {
+            let oldest = said.1.iter().min_by_key(|(_, (used, ..))| *used).map(|(key, _)| key.clone());
+            oldest.and_then(|key| said.1.remove(&key));
+        }
+    }
+}

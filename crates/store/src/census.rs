@@ -1,0 +1,123 @@
+//! What a segment, or a part of the tail, holds of each step, as one number: so that whoever keeps something that was worked
+//! out from a step's rows can tell whether they are still the same, without reading them.
+//!
+//! A row has a mark: a hash of what changes when the row is replaced. A step has the sum of its rows' marks, which does not
+//! depend on how rows are ordered or divided: it stays the same when rows move from the tail to segments, when segments are
+//! merged, and after a restart. Rows without a step are summed by when they begin and end, in slices of time: whether they
+//! belong to a step is a matter of when they were.
+//!
+//! A segment carries its census in its own metadata.
+
+use std::collections::BTreeMap;
+
+use arrow::array::{ArrayRef, RecordBatch};
+use rollscope_model::Table;
+use rollscope_model::read::{Ints, column};
+use serde::{Deserialize, Serialize};
+
+use crate::identity::row_hashes;
+
+/// Sums at most. A segment with more has no census.
+const MAX_SUMS: usize = 8192;
+/// Two to this power of nanoseconds are a slice: 17 seconds.
+const SLICE_BITS: u32 = 34;
+
+/// Sums of marks.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Census {
+    steps: BTreeMap<i64, u64>,
+    /// Rows without a step, by slice of time.
+    unnamed: BTreeMap<i64, u64>,
+}
+
+/// What changes when a row of the table is replaced, and what its readers look at. None: it has no steps to speak of.
+fn marked(table: Table) -> Option<&'static [&'static str]> {
+    match table {
+        // The first row of a span is kept, unless it was open.
+        Table::Spans => Some(&["trace_id", "span_id", "end_ns"]),
+        Table::Samples => Some(&[
+            "sample_id",
+            "split",
+            "group_id",
+            "source",
+            "status",
+            "reward",
+            "start_ns",
+            "end_ns",
+            "response_tokens",
+            "cached_tokens",
+            "weight_versions",
+        ]),
+        _ => None,
+    }
+}
+
+impl Census {
+    /// Of all rows of a batch. `None` where a table has no census, or where there is too much to sum up.
+    pub fn of(table: Table, batch: &RecordBatch) -> Option<Census> {
+        let mut census = Census::default();
+        census.add(batch, &Census::marks(table, batch)?, |_| true)?;
+        (census.steps.len() + census.unnamed.len() <= MAX_SUMS).then_some(census)
+    }
+
+    /// A mark for each row of a batch.
+    pub fn marks(table: Table, batch: &RecordBatch) -> Option<Vec<u64>> {
+        let columns: Vec<&ArrayRef> =
+            marked(table)?.iter().map(|name| batch.column_by_name(name)).collect::<Option<_>>()?;
+        Some(row_hashes(&columns, 0).map(|hash| hash as u64).collect())
+    }
+
+    /// Adds the rows of a batch that `keep` holds for. `None` if it lacks a column.
+    pub fn add(&mut self, batch: &RecordBatch, marks: &[u64], keep: impl Fn(usize) -> bool) -> Option<()> {
+        let (steps, starts): (Ints, Ints) = (column(batch, "step").ok()?, column(batch, "start_ns").ok()?);
+        let ends: Ints = column(batch, "end_ns").ok()?;
+        // Rows of a step come together as a rule.
+        let mut run: Option<(i64, u64)> = None;
+        for (row, mark) in marks.iter().copied().enumerate().filter(|(row, _)| keep(*row)) {
+            match (steps.get(row), &mut run) {
+                (Some(step), Some((of, sum))) if step == *of => *sum = sum.wrapping_add(mark),
+                (Some(step), run) => {
+                    if let Some((of, sum)) = run.replace((step, mark)) {
+                        add(&mut self.steps, of, sum);
+                    }
+                }
+                (None, _) => {
+                    let start = starts.get(row).unwrap_or(0) >> SLICE_BITS;
+                    add(&mut self.unnamed, start, mark);
+                    if let Some(end) = ends.get(row).map(|end| end >> SLICE_BITS).filter(|end| *end != start) {
+                        add(&mut self.unnamed, end, mark.rotate_left(32));
+                    }
+                }
+            }
+        }
+        if let Some((of, sum)) = run {
+            add(&mut self.steps, of, sum);
+        }
+        Some(())
+    }
+
+    pub fn steps(&self) -> impl Iterator<Item = i64> {
+        self.steps.keys().copied()
+    }
+
+    /// The rows that name a step.
+    pub fn step(&self, step: i64) -> u64 {
+        self.steps.get(&step).copied().unwrap_or(0)
+    }
+
+    /// The rows that name no step and begin or end between two times, or a little before or after.
+    pub fn unnamed(&self, from: i64, to: i64) -> u64 {
+        let slices = self.unnamed.range(from >> SLICE_BITS..=(to >> SLICE_BITS).max(from >> SLICE_BITS));
+        slices.fold(0, |sum, (_, of)| sum.wrapping_add(*of))
+    }
+
+    /// All rows.
+    pub fn all(&self) -> u64 {
+        self.steps.values().chain(self.unnamed.values()).fold(0, |sum, of| sum.wrapping_add(*of))
+    }
+}
+
+fn add(sums: &mut BTreeMap<i64, u64>, key: i64, mark: u64) {
+    let sum = sums.entry(key).or_default();
+    *sum = sum.wrapping_add(mark);
+}
