@@ -19,7 +19,7 @@ use super::critical_path::{CriticalPath, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
 use super::findings::Judge;
-use super::kept::{AT_ONCE, AnswersJson, Kept, KnownStep, Moment};
+use super::kept::{AnswersJson, Kept, KnownStep, Moment};
 use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
@@ -28,6 +28,8 @@ use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
 pub const MAX_STEP_SPANS: usize = 16_000_000;
 /// Steps that a run is judged by: the newest, or those nearest to the one asked for.
 pub const MAX_STEPS: usize = 256;
+/// Steps that are read from what is kept at the same time. What must be worked out takes turns.
+const READ_AT_ONCE: usize = 8;
 
 /// Said of a run without steps.
 const NAMES_NO_STEP: &str = "None of its spans names a training step; set the attribute `rl.step` on the root span of each step to compare steps.";
@@ -187,7 +189,7 @@ impl Answers {
         if let Some(known) = self.kept.get(moment, step, full) {
             return Ok(known);
         }
-        if let Some(known) = self.kept.read(moment, step, full).await {
+        if let Some(known) = self.kept.read(&self.engine, moment, step, full).await {
             return Ok(known);
         }
         let _turn = self.kept.turns.acquire().await;
@@ -262,7 +264,7 @@ impl Answers {
     ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
         let steps = futures::stream::iter(steps.to_vec());
         let known = move |step: Option<i64>| self.known(moment, step, full == Some(step));
-        Box::pin(steps.map(known).buffered(AT_ONCE).try_collect())
+        Box::pin(steps.map(known).buffered(READ_AT_ONCE).try_collect())
     }
 
     /// Why did this step take as long as it did?

@@ -19,8 +19,8 @@
 //!
 //! Sorting by end makes it n log n.
 
-use std::cell::OnceCell;
 use std::cmp::Ordering;
+use std::sync::OnceLock;
 
 use hashbrown::{HashMap, HashSet};
 use serde::Serialize;
@@ -164,14 +164,14 @@ pub struct Judge<'a> {
     history: History,
     engines: Engines,
     /// By step: what each cause cost alone. Computed when it is asked for.
-    costs: Vec<OnceCell<HashMap<Cause, f64>>>,
+    costs: Vec<OnceLock<HashMap<Cause, f64>>>,
 }
 
 impl<'a> Judge<'a> {
     pub fn new(steps: Vec<&'a StepSummary>) -> Self {
         let history = History::new(steps.iter().copied());
         let engines = Engines::new(steps.iter().copied());
-        let costs = steps.iter().map(|_| OnceCell::new()).collect();
+        let costs = steps.iter().map(|_| OnceLock::new()).collect();
         Judge { steps, history, engines, costs }
     }
 
@@ -219,6 +219,14 @@ impl<'a> Judge<'a> {
             }
             costs
         })
+    }
+
+    /// Weighs the causes of the steps that one is compared with, on all cores.
+    pub fn weigh_others(&self, index: usize) {
+        let others = self.history.others(index);
+        super::parallel::each(others.len(), |at| {
+            self.costs(others[at]);
+        });
     }
 
     /// Did the cause cost clearly more than it does in the other steps?

@@ -12,7 +12,7 @@
 use hashbrown::HashMap;
 
 use super::factors::Factor;
-use super::robust::{median, middle};
+use super::robust::{median, median_of, middle};
 use super::step::NONE;
 use super::summary::StepSummary;
 
@@ -113,9 +113,12 @@ fn at(sorted: &[f64], share: f64) -> f64 {
 
 /// For each of so many ranks the median of what the steps have there.
 fn by_rank(steps: &[&[f64]], count: usize) -> Vec<f64> {
-    let look = |rank: usize| {
+    let mut here = Vec::with_capacity(steps.len());
+    let mut look = |rank: usize| {
         let share = (rank as f64 + 0.5) / count as f64;
-        median(steps.iter().map(|values| at(values, share))).unwrap_or(0.0)
+        here.clear();
+        here.extend(steps.iter().map(|values| at(values, share)));
+        median_of(&mut here).unwrap_or(0.0)
     };
     let below = count.saturating_sub(EXACT_RANKS);
     let stride = below.div_ceil(OTHER_RANKS).max(1);

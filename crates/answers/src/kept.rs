@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bitcode::{Decode, Encode};
 use bytes::Bytes;
 use hashbrown::HashMap;
+use rollscope_query::Engine;
 use rollscope_store::Snapshot;
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -18,7 +19,7 @@ use crate::extent::{Censuses, Extent};
 use crate::summary::StepSummary;
 
 /// Steps that are worked out at the same time.
-pub const AT_ONCE: usize = 2;
+const AT_ONCE: usize = 2;
 /// Requests and calls (see [`super::samples`]) that are kept in memory over all steps and runs, about 150 bytes each; the
 /// longest unused go first.
 const MAX_KEPT: usize = 2_000_000;
@@ -108,6 +109,18 @@ impl Default for Kept {
     }
 }
 
+fn decode(data: &[u8], full: bool) -> Option<KnownStep> {
+    let record = Record::read(data)?;
+    let [summary, shape, answers] = record.parts.as_slice() else { return None };
+    Some(KnownStep {
+        basis: record.basis.first()?.clone(),
+        used: 0,
+        summary: Arc::new(bitcode::decode(summary).ok()?),
+        shape: Arc::new(bitcode::decode(shape).ok()?),
+        answers: if full { Some(Arc::new(serde_json::from_slice(answers).ok()?)) } else { None },
+    })
+}
+
 fn step_file(step: Option<i64>) -> String {
     step.map_or("run".to_string(), |step| format!("step={step}"))
 }
@@ -126,20 +139,13 @@ impl Kept {
         Some(found.clone())
     }
 
-    /// The same from the disk.
-    pub async fn read(&self, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
+    /// The same from the disk, read on the threads of the engine.
+    pub async fn read(&self, engine: &Engine, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
         let data = moment.snapshot.derived(&moment.run, &step_file(step)).await?;
-        let record = Record::read(&data)?;
-        let basis = record.basis.first().filter(|basis| basis.step == step && basis.holds(&moment.extent))?;
-        let [summary, shape, answers] = record.parts.as_slice() else { return None };
-        let summary: StepSummary = bitcode::decode(summary).ok()?;
-        let shape: Shape = bitcode::decode(shape).ok()?;
-        let answers = match full {
-            true => Some(Arc::new(serde_json::from_slice(answers).ok()?)),
-            false => None,
-        };
-        let known =
-            KnownStep { basis: basis.clone(), used: 0, summary: Arc::new(summary), shape: Arc::new(shape), answers };
+        let known = engine.compute(move || decode(&data, full)).await.ok()??;
+        if known.basis.step != step || !known.basis.holds(&moment.extent) {
+            return None;
+        }
         self.put(&moment.run, known.clone());
         Some(known)
     }

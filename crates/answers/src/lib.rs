@@ -21,6 +21,7 @@ pub mod health;
 pub mod history;
 pub mod idle;
 mod kept;
+mod parallel;
 pub mod perf;
 pub mod phase_time;
 pub mod phases;

@@ -108,6 +108,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
 pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<AnswersJson>) -> StepReport {
     let step = judge.steps[index];
     let usual = judge.usual_step(index);
+    judge.weigh_others(index);
     let findings = judge.findings(index);
     let sentence = sentence::sentence(judge, index, &findings);
     StepReport {
@@ -152,13 +153,13 @@ const MAX_FINDINGS: usize = 200;
 pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindings {
     let mut findings = Vec::new();
     let mut steps = Vec::new();
-    for (index, step) in judge.steps.iter().enumerate() {
-        let found = judge.findings(index);
+    let all = super::parallel::each(judge.steps.len(), |index| judge.findings(index));
+    for (step, found) in judge.steps.iter().zip(all) {
         steps.push(StepLine {
             step: step.step,
             wall_s: step.wall_s,
             running: step.running,
-            cost_s: found.iter().map(|f| f.cost_s).sum(),
+            cost_s: found.iter().map(|f| f.cost_s).fold(0.0, |sum, cost| sum + cost),
             findings: found.len(),
         });
         findings.extend(found);

@@ -1,4 +1,4 @@
-//! Robust statistics. Everything here sorts a copy: n log n, and the order in which values came does not matter.
+//! Robust statistics. The order in which values came does not matter.
 
 /// The value at rank `q` (0 to 1) of sorted values: the nearest rank, so always a value that occurred.
 pub fn quantile(sorted: &[f64], q: f64) -> Option<f64> {
@@ -13,13 +13,19 @@ pub fn sorted(values: impl IntoIterator<Item = f64>) -> Vec<f64> {
 }
 
 pub fn median(values: impl IntoIterator<Item = f64>) -> Option<f64> {
-    let sorted = sorted(values);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => None,
-        n if n.is_multiple_of(2) => Some((sorted[half - 1] + sorted[half]) / 2.0),
-        _ => Some(sorted[half]),
+    median_of(&mut values.into_iter().filter(|v| v.is_finite()).collect::<Vec<f64>>())
+}
+
+/// The same of finite numbers, which are put into another order: for those who have many.
+pub fn median_of(values: &mut [f64]) -> Option<f64> {
+    let n = values.len();
+    if n == 0 {
+        return None;
     }
+    let (below, middle, _) = values.select_nth_unstable_by(n / 2, f64::total_cmp);
+    let middle = *middle;
+    let before = below.iter().copied().max_by(f64::total_cmp).filter(|_| n.is_multiple_of(2));
+    Some(before.map_or(middle, |before| (before + middle) / 2.0))
 }
 
 /// Median, and the median distance from it times 1.4826, which for a normal distribution is its standard deviation.

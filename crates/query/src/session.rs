@@ -116,6 +116,9 @@ fn config(threads: usize) -> SessionConfig {
         // Statistics come from the manifest, not from listing and opening files.
         .with_collect_statistics(false);
     let options = config.options_mut();
+    // The tables divide their rows themselves. Whoever passes rows on holds slices of large batches, each of which counts as
+    // the whole batch against the memory that queries may use.
+    options.optimizer.enable_round_robin_repartition = false;
     // Decode the columns of a filter first, and the wide ones (attributes) only for rows that pass it.
     options.execution.parquet.pushdown_filters = true;
     options.execution.parquet.reorder_filters = true;

@@ -238,10 +238,16 @@ impl SnapshotTable {
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
         let rows: usize = tail.iter().map(RecordBatch::num_rows).sum();
-        let threads = state.config().target_partitions().min(rows / ROWS_PER_TAIL_PARTITION + 1).min(tail.len());
+        let mut pieces = Vec::new();
+        for batch in tail {
+            let batch = batch.with_schema(self.schema.clone())?;
+            let starts = (0..batch.num_rows()).step_by(ROWS_PER_TAIL_PARTITION);
+            pieces.extend(starts.map(|at| batch.slice(at, ROWS_PER_TAIL_PARTITION.min(batch.num_rows() - at))));
+        }
+        let threads = state.config().target_partitions().min(rows / ROWS_PER_TAIL_PARTITION + 1).min(pieces.len());
         let mut partitions: Vec<Vec<RecordBatch>> = vec![Vec::new(); threads];
-        for (i, batch) in tail.into_iter().enumerate() {
-            partitions[i % threads].push(batch.with_schema(self.schema.clone())?);
+        for (i, piece) in pieces.into_iter().enumerate() {
+            partitions[i % threads].push(piece);
         }
         self.progress.add_scanned(rows as u64, 0);
         let source =
