@@ -57,6 +57,27 @@ async fn too_much_memory_is_refused() {
     assert_eq!(value(&engine, "select count(*) from spans").await, "0");
 }
 
+/// Rows that were read from the log share one buffer, and every piece of them counts as all of it.
+#[tokio::test]
+async fn a_large_tail_is_summed_up_in_little_memory() {
+    let rows = spans("a", 0, 200_000);
+    let mut log = arrow::ipc::writer::StreamWriter::try_new(Vec::new(), &rows.schema()).unwrap();
+    log.write(&rows).unwrap();
+    let log = arrow::buffer::Buffer::from_vec(log.into_inner().unwrap());
+    let size = log.len();
+    let mut decoder = arrow::ipc::reader::StreamDecoder::new();
+    let tail = decoder.decode(&mut log.clone()).unwrap().unwrap();
+    let store = Stored::new();
+    store.add_tail(Table::Spans, tail);
+    let engine = store.engine_with(QueryLimits { memory_bytes: size / 2, ..limits() });
+    for sql in [
+        "select count(*) from spans where run_id = 'a'",
+        "select sum(n) from (select step, count(*) as n from spans group by 1)",
+    ] {
+        assert_eq!(value(&engine, sql).await, "200000", "{sql}");
+    }
+}
+
 #[tokio::test]
 async fn long_answers_are_cut_and_marked() {
     let store = Stored::new();
