@@ -84,7 +84,11 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
         return Vec::new();
     }
     let compare = Compare { step, history, index };
-    let troubles = engines.troubles(step, &history.others(index), index);
+    let mut troubles = engines.troubles(step, &history.others(index), index);
+    if compare.is_filled() {
+        // They wait where more is to be prefilled.
+        troubles.retain(|trouble| !matches!(trouble.cause, Cause::Starved(_)));
+    }
     let last = last_end(step);
     let mut out: Vec<Effect> = Vec::new();
     let mut felt: Vec<&Trouble> = Vec::new();
@@ -345,14 +349,14 @@ impl Compare<'_> {
     /// An engine prefills one prompt after the other, and decodes more slowly meanwhile: a request waits for the prompts of others
     /// more than for its own. So where there is clearly more to prefill than usual, and not because outputs were longer,
     /// queues and pace are the prompts' doing.
-    fn fill_engines(&self, out: &mut Vec<Effect>) {
+    fn is_filled(&self) -> bool {
         let grew = |work| self.history.more_work(work, self.index).is_some();
-        let fills = |cause: &Cause| match cause {
-            Cause::Prompts => grew(Work::Prompts),
-            Cause::Cache => !grew(Work::Outputs) && grew(Work::Uncached),
-            _ => false,
-        };
-        let Some(at) = out.iter().position(|effect| fills(&effect.cause)) else { return };
+        grew(Work::Prompts) || !grew(Work::Outputs) && grew(Work::Uncached)
+    }
+
+    fn fill_engines(&self, out: &mut Vec<Effect>) {
+        let fills = |effect: &Effect| matches!(effect.cause, Cause::Prompts | Cause::Cache);
+        let Some(at) = out.iter().position(fills).filter(|_| self.is_filled()) else { return };
         let mut prompts = out.swap_remove(at);
         let follows = |effect: &Effect| effect.cause.is_second() || effect.cause == Cause::Prefill;
         for effect in out.iter().filter(|effect| follows(effect)) {

@@ -29,7 +29,7 @@ use utoipa::ToSchema;
 use super::causes::Cause;
 use super::effects::{Effect, Unit, effects, end_without, last_end, merge_second_causes};
 use super::engines::Engines;
-use super::history::History;
+use super::history::{History, Work};
 use super::kinds::Kind;
 use super::phases::{BETWEEN, Phase};
 use super::robust::{median, middle, quantile, sorted};
@@ -60,6 +60,8 @@ const EVIDENT: f64 = 0.2;
 const PHASE_SPREADS: f64 = 6.0;
 const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
+/// Training is compared by tokens if seconds per token vary at most this many times as much as seconds do.
+const AS_STEADY: f64 = 1.5;
 /// A part that grew is told if it grew by this much of what the step did.
 const MUCH_OF_IT: f64 = 0.4;
 /// A rank is slow if it takes so many times longer than the others, beyond what is usual between ranks.
@@ -461,7 +463,8 @@ impl<'a> Judge<'a> {
         }
         let usual = |of: fn(&StepSummary) -> f64| middle(&others.iter().map(|s| of(s)).collect::<Vec<f64>>());
         let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
-        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens);
+        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens)
+            || self.history.more_work(Work::Prompts, index).is_some();
         if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
             return;
         }
@@ -547,7 +550,7 @@ fn usual_phase(step: &StepSummary, phase: &Phase, others: &[&StepSummary]) -> Op
     let grows = matches!(phase.kind, Kind::Train | Kind::LogProbs) && step.tokens > 0.0;
     let rates: Vec<f64> = present.iter().filter(|s| s.tokens > 0.0).map(|s| seconds(s) / s.tokens).collect();
     if let Some((rate, of_rate)) = middle(&rates).filter(|_| grows && rates.len() >= PHASE_STEPS)
-        && of_rate * plain <= spread * rate
+        && of_rate * plain <= AS_STEADY * spread * rate
     {
         let usual = rate * step.tokens;
         return Some(UsualPhase { usual, spread: of_rate * step.tokens, by_tokens: usual - plain });
