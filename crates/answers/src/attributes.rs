@@ -1,4 +1,4 @@
-//! The few attributes that answers need, of generations and tool calls: from slime, SGLang and `gen_ai.*`. All values are
+//! The few attributes that answers need, of generations, tool calls and samples: from slime, SGLang and `gen_ai.*`. All values are
 //! JSON text; only finite numbers count, and booleans are not numbers.
 
 use arrow::array::RecordBatch;
@@ -11,6 +11,8 @@ use rollscope_model::{names, pd};
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpanFacts {
     pub tool: Option<String>,
+    /// Where the prompt comes from.
+    pub source: Option<String>,
     pub turn: Option<i64>,
     pub completion_tokens: Option<f64>,
     pub prompt_tokens: Option<f64>,
@@ -28,8 +30,11 @@ pub struct SpanFacts {
 /// The fields of [`SpanFacts::pd`].
 const PD: [usize; 4] = [pd::BOOTSTRAP_QUEUE, pd::PREFILL_FORWARD, pd::TRANSFER_QUEUE, pd::DECODE_FORWARD];
 
-/// Longest name of a tool.
-const MAX_TOOL: usize = 64;
+/// Where the prompt of a sample comes from.
+const SOURCE: &[&str] = &["data_source", "dataset", "source", "domain", "env"];
+
+/// Longest name of a tool or a source.
+const MAX_NAME: usize = 64;
 
 /// The value under the first of several names that mean the same: an earlier one is believed.
 struct FirstOf<'a> {
@@ -50,6 +55,11 @@ impl<'a> FirstOf<'a> {
         }
     }
 
+    fn text(&self) -> Option<String> {
+        let text: String = self.found.and_then(|(_, json)| serde_json::from_str(json).ok())?;
+        Some(text.chars().take(MAX_NAME).collect())
+    }
+
     fn number(&self) -> Option<f64> {
         self.found.and_then(|(_, value)| number(value))
     }
@@ -62,8 +72,9 @@ fn number(value: &str) -> Option<f64> {
 impl SpanFacts {
     fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
         let mut facts = SpanFacts::default();
-        let [mut tool, mut completion, mut prompt, mut cached, mut queue, mut prefill, mut decode] = [
+        let [mut tool, mut source, mut completion, mut prompt, mut cached, mut queue, mut prefill, mut decode] = [
             names::TOOL_NAME,
+            SOURCE,
             names::COMPLETION_TOKENS,
             names::PROMPT_TOKENS,
             names::CACHED_TOKENS,
@@ -82,16 +93,14 @@ impl SpanFacts {
                     }
                 }
                 key => {
-                    for list in
-                        [&mut tool, &mut completion, &mut prompt, &mut cached, &mut queue, &mut prefill, &mut decode]
-                    {
+                    let lists = [&mut completion, &mut prompt, &mut cached, &mut queue, &mut prefill, &mut decode];
+                    for list in lists.into_iter().chain([&mut tool, &mut source]) {
                         list.take(key, value);
                     }
                 }
             }
         }
-        let tool = tool.found.and_then(|(_, json)| serde_json::from_str::<String>(json).ok());
-        facts.tool = tool.map(|name| name.chars().take(MAX_TOOL).collect());
+        (facts.tool, facts.source) = (tool.text(), source.text());
         facts.completion_tokens = completion.number();
         facts.prompt_tokens = prompt.number();
         facts.cached_tokens = cached.number();

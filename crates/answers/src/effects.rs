@@ -18,7 +18,7 @@ use hashbrown::HashMap;
 use super::causes::Cause;
 use super::engines::{Engines, Trouble};
 use super::factors::Factor;
-use super::history::{History, Usual};
+use super::history::{History, Usual, Work};
 use super::samples::Part;
 use super::step::NONE;
 use super::summary::{RequestSummary, StepSummary};
@@ -84,7 +84,11 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
         return Vec::new();
     }
     let compare = Compare { step, history, index };
-    let troubles = engines.troubles(step, &history.others(index), index);
+    let mut troubles = engines.troubles(step, &history.others(index), index);
+    if compare.is_filled() {
+        // They wait where more is to be prefilled.
+        troubles.retain(|trouble| !matches!(trouble.cause, Cause::Starved(_)));
+    }
     let last = last_end(step);
     let mut out: Vec<Effect> = Vec::new();
     let mut felt: Vec<&Trouble> = Vec::new();
@@ -105,6 +109,7 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     out.extend(compare.plain(Factor::Queue, Cause::Queue, &troubled));
     out.extend(compare.paces(&troubled));
     out.extend(compare.retries(&out));
+    compare.fill_engines(&mut out);
     for effect in &mut out {
         effect.cost = last - end_without(step, std::iter::once(&*effect));
     }
@@ -267,8 +272,8 @@ impl Compare<'_> {
             let (long, usually) = prompt.as_ref().map_or((0.0, 0.0), |(ranked, _)| sum(ranked));
             let (fresh, usually_fresh) = sum(&ranked);
             // Of the tokens to prefill beyond the usual, those that longer prompts bring at the usual share of misses.
-            let by_length = (long / usually.max(1.0) - 1.0) * usually_fresh;
-            let is_length = by_length >= 0.5 * (fresh - usually_fresh);
+            let longer = self.history.more_work(Work::Prompts, self.index).unwrap_or(long / usually.max(1.0));
+            let is_length = (longer - 1.0) * usually_fresh >= 0.5 * (fresh - usually_fresh);
             let (cause, factor) =
                 if is_length { (Cause::Prompts, Factor::Prompt) } else { (Cause::Cache, Factor::Uncached) };
             let usual = self.usual(&factor, ranked.len()).map_or(0.0, |u| u.middle);
@@ -341,14 +346,36 @@ impl Compare<'_> {
         Some(effect)
     }
 
+    /// An engine prefills one prompt after the other, and decodes more slowly meanwhile: a request waits for the prompts of others
+    /// more than for its own. So where there is clearly more to prefill than usual, and not because outputs were longer,
+    /// queues and pace are the prompts' doing.
+    fn is_filled(&self) -> bool {
+        let grew = |work| self.history.more_work(work, self.index).is_some();
+        grew(Work::Prompts) || !grew(Work::Outputs) && grew(Work::Uncached)
+    }
+
+    fn fill_engines(&self, out: &mut Vec<Effect>) {
+        let fills = |effect: &Effect| matches!(effect.cause, Cause::Prompts | Cause::Cache);
+        let Some(at) = out.iter().position(fills).filter(|_| self.is_filled()) else { return };
+        let mut prompts = out.swap_remove(at);
+        let follows = |effect: &Effect| effect.cause.is_second() || effect.cause == Cause::Prefill;
+        for effect in out.iter().filter(|effect| follows(effect)) {
+            take_over(&mut prompts, effect, 1.0);
+        }
+        out.retain(|effect| !follows(effect));
+        out.push(prompts);
+    }
+
     fn retries(&self, before: &[Effect]) -> Option<Effect> {
         let lost: Vec<(usize, f64)> =
             self.step.samples.iter().map(|s| s.parts[Part::Retry as usize]).enumerate().collect();
         let (ranked, usual) = self.rank(&Factor::Retry, lost)?;
         let mut effect = Effect::new(Cause::Retry, usual.middle);
         for (at, value, usual) in ranked.into_iter().filter(|(_, value, usual)| *value > 0.0 || *usual > 0.0) {
-            // What explains the lost attempt explains it better.
-            let known: f64 = before.iter().filter_map(|e| e.excess.get(&(at as u32))).filter(|s| **s > 0.0).sum();
+            // What made it fail explains it better: an engine, a tool, a judge.
+            let fails = |cause: &Cause| cause.is_engines() || matches!(cause, Cause::Tool(_) | Cause::Reward);
+            let before = before.iter().filter(|e| fails(&e.cause));
+            let known: f64 = before.filter_map(|e| e.excess.get(&(at as u32))).filter(|s| **s > 0.0).sum();
             let excess = value - usual - known.min((value - usual).max(0.0));
             let sample = &self.step.samples[at];
             let span =

@@ -33,6 +33,7 @@ const LONGER_QUEUE_S: f64 = 1.0;
 const FEW_FAILED: usize = 3;
 /// Seconds that requests lost agree to this (spread over median) if their engine stood still.
 const SAME_LOSS: f64 = 0.35;
+const FAR_MORE: f64 = 6.0;
 
 /// An engine that held samples up.
 pub struct Trouble {
@@ -108,6 +109,10 @@ impl Engines {
         };
         let (of_pace, of_requests) = (spread(|d| d.pace, LEAST_SPREAD), spread(|d| d.requests, LEAST_SPREAD));
         let of_queue = spread(|d| d.queue, LONGER_QUEUE_S / SPREADS);
+        let mut served: HashMap<u32, Vec<usize>> = HashMap::new();
+        for (at, request) in step.requests.iter().enumerate() {
+            served.entry(request.engine).or_default().push(at);
+        }
         let mut out = Vec::new();
         for (view, differs) in views.iter().zip(differences(views)) {
             let more = beyond(&view.name, differs);
@@ -120,16 +125,14 @@ impl Engines {
                 differs.requests > MORE_REQUESTS.ln() && more.requests > MORE_REQUESTS.ln().max(SPREADS * of_requests);
             let failures: usize = views.iter().filter(|v| v.key != view.key).map(|v| v.failed).sum();
             let fails = view.failed >= FEW_FAILED && view.failed * (views.len() - 1) > 4 * (failures + 1);
-            if !(slow || waits || fails) {
+            let of: &[usize] = served.get(&view.key).map_or(&[], Vec::as_slice);
+            let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
+            // Most of its requests may have come before or after.
+            let still = stood_still(step, of, usual_pace, slow).filter(|_| !overloaded);
+            if !(slow || waits || fails || still.is_some()) || of_one_group(step, of) {
                 continue;
             }
             let name = view.name.clone();
-            let of: Vec<usize> = (0..step.requests.len()).filter(|at| step.requests[*at].engine == view.key).collect();
-            if of_one_group(step, &of) {
-                continue;
-            }
-            let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
-            let still = stood_still(step, &of, usual_pace);
             // Against what it usually is, unless it is always in trouble.
             let than_usual = if differs.pace > ALWAYS_SLOWER.ln() { differs } else { more };
             let excess = |at: &usize| (*at, than_usual.excess(&step.requests[*at], view));
@@ -147,7 +150,7 @@ impl Engines {
                     (*at, if r.failed { r.end - r.start } else { 0.0 })
                 };
                 (Cause::Stall, of.iter().map(lost).collect(), view.failed as f64, failures as f64)
-            } else if let Some((mut lost, seconds)) = still.filter(|_| !overloaded) {
+            } else if let Some((mut lost, seconds)) = still {
                 // Those that did not get in meanwhile waited, too.
                 let stood: HashSet<usize> = lost.iter().map(|(at, _)| *at).collect();
                 let waited = of.iter().filter(|at| !stood.contains(*at));
@@ -156,7 +159,11 @@ impl Engines {
                 );
                 (Cause::Stall, lost, seconds, 0.0)
             } else if overloaded {
-                (Cause::Imbalance, of.iter().map(excess).collect(), count(false), count(true))
+                // Shared evenly, the others would have had more to do, too: as far from theirs as the mean is.
+                let mean = views.iter().map(|v| v.requests as f64).sum::<f64>() / views.len() as f64;
+                let uneven = (count(false) - mean) / (count(false) - count(true)).max(1.0);
+                let lost = of.iter().map(excess).map(|(at, s)| (at, s * uneven.clamp(0.0, 1.0))).collect();
+                (Cause::Imbalance, lost, count(false), count(true))
             } else if slow {
                 let own = tokens_per_s(view.pace.map(f64::exp));
                 (Cause::SlowEngine, of.iter().map(excess).collect(), own, tokens_per_s(usual_pace))
@@ -214,7 +221,7 @@ fn views(step: &StepSummary) -> Vec<View> {
                 name: step.key(key).to_string(),
                 requests: requests.len(),
                 failed: requests.iter().filter(|r| r.failed).count(),
-                pace: log(&Factor::Pace).or_else(|| log(&Factor::Decode)),
+                pace: log(&Factor::Pace).or_else(|| log(&Factor::Decode)).or_else(|| together(&requests)),
                 prefill: log(&Factor::PrefillPace).or_else(|| log(&Factor::Prefill)),
                 queue: requests.iter().map(|r| r.queue).sum::<f64>() / requests.len() as f64,
                 typical_queue: median(requests.iter().map(|r| r.queue)).unwrap_or(0.0),
@@ -223,6 +230,13 @@ fn views(step: &StepSummary) -> Vec<View> {
         .collect();
     out.sort_by(|a, b| a.name.cmp(&b.name));
     out
+}
+
+/// Outputs that are too short one by one reveal the pace together.
+fn together(requests: &[&RequestSummary]) -> Option<f64> {
+    let of: Vec<&&RequestSummary> = requests.iter().filter(|r| !r.failed && r.tokens > 0.0).collect();
+    let sum = |value: fn(&RequestSummary) -> f64| of.iter().map(|r| value(r)).sum::<f64>();
+    pace(sum(RequestSummary::decode), sum(|r| r.tokens)).filter(|_| of.len() >= FEW_REQUESTS).map(f64::ln)
 }
 
 fn differences(views: &[View]) -> Vec<Differs> {
@@ -256,7 +270,13 @@ fn of_one_group(step: &StepSummary, requests: &[usize]) -> bool {
 }
 
 /// Whether some requests of an engine lost the same number of seconds at a time that they share, and what each lost.
-fn stood_still(step: &StepSummary, requests: &[usize], usual_pace: Option<f64>) -> Option<(Vec<Lost>, f64)> {
+/// If the engine is not slow as a whole, that must be far more than its other requests lost.
+fn stood_still(
+    step: &StepSummary,
+    requests: &[usize],
+    usual_pace: Option<f64>,
+    is_slow: bool,
+) -> Option<(Vec<Lost>, f64)> {
     let usual = usual_pace?;
     let lost: Vec<Lost> = requests
         .iter()
@@ -272,11 +292,20 @@ fn stood_still(step: &StepSummary, requests: &[usize], usual_pace: Option<f64>) 
         return None;
     }
     let times = |of: fn(&RequestSummary) -> f64| slow.iter().map(move |(at, _)| of(&step.requests[*at]));
-    let shared = times(|r| r.end).fold(f64::MAX, f64::min) - times(|r| r.start).fold(0.0, f64::max);
+    let (from, until) = (times(|r| r.start).fold(0.0, f64::max), times(|r| r.end).fold(f64::MAX, f64::min));
     let seconds: Vec<f64> = slow.iter().map(|(_, s)| *s).collect();
-    let per_token: Vec<f64> = slow.iter().map(|(at, s)| s / step.requests[*at].tokens).collect();
-    let relative = |values: &[f64]| middle(values).map_or(f64::MAX, |(centre, spread)| spread / centre.max(1e-9));
-    let same = relative(&seconds);
-    let typical = median(seconds.iter().copied())?;
-    (same < SAME_LOSS && same < relative(&per_token) && shared > 0.7 * typical).then_some((slow, typical))
+    let (typical, spread) = middle(&seconds)?;
+    // Either all that ran then lost the same, or all lost as much as they have tokens: what leaves less unexplained.
+    let ran = |r: &RequestSummary| r.start < until && r.end > from;
+    let pace = median(lost.iter().map(|(at, s)| s / step.requests[*at].tokens))?;
+    let unexplained = |by: &dyn Fn(&RequestSummary) -> f64| -> f64 {
+        lost.iter().map(|(at, s)| (s - by(&step.requests[*at])).abs()).sum()
+    };
+    let still = unexplained(&|r| if ran(r) { typical } else { 0.0 });
+    let slower = unexplained(&|r| r.tokens * pace);
+    let others = lost.iter().filter(|(at, _)| !ran(&step.requests[*at])).map(|(_, s)| s.abs());
+    if !is_slow && median(others).is_none_or(|usual| typical < FAR_MORE * usual) {
+        return None;
+    }
+    (spread < SAME_LOSS * typical && still < slower && until - from > 0.7 * typical).then_some((slow, typical))
 }

@@ -29,7 +29,7 @@ use utoipa::ToSchema;
 use super::causes::Cause;
 use super::effects::{Effect, Unit, effects, end_without, last_end, merge_second_causes};
 use super::engines::Engines;
-use super::history::History;
+use super::history::{History, Work};
 use super::kinds::Kind;
 use super::phases::{BETWEEN, Phase};
 use super::robust::{median, middle, quantile, sorted};
@@ -60,6 +60,8 @@ const EVIDENT: f64 = 0.2;
 const PHASE_SPREADS: f64 = 6.0;
 const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
+/// Training is compared by tokens if seconds per token vary at most this many times as much as seconds do.
+const AS_STEADY: f64 = 1.5;
 /// A part that grew is told if it grew by this much of what the step did.
 const MUCH_OF_IT: f64 = 0.4;
 /// A rank is slow if it takes so many times longer than the others, beyond what is usual between ranks.
@@ -348,98 +350,62 @@ impl<'a> Judge<'a> {
         let people = super::words::some_of(samples.len(), step.samples.len(), "sample");
         let (measured, usual) = (evidence.measured.unwrap_or(0.0), effect.usual);
         let time = super::words::time;
-        let (kind, text) = match &effect.cause {
+        let text = match &effect.cause {
             Cause::Tool(tool) => {
-                evidence.tool = Some(tool.clone());
                 let waited = if failed { "waited in vain" } else { "waited" };
-                (
-                    "slow_tool",
-                    format!("{people} {waited} {} for the `{tool}` tool (usually {})", time(measured), time(usual)),
-                )
+                format!("{people} {waited} {} for the `{tool}` tool (usually {})", time(measured), time(usual))
             }
-            Cause::Reward if failed => (
-                "reward_timeout",
-                format!("the reward of {people} failed after {} (usually {})", time(measured), time(usual)),
-            ),
             Cause::Reward => {
-                ("slow_reward", format!("the reward of {people} took {} (usually {})", time(measured), time(usual)))
+                let took = if failed { "failed after" } else { "took" };
+                format!("the reward of {people} {took} {} (usually {})", time(measured), time(usual))
             }
-            Cause::Tokens => (
-                "long_outputs",
-                format!(
-                    "{people} produced outputs of {measured:.0} tokens (the longest usual ones have {usual:.0}), which took {} longer to decode",
-                    time(each)
-                ),
+            Cause::Tokens => format!(
+                "{people} produced outputs of {measured:.0} tokens (the longest usual ones have {usual:.0}), which took {} longer to decode",
+                time(each)
             ),
             Cause::Mix(source) => {
-                evidence.source = Some(source.clone());
-                ("source_mix", format!("more prompts than usual came from `{source}`, whose outputs are longer"))
+                format!("more prompts than usual came from `{source}`, whose outputs are longer")
             }
-            Cause::Prompts => (
-                "long_prompts",
-                format!("{people} had prompts of {measured:.0} tokens (usually {usual:.0}) to prefill"),
+            Cause::Prompts => format!("{people} had prompts of {measured:.0} tokens (usually {usual:.0}) to prefill"),
+            Cause::Cache => format!(
+                "{people} had {measured:.0} tokens to prefill that the prefix cache lacked (usually {usual:.0})"
             ),
-            Cause::Cache => (
-                "cache_misses",
-                format!(
-                    "{people} had {measured:.0} tokens to prefill that the prefix cache lacked (usually {usual:.0})"
-                ),
-            ),
-            Cause::Prefill => {
-                ("slow_prefill", format!("prefill took {} (usually {}) in {people}", time(measured), time(usual)))
+            Cause::Prefill => format!("prefill took {} (usually {}) in {people}", time(measured), time(usual)),
+            Cause::Transfer => {
+                format!("KV cache transfers took {} (usually {}), in {people}", time(measured), time(usual))
             }
-            Cause::Transfer => (
-                "kv_transfer_stall",
-                format!("KV cache transfers took {} (usually {}), in {people}", time(measured), time(usual)),
-            ),
-            Cause::Retry => {
-                ("retries", format!("{people} lost {} to failed attempts (usually {})", time(measured), time(usual)))
+            Cause::Retry => format!("{people} lost {} to failed attempts (usually {})", time(measured), time(usual)),
+            Cause::Rest => {
+                format!("generations of {people} spent {} outside the engine (usually {})", time(measured), time(usual))
             }
-            Cause::Rest => (
-                "slow_gateway",
-                format!(
-                    "generations of {people} spent {} outside the engine (usually {})",
-                    time(measured),
-                    time(usual)
-                ),
-            ),
             Cause::SlowEngine(engine) => {
-                evidence.engine = Some(engine.clone());
-                let text = format!(
-                    "engine {engine} decoded at {measured:.0} tokens/s (the others at {usual:.0}), in {people}"
-                );
-                ("slow_engine", text)
+                format!("engine {engine} decoded at {measured:.0} tokens/s (the others at {usual:.0}), in {people}")
             }
-            Cause::Stall(engine) => {
-                evidence.engine = Some(engine.clone());
-                let text = match failed {
-                    true => format!("{measured:.0} requests failed on engine {engine}, in {people}"),
-                    false => format!("engine {engine} stood still for {}, in {people}", time(measured)),
-                };
-                ("engine_stall", text)
+            Cause::Stall(engine) if failed => {
+                format!("{measured:.0} requests failed on engine {engine}, in {people}")
             }
-            Cause::Imbalance(engine) => {
-                evidence.engine = Some(engine.clone());
-                let text = format!(
-                    "engine {engine} got {measured:.0} requests (the others {usual:.0} each), which held {people} up"
-                );
-                ("load_imbalance", text)
-            }
+            Cause::Stall(engine) => format!("engine {engine} stood still for {}, in {people}", time(measured)),
+            Cause::Imbalance(engine) => format!(
+                "engine {engine} got {measured:.0} requests (the others {usual:.0} each), which held {people} up"
+            ),
             Cause::Starved(engine) => {
-                evidence.engine = Some(engine.clone());
-                let text = format!("{people} queued {} for {engine} (for the others {})", time(measured), time(usual));
-                ("starved_engine", text)
+                format!("{people} queued {} for {engine} (for the others {})", time(measured), time(usual))
             }
-            Cause::Group(group) => {
-                evidence.group = Some(group.clone());
-                let text = format!(
-                    "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
-                );
-                ("straggling_group", text)
-            }
-            Cause::Pace => ("slow_decode", format!("{people} decoded at {measured:.0} tokens/s (usually {usual:.0})")),
-            Cause::Queue => ("starved_engine", format!("{people} queued {} (usually {})", time(measured), time(usual))),
+            Cause::Group(group) => format!(
+                "group {group} decoded at {measured:.0} tokens/s (usually {usual:.0}) and {people} held up the rest"
+            ),
+            Cause::Pace => format!("{people} decoded at {measured:.0} tokens/s (usually {usual:.0})"),
+            Cause::Queue => format!("{people} queued {} (usually {})", time(measured), time(usual)),
         };
+        let subject = || Some(effect.cause.subject().to_string());
+        match &effect.cause {
+            Cause::Tool(_) => evidence.tool = subject(),
+            Cause::Mix(_) => evidence.source = subject(),
+            Cause::Group(_) => evidence.group = subject(),
+            cause if cause.is_engines() => evidence.engine = subject(),
+            _ => {}
+        }
+        let kind = if failed && effect.cause == Cause::Reward { "reward_timeout" } else { effect.cause.kind() };
         Finding { kind, step: step.step, text, cost_s, without_s: Some(without_s), evidence }
     }
 
@@ -505,7 +471,8 @@ impl<'a> Judge<'a> {
         }
         let usual = |of: fn(&StepSummary) -> f64| middle(&others.iter().map(|s| of(s)).collect::<Vec<f64>>());
         let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
-        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens);
+        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens)
+            || self.history.more_work(Work::Prompts, index).is_some();
         if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
             return;
         }
@@ -572,12 +539,15 @@ struct UsualPhase {
     by_tokens: f64,
 }
 
-/// A phase that only some steps have (a checkpoint, an evaluation) is compared with those; one that no other has took no time
-/// there. Training takes as long as there are tokens, if it does in this run.
+/// A phase that only some steps have (a checkpoint, an evaluation) is compared with those, unless it was not due; one that no other
+/// has took no time there. Training takes as long as there are tokens, if it does in this run.
 fn usual_phase(step: &StepSummary, phase: &Phase, others: &[&StepSummary]) -> Option<UsualPhase> {
     let seconds =
         |s: &StepSummary| -> f64 { s.phases.iter().filter(|p| p.name == phase.name).map(|p| p.seconds).sum() };
     let present: Vec<&StepSummary> = others.iter().copied().filter(|s| seconds(s) > 0.0).collect();
+    if !present.is_empty() && !is_due(step, &present) {
+        return Some(UsualPhase { usual: 0.0, spread: 0.0, by_tokens: 0.0 });
+    }
     if present.is_empty() || phase.name == BETWEEN {
         let lengths: Vec<f64> = others.iter().map(|s| seconds(s)).collect();
         let (usual, spread) = middle(&lengths)?;
@@ -588,12 +558,26 @@ fn usual_phase(step: &StepSummary, phase: &Phase, others: &[&StepSummary]) -> Op
     let grows = matches!(phase.kind, Kind::Train | Kind::LogProbs) && step.tokens > 0.0;
     let rates: Vec<f64> = present.iter().filter(|s| s.tokens > 0.0).map(|s| seconds(s) / s.tokens).collect();
     if let Some((rate, of_rate)) = middle(&rates).filter(|_| grows && rates.len() >= PHASE_STEPS)
-        && of_rate * plain <= spread * rate
+        && of_rate * plain <= AS_STEADY * spread * rate
     {
         let usual = rate * step.tokens;
         return Some(UsualPhase { usual, spread: of_rate * step.tokens, by_tokens: usual - plain });
     }
     Some(UsualPhase { usual: plain, spread, by_tokens: 0.0 })
+}
+
+/// Whether what comes every so many steps, by the other steps that have it, comes in this one.
+fn is_due(step: &StepSummary, present: &[&StepSummary]) -> bool {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let numbers: Vec<i64> = present.iter().filter_map(|s| s.step).collect();
+    let (Some(this), [first, ..]) = (step.step, &numbers[..]) else { return true };
+    let every = numbers.iter().fold(0, |every, n| gcd(every, n.abs_diff(*first)));
+    every == 0 || this.abs_diff(*first).is_multiple_of(every)
 }
 
 /// Clocks and completeness: they cost nothing, but they limit how far to trust the rest.

@@ -114,7 +114,10 @@ pub fn health(data: &StepData, times: &SampleTimes) -> Health {
     out.staleness = staleness(data);
     let sum = |of: fn(&super::step::SampleRow) -> Option<i64>| data.samples.iter().filter_map(of).sum::<i64>() as f64;
     let ratio = |a: f64, b: f64| (b > 0.0).then_some(a / b);
-    out.cache_hit_rate = ratio(sum(|s| s.cached_tokens), sum(|s| s.cache_total_tokens));
+    // Samples that were dumped tell it; else the token counts of requests do.
+    let counted = || times.requests.iter().filter(|r| r.cached.is_finite() && r.prompt.is_finite());
+    let of_requests = || ratio(counted().map(|r| r.cached).sum(), counted().map(|r| r.prompt).sum());
+    out.cache_hit_rate = ratio(sum(|s| s.cached_tokens), sum(|s| s.cache_total_tokens)).or_else(of_requests);
     out.spec_accept_rate = ratio(sum(|s| s.spec_accepted), sum(|s| s.spec_drafted));
     let verifies = sum(|s| s.spec_verifies);
     out.spec_accept_length = ratio(sum(|s| s.spec_accepted) + verifies, verifies);

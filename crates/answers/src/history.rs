@@ -28,6 +28,18 @@ const ALONE: f64 = 3.0;
 const EXACT_RANKS: usize = 64;
 const OTHER_RANKS: usize = 256;
 
+/// Work grew if it is this much more, and so many spreads.
+const MORE: f64 = 0.25;
+const MORE_SPREADS: f64 = 5.0;
+
+/// What engines are given to do, in tokens.
+#[derive(Clone, Copy)]
+pub enum Work {
+    Prompts,
+    Uncached,
+    Outputs,
+}
+
 /// What is usual for the values of one step: one value per rank, lowest first.
 pub struct Usual {
     pub ranks: Vec<f64>,
@@ -48,6 +60,8 @@ pub struct History {
     /// Samples by source.
     sources: Vec<HashMap<String, usize>>,
     samples: Vec<usize>,
+    /// Tokens of the samples' tasks.
+    prompts: Vec<f64>,
 }
 
 impl History {
@@ -63,6 +77,7 @@ impl History {
             step.samples.iter().for_each(|sample| *sources.entry_ref(sample.source.as_str()).or_default() += 1);
             history.sources.push(sources);
             history.samples.push(step.samples.len());
+            history.prompts.push(step.prompts);
         }
         history
     }
@@ -79,6 +94,24 @@ impl History {
     pub fn share(&self, step: usize, source: &str) -> f64 {
         let of = self.sources[step].get(source).copied().unwrap_or(0);
         of as f64 / self.samples[step].max(1) as f64
+    }
+
+    /// How many times the usual number of tokens a step has to prefill, that its samples' tasks have, or that it makes; if that is
+    /// beyond what varies.
+    pub fn more_work(&self, work: Work, step: usize) -> Option<f64> {
+        let of = |step: usize| match work {
+            Work::Prompts => self.prompts[step],
+            Work::Uncached => self.sum(&Factor::Uncached, step),
+            Work::Outputs => self.sum(&Factor::Tokens, step),
+        };
+        let others: Vec<f64> = self.others(step).into_iter().map(of).filter(|tokens| *tokens > 0.0).collect();
+        let (centre, spread) = middle(&others).filter(|_| others.len() >= FEW_STEPS)?;
+        let more = of(step) - centre;
+        (more > (MORE_SPREADS * spread).max(MORE * centre)).then(|| of(step) / centre)
+    }
+
+    fn sum(&self, factor: &Factor, step: usize) -> f64 {
+        self.steps[step].get(factor).map_or(0.0, |values| values.iter().sum())
     }
 
     /// What would be usual for this many values of a factor in this step.

@@ -36,11 +36,13 @@ pub struct Phase {
 
 pub const BETWEEN: &str = "between phases";
 
-/// The spans that are phases: right under the step, and about no sample.
+/// The spans that are phases: right under the step, and about no sample. What hangs there because its parent was lost is one only
+/// if it is a trainer's.
 fn rows(data: &StepData) -> Vec<usize> {
     let is_step = |r: u32| r != NONE && data.kind[r as usize] == Kind::Step && data.sample[r as usize] == NONE;
     let mut rows: Vec<usize> = (0..data.len())
         .filter(|r| is_step(data.parent[*r]) && data.sample[*r] == NONE && !data.is(*r, flag::POINT))
+        .filter(|r| !data.is(*r, flag::MISSING_PARENT) || data.kind[*r].is_trainers())
         .collect();
     rows.sort_by_key(|r| (data.start[*r], data.end[*r], data.ids[*r]));
     rows

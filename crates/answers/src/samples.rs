@@ -4,7 +4,7 @@
 //! nanosecond belongs to exactly one part: a sweep over starts and ends keeps how many spans of each kind run, and takes
 //! the first in [`Kind`]'s order. A span inside which another classified span runs does not count itself (KV transfer is
 //! the tail of prefill's forward, hand-shakes lie inside queues); copies on several ranks and overlapping prefill and
-//! decode sides count once. So the parts add up to the sample's time exactly. What happened before the last attempt is
+//! decode sides count once. So the parts add up to the sample's time exactly. What was given up ([`given_up`]) is
 //! `retry`. A generation without spans inside is divided by the fields its caller noted.
 //!
 //! **Requests and calls.** Each generation is a request with the time it spent in each part, its tokens and its engine;
@@ -17,6 +17,7 @@ use super::attributes::SpanFacts;
 use super::kinds::Kind;
 use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
+use rollscope_spans::intervals;
 
 /// Where a sample's time went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -86,7 +87,6 @@ pub struct SampleTime {
     pub group_end: i64,
     pub parts: Parts,
     pub tokens: f64,
-    pub attempts: i32,
 }
 
 impl SampleTime {
@@ -155,6 +155,10 @@ struct Generation {
     prefill: (i64, u32),
     decode: (i64, u32),
     other: (i64, u32),
+    /// From when to when each other sender had to do with it.
+    served: Vec<(u32, i64, i64)>,
+    /// It failed, or what served it did.
+    failed: bool,
 }
 
 pub fn sample_times(data: &mut StepData) -> SampleTimes {
@@ -184,6 +188,26 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
         out.times.push(time);
     }
     out
+}
+
+/// When a sample did what was for nothing. Where it was tried again as a whole: until its last attempt. Where requests were: from
+/// one that failed, or counts fewer attempts than the next, until the next one starts. `generations` are by start.
+fn given_up(data: &StepData, own: impl Iterator<Item = usize> + Clone, generations: &[Generation]) -> Vec<(i64, i64)> {
+    let as_a_whole = |r: &usize| data.kind[*r] != Kind::Generate;
+    let last = own.clone().filter(as_a_whole).map(|r| data.attempt[r]).max().unwrap_or(0);
+    if last > 0 {
+        let starts = || own.clone().map(|r| data.start[r]);
+        let again = own.clone().filter(|r| data.attempt[*r] == last).map(|r| data.start[r]).min();
+        return starts().min().zip(again).filter(|(from, until)| from < until).into_iter().collect();
+    }
+    let row = |g: &Generation| g.row as usize;
+    let mut lost: Vec<(i64, i64)> = generations
+        .windows(2)
+        .filter(|w| w[0].failed || data.attempt[row(&w[1])] > data.attempt[row(&w[0])])
+        .map(|w| (data.start[row(&w[0])], data.start[row(&w[1])]))
+        .collect();
+    intervals::union(&mut lost);
+    lost
 }
 
 /// Room that is used again for every sample.
@@ -219,11 +243,9 @@ impl Sweep {
         let own = || own.iter().copied();
         let start = own().map(|r| data.start[r]).min()?;
         let end = own().map(|r| data.end[r]).max()?;
-        let last_attempt = own().map(|r| data.attempt[r]).max()?;
-        let retried_until = own().filter(|r| data.attempt[*r] == last_attempt).map(|r| data.start[r]).min()?;
         let shared = rows.iter().filter(|r| data.is(**r as usize, flag::SHARED));
         let group_end = shared.map(|r| data.end[data.shared[*r as usize] as usize]).max().unwrap_or(end).max(end);
-        let mut time = SampleTime { start, end, group_end, attempts: last_attempt + 1, ..SampleTime::default() };
+        let mut time = SampleTime { start, end, group_end, ..SampleTime::default() };
 
         let mut generations: Vec<Generation> = Vec::new();
         self.events.clear();
@@ -251,6 +273,8 @@ impl Sweep {
                     prefill: (0, NONE),
                     decode: (0, NONE),
                     other: (0, NONE),
+                    served: Vec::new(),
+                    failed: data.is(row, flag::ERROR),
                 });
             }
         }
@@ -267,7 +291,17 @@ impl Sweep {
                 {
                     told.push((g.row, facts.clone()));
                 }
-                let longest = (data.length(row), data.sender[row]);
+                // An answer with tokens is one, whoever complained on the way.
+                let answered = |row| data.facts.get(&row).is_some_and(|f| f.completion_tokens.is_some());
+                g.failed |= data.is(row, flag::ERROR) && !answered(g.row) && !answered(row as u32);
+                let (sender, start, end) = (data.sender[row], data.start[row], data.end[row]);
+                if sender != data.sender[g.row as usize] {
+                    match g.served.iter_mut().find(|(known, ..)| *known == sender) {
+                        Some((_, from, until)) => (*from, *until) = (start.min(*from), end.max(*until)),
+                        None => g.served.push((sender, start, end)),
+                    }
+                }
+                let longest = (data.length(row), sender);
                 match data.kind[row] {
                     Kind::Prefill => g.prefill = g.prefill.max(longest),
                     Kind::Decode => g.decode = g.decode.max(longest),
@@ -277,6 +311,8 @@ impl Sweep {
             }
         }
 
+        let lost = given_up(data, own(), &generations);
+        let mut ahead = lost.as_slice();
         let mut running = [0i32; Kind::COUNT];
         let mut open: Vec<usize> = Vec::new();
         let mut now = start;
@@ -285,10 +321,12 @@ impl Sweep {
             if let Some(g) = open.last() {
                 generations[*g].parts[part as usize] += to - from;
             }
-            // Whatever came before the last attempt was for nothing.
-            let cut = retried_until.clamp(from, to);
-            time.parts[Part::Retry as usize] += cut - from;
-            time.parts[part as usize] += to - cut;
+            while ahead.first().is_some_and(|(_, until)| *until <= from) {
+                ahead = &ahead[1..];
+            }
+            let given_up = intervals::covered(ahead.iter().copied().take_while(|(start, _)| *start < to), from, to);
+            time.parts[Part::Retry as usize] += given_up;
+            time.parts[part as usize] += to - from - given_up;
         };
         for at in 0..self.events.len() {
             let (when, starts, row) = self.events[at];
@@ -330,7 +368,10 @@ impl Sweep {
             data.facts.entry(row).or_default().fill_from(&facts);
         }
         for g in &mut generations {
-            self.divide(data, g, &mut time, retried_until);
+            let row = g.row as usize;
+            let next = lost.partition_point(|(_, until)| *until < data.end[row]);
+            let given_up = lost.get(next).is_some_and(|(from, _)| *from <= data.start[row]);
+            self.divide(data, g, &mut time, given_up);
             let facts = data.facts.get(&g.row);
             let tokens = facts.and_then(|f| f.completion_tokens).unwrap_or(f64::NAN);
             if tokens.is_finite() {
@@ -343,21 +384,27 @@ impl Sweep {
                 (NONE, second) => second,
                 (first, _) => first,
             };
+            let (prefill_engine, engine) = (sender(g.prefill, g.decode), sender(g.decode, g.prefill));
+            // What an engine does not explain of its own time, it did not spend elsewhere.
+            let inside = g.served.iter().filter(|(by, ..)| [prefill_engine, engine].contains(by));
+            let inside = inside.map(|(_, from, until)| until - from).max().unwrap_or(0);
+            let divided = [Part::Queue, Part::Prefill, Part::Transfer, Part::Decode].iter().any(|p| part(*p) > 0.0);
+            let outside = if divided { seconds((data.length(row) - inside).max(0)) } else { f64::INFINITY };
             out.requests.push(Request {
                 sample,
                 row: g.row,
-                prefill_engine: sender(g.prefill, g.decode),
-                engine: sender(g.decode, g.prefill),
+                prefill_engine,
+                engine,
                 queue: part(Part::Queue),
                 prefill: part(Part::Prefill),
                 transfer: part(Part::Transfer),
                 decode: part(Part::Decode),
-                rest: part(Part::Generate) + part(Part::Other),
+                rest: (part(Part::Generate) + part(Part::Other)).min(outside),
                 tokens,
                 prompt: known(|f| f.prompt_tokens),
                 cached: known(|f| f.cached_tokens),
-                failed: data.is(g.row as usize, flag::ERROR),
-                given_up: data.end[g.row as usize] <= retried_until,
+                failed: g.failed,
+                given_up,
             });
         }
         let mut calls = Vec::new();
@@ -384,7 +431,7 @@ impl Sweep {
     }
 
     /// Divides a generation that has no spans inside by what its caller noted; the rest stays `generate`.
-    fn divide(&self, data: &StepData, g: &mut Generation, time: &mut SampleTime, retried_until: i64) {
+    fn divide(&self, data: &StepData, g: &mut Generation, time: &mut SampleTime, given_up: bool) {
         let known = [Part::Queue, Part::Prefill, Part::Transfer, Part::Decode];
         let Some(facts) = data.facts.get(&g.row) else { return };
         if known.iter().any(|p| g.parts[*p as usize] > 0) {
@@ -408,12 +455,11 @@ impl Sweep {
             (Part::Transfer, ns(transfer)),
             (Part::Queue, ns(bootstrap) + ns(facts.queue_s)),
         ];
-        let before = data.end[g.row as usize] <= retried_until;
         for (part, wanted) in wanted {
             let moved = wanted.min(g.parts[Part::Generate as usize]);
             g.parts[Part::Generate as usize] -= moved;
             g.parts[part as usize] += moved;
-            if !before {
+            if !given_up {
                 let moved = moved.min(time.parts[Part::Generate as usize]);
                 time.parts[Part::Generate as usize] -= moved;
                 time.parts[part as usize] += moved;

@@ -251,20 +251,34 @@ impl StepSummary {
         self.prompts = of.values().map(|(.., prompt)| prompt).sum();
     }
 
-    /// How long each rank worked in each phase of the trainer.
+    /// How long each rank worked in each phase of the trainer. Ranks that wait for each other end together: what they waited in
+    /// collectives is no work.
     fn read_ranks(&mut self, data: &StepData, keys: &mut Texts) {
         let of_spans = of_spans(data, &self.phases);
         let who = |row: usize| (data.worker[row], data.sender[row]);
         let mut sums: HashMap<(usize, u32, u32), i64> = HashMap::new();
+        let waits = |row: usize| data.kind[row] == Kind::Idle || is_collective(data.name_of(row));
         for row in (0..data.len()).filter(|r| data.sample[*r] == NONE && data.parent[*r] != NONE) {
+            if of_spans[row] != NONE || data.is(row, flag::POINT) {
+                continue;
+            }
             // The outermost of its spans; the phase's own span is the driver's.
-            if of_spans[row] != NONE || who(row) == who(data.parent[row] as usize) || data.is(row, flag::POINT) {
+            let up = data.parent[row] as usize;
+            if who(row) == who(up) {
+                if waits(row)
+                    && !waits(up)
+                    && let Some(phase) = around(data, &of_spans, row as u32)
+                {
+                    *sums.entry((phase, data.worker[row], data.sender[row])).or_default() -= data.length(row);
+                }
                 continue;
             }
             if let Some(phase) = around(data, &of_spans, row as u32).filter(|p| !self.phases[*p].holds_samples) {
                 *sums.entry((phase, data.worker[row], data.sender[row])).or_default() += data.length(row);
             }
         }
+        // What only waited is the driver.
+        sums.retain(|_, ns| *ns > 0);
         // A process with a name of its own for each rank says it best.
         let senders: HashSet<u32> = sums.keys().map(|(_, _, sender)| *sender).collect();
         let by_sender = senders.len() > 1
@@ -294,6 +308,14 @@ impl StepSummary {
     pub fn key(&self, key: u32) -> &str {
         self.keys.get(key as usize).map_or("", String::as_str)
     }
+}
+
+/// In which ranks wait for each other.
+fn is_collective(name: &str) -> bool {
+    const NAMES: [&str; 8] =
+        ["all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all", "broadcast", "barrier"];
+    let name = name.to_ascii_lowercase();
+    NAMES.iter().any(|collective| name.contains(collective))
 }
 
 /// Ids that are numbers are ordered as such.

@@ -79,10 +79,11 @@ impl StepData {
         for batch in attributes {
             let wanted = |row: &u32| {
                 let row = *row as usize;
-                matches!(data.kind[row], Kind::Tool | Kind::Generate)
+                tells(data.kind[row], data.sample[row] != NONE)
             };
             attributes::read(batch, &mut data.facts, |trace, span| forest.find(&trace, &span).filter(wanted))?;
         }
+        data.read_sources();
         Ok(data)
     }
 
@@ -206,6 +207,19 @@ impl StepData {
         Ok(())
     }
 
+    /// Where no row of `samples` says where a prompt comes from, spans of its sample may.
+    fn read_sources(&mut self) {
+        let mut said: Vec<(u32, &str)> =
+            self.facts.iter().filter_map(|(row, facts)| Some((*row, facts.source.as_deref()?))).collect();
+        said.sort_unstable();
+        for (row, source) in said {
+            let sample = self.sample[row as usize];
+            if sample != NONE && self.samples[sample as usize].source == NONE {
+                self.samples[sample as usize].source = self.texts.number(source);
+            }
+        }
+    }
+
     pub(super) fn sample_number(&mut self, id: u32, numbers: &mut HashMap<u32, u32>) -> u32 {
         *numbers.entry(id).or_insert_with(|| {
             self.sample_ids.push(id);
@@ -235,20 +249,24 @@ fn numbers_of<'a, C: Column<'a>, T: Copy>(
     Ok(forest.arrange(out))
 }
 
-/// Which spans' attributes are worth reading: those of generations, as callers and engines see them, and of tool calls. An SQL
-/// condition; none where there are no such spans.
+/// Whose attributes are read: those of generations, as callers and engines see them, of tool calls, and of what contains a sample.
+fn tells(kind: Kind, of_sample: bool) -> bool {
+    matches!(kind, Kind::Tool | Kind::Generate) || of_sample && matches!(kind, Kind::Rollout | Kind::Other)
+}
+
+/// Which spans' attributes are worth reading. An SQL condition; none where there are no such spans.
 pub fn with_attributes(spans: &[RecordBatch], quote: impl Fn(&str) -> String) -> Option<String> {
     let mut texts = Texts::default();
-    let (Ok(names), Ok(phases)) = (texts.column(spans, "name"), texts.column(spans, "phase")) else {
-        return None;
-    };
-    let pairs: hashbrown::HashSet<(u32, u32)> =
-        names.into_iter().zip(phases).filter(|(name, _)| *name != NONE).collect();
+    let mut column = |name| texts.column(spans, name).ok();
+    let (names, phases, samples) = (column("name")?, column("phase")?, column("sample_id")?);
+    let of_sample = samples.into_iter().map(|sample| sample != NONE);
+    let spans: hashbrown::HashSet<((u32, u32), bool)> =
+        names.into_iter().zip(phases).zip(of_sample).filter(|((name, _), _)| *name != NONE).collect();
     let mut found = std::collections::BTreeSet::new();
     let mut of_requests = false;
-    for (name, phase) in pairs {
+    for ((name, phase), of_sample) in spans {
         let (name, said) = (texts.get(name), (phase != NONE).then(|| texts.get(phase)));
-        if !matches!(classify(name, said), Kind::Tool | Kind::Generate) {
+        if !tells(classify(name, said), of_sample) {
             continue;
         }
         // SGLang's requests have a name each.

@@ -35,16 +35,22 @@ impl StepData {
                     of_trace[trace] = self.sample_number(id, &mut numbers);
                 }
             }
-            // A trainer that asks for all at once: each request is a sample.
+            // A trainer that asks for all at once: each request is a sample, and what asks for them a rollout, whatever its name.
             for row in 0..self.len() {
                 let up = forest.parent[row];
                 if up != NONE
                     && self.kind[row] == Kind::Generate
                     && self.sender[row] != self.sender[up as usize]
-                    && self.kind[up as usize] == Kind::Generate
+                    && match self.kind[up as usize] {
+                        Kind::Generate | Kind::Rollout => true,
+                        kind => kind == Kind::Train && !is_root(up as usize),
+                    }
                     && of_trace[forest.trace[row] as usize] == NONE
                     && self.sample[up as usize] == NONE
                 {
+                    if self.kind[up as usize] == Kind::Train {
+                        self.kind[up as usize] = Kind::Rollout;
+                    }
                     let id = self.texts.number(&hex::encode(&self.ids[row].1[..4]));
                     self.sample[row] = self.sample_number(id, &mut numbers);
                 }
