@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::breakdown::{Breakdown, breakdown};
+use super::breakdown::{Breakdown, breakdown, by_tool};
 use super::critical_path::{CriticalPath, critical_path};
 use super::difference::Shape;
 use super::findings::{Considered, Finding, Judge, UsualStep};
@@ -98,7 +98,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
         step,
         wall_s: summary.wall_s,
         path: answers.critical_path.totals.clone(),
-        names: answers.breakdown.by_name.clone(),
+        names: answers.breakdown.by_name.iter().cloned().chain(by_tool(data)).collect(),
     };
     (summary, answers, shape)
 }
@@ -165,7 +165,8 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         let at = first.step.map_or(String::new(), |s| format!("step {s}, "));
         text.push_str(&format!(". The costliest: {at}{}.", first.text));
     } else if steps.len() > 1 {
-        text.push_str(" Nothing stands out.");
+        let comparable = (0..judge.steps.len()).any(|index| judge.usual_step(index).is_some());
+        text.push_str(if comparable { " Nothing stands out." } else { " Too few to compare with each other." });
     }
     RunFindings { run: run.to_string(), text, steps, steps_left_out, median_s, findings }
 }
