@@ -10,6 +10,8 @@
 //! tensor-parallel ranks are the same work (rank 0 counts by kind and name, every rank for its worker). By sample the parts
 //! of [`super::samples`] are the answer, by phase those of [`super::phases`]; both add up exactly. n log n.
 
+use std::collections::BTreeMap;
+
 use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
@@ -93,6 +95,19 @@ pub fn own_times(data: &StepData, order: &[u32]) -> Vec<i64> {
         }
     }
     own
+}
+
+/// Calls by tool, under the names that the critical path has for them.
+pub fn by_tool(data: &StepData) -> Vec<Share> {
+    let mut tools: BTreeMap<String, Sum> = BTreeMap::new();
+    for row in 0..data.len() {
+        let named = data.kind[row] == Kind::Tool && data.facts.get(&(row as u32)).is_some_and(|f| f.tool.is_some());
+        if named && !data.is(row, flag::POINT) && data.shared[row] == row as u32 {
+            let sum = tools.entry(super::critical_path::label(data, row as u32).0).or_default();
+            sum.add(data.start[row], data.end[row], 0, true);
+        }
+    }
+    tools.into_iter().map(|(name, sum)| sum.share(name, Some(Kind::Tool))).collect()
 }
 
 pub fn breakdown(data: &StepData) -> Breakdown {

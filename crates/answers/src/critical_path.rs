@@ -229,7 +229,8 @@ pub const MAX_PARTS: usize = 2000;
 /// What a span on the path is called: a tool by the tool, an engine's thread by its slice.
 pub fn label(data: &StepData, row: u32) -> (String, Kind) {
     if row == NONE {
-        return ("the step itself".to_string(), Kind::Step);
+        let (name, kind) = data.own_name();
+        return (name.to_string(), kind);
     }
     let kind = data.kind[row as usize];
     let tool = data.facts.get(&row).and_then(|f| f.tool.as_deref()).filter(|_| kind == Kind::Tool);

@@ -31,6 +31,7 @@ pub struct Shape {
     pub step: Option<i64>,
     pub wall_s: f64,
     pub path: Vec<PathTotal>,
+    /// By name, and calls of tools also by tool.
     pub names: Vec<Share>,
 }
 
@@ -132,7 +133,7 @@ pub fn difference(before: &Side, after: &Side) -> Difference {
                 before_s,
                 after_s,
                 change_s: after_s - before_s,
-                why: why((n0, each(t0, n0)), (n1, each(t1, n1)), after_s - before_s),
+                why: why(key.1, (n0, each(t0, n0)), (n1, each(t1, n1)), after_s - before_s),
                 count_before: n0,
                 count_after: n1,
                 each_before_s: each(t0, n0),
@@ -158,7 +159,7 @@ pub fn difference(before: &Side, after: &Side) -> Difference {
 }
 
 /// What of a name changed most: how often, or how long. A quarter more or less is not called a change.
-fn why((n0, each0): (f64, f64), (n1, each1): (f64, f64), change: f64) -> &'static str {
+fn why(kind: Kind, (n0, each0): (f64, f64), (n1, each1): (f64, f64), change: f64) -> &'static str {
     const NOTABLE: f64 = 1.25;
     if n0 == 0.0 && n1 > 0.0 {
         return "new";
@@ -176,6 +177,8 @@ fn why((n0, each0): (f64, f64), (n1, each1): (f64, f64), change: f64) -> &'stati
         true if often >= NOTABLE => "more often",
         false if slow <= 1.0 / NOTABLE && size(slow) >= size(often) => "faster",
         false if often <= 1.0 / NOTABLE => "less often",
+        // What the trainer does is about no sample in particular.
+        _ if kind.is_trainers() => "",
         _ => "other samples",
     }
 }

@@ -7,12 +7,12 @@
 //! - **Prefix cache** by turn, **speculation** (accepted of drafted tokens; tokens a verification), **tools** by time lost.
 //! - **Data**: spans without an end, ends without a start, parents that never came, attributes the senders dropped.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::robust::{quantile, seconds, sorted};
-use super::samples::{Part, SampleTimes};
+use super::samples::{Part, Request, SampleTimes};
 use super::step::{NONE, StepData, flag};
 
 #[derive(Clone, Debug, Default, Serialize, ToSchema)]
@@ -102,11 +102,15 @@ const MAX_TOOLS: usize = 100;
 pub fn health(data: &StepData, times: &SampleTimes) -> Health {
     let mut out = Health { samples: data.samples.len(), ..Health::default() };
     let status = |s: u32, text: &str| data.texts.get(s) == text;
-    for (sample, time) in data.samples.iter().zip(&times.times) {
+    for sample in &data.samples {
         out.truncated += usize::from(status(sample.status, "truncated"));
         out.aborted += usize::from(status(sample.status, "aborted"));
         out.failed += usize::from(status(sample.status, "failed"));
-        out.retried += usize::from(time.as_ref().is_some_and(|t| t.parts[Part::Retry as usize] > 0));
+    }
+    let asked_again = asked_again(data, times);
+    for (sample, time) in times.times.iter().enumerate() {
+        let retried = time.as_ref().is_some_and(|t| t.parts[Part::Retry as usize] > 0);
+        out.retried += usize::from(retried || asked_again.contains(&(sample as u32)));
     }
     let rewards: Vec<f64> = sorted(data.samples.iter().filter_map(|s| s.reward));
     out.reward_mean = (!rewards.is_empty()).then(|| rewards.iter().sum::<f64>() / rewards.len() as f64);
@@ -132,6 +136,31 @@ pub fn health(data: &StepData, times: &SampleTimes) -> Health {
         samples_without_spans: data.samples.iter().zip(&times.times).filter(|(s, t)| s.listed && t.is_none()).count(),
     };
     out
+}
+
+/// How many spans up to the generation are looked at.
+const MAX_CLIMB: usize = 64;
+
+/// Samples that made a request again after an engine had failed or aborted it.
+fn asked_again(data: &StepData, times: &SampleTimes) -> HashSet<u32> {
+    let mut failed = HashSet::new();
+    for row in (0..data.len()).filter(|row| data.is(*row, flag::ERROR)) {
+        let mut at = row as u32;
+        for _ in 0..MAX_CLIMB {
+            if at == NONE || data.is(at as usize, flag::GENERATION) {
+                break;
+            }
+            at = data.parent[at as usize];
+        }
+        failed.insert(at);
+    }
+    let mut last_start: HashMap<u32, i64> = HashMap::new();
+    for request in &times.requests {
+        let last = last_start.entry(request.sample).or_insert(i64::MIN);
+        *last = (*last).max(data.start[request.row as usize]);
+    }
+    let again = |r: &&Request| failed.contains(&r.row) && last_start[&r.sample] >= data.end[r.row as usize];
+    times.requests.iter().filter(again).map(|r| r.sample).collect()
 }
 
 fn groups(data: &StepData, times: &SampleTimes, rewards: &[f64]) -> Groups {

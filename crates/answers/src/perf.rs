@@ -8,10 +8,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use arrow::array::RecordBatch;
+use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::read::{Attrs, Bools, Ids, column};
 use rollscope_model::{SpanId, TraceId, pd};
 use rollscope_query::columns::{float_column, int_column, text_column};
-use rollscope_query::scope::StepMembers;
+use rollscope_query::scope::Members;
 use rollscope_query::{Engine, QueryError, sql_text};
 use serde::{Deserialize, Serialize};
 
@@ -29,8 +30,8 @@ pub struct PerfRules {
     pub segment_prefix: String,
     /// Names of spans whose end completes a step.
     pub step_spans: Vec<String>,
-    /// Phases (`spans.phase`) of the rollout: `perf/rollout_time` is the time from their start to their end. Without such
-    /// spans it is that of the samples.
+    /// Phases (`spans.phase`) of the rollout: `perf/rollout_time` is the time from their start to their end. Where no span states
+    /// one of them, the names of spans tell rollouts. Without those, it is the time of the samples.
     pub rollout_phases: Vec<String>,
     /// Prefix of metrics from requests.
     pub perf_prefix: String,
@@ -115,12 +116,11 @@ pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRul
         members.filter,
         sql_list(&rules.request_spans),
     );
-    let rollout = format!(
-        "select trace_id, span_id, step, start_ns, end_ns from spans \
-         where {} and phase in ({}) and end_ns is not null",
-        members.filter,
-        sql_list(&rules.rollout_phases)
-    );
+    let rollout = |which: &str| {
+        let columns = "trace_id, span_id, step, start_ns, end_ns";
+        format!("select {columns} from spans where {} and {which} and end_ns is not null", members.filter)
+    };
+    let said_rollout = rollout(&format!("phase in ({})", sql_list(&rules.rollout_phases)));
     let step_end = format!("select max(coalesce(end_ns, start_ns)) as step_end from spans where {of}");
     let samples = format!(
         "select group_id, status, reward, start_ns, end_ns, coalesce(response_length, response_tokens) as length, \
@@ -134,14 +134,20 @@ pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRul
     let mut out = StepFigures::default();
     requests(&members_of(engine, &spans, &members).await?, &rules.perf_prefix, &mut out.metrics);
     let samples = rows(engine, &samples).await?;
-    let rollout = members_of(engine, &rollout, &members).await?;
+    let mut rollouts = members_of(engine, &said_rollout, &members).await?;
+    if rollouts.iter().all(|batch| batch.num_rows() == 0) {
+        let names = rollouts_by_name(engine, &members).await?;
+        rollouts =
+            members_of(engine, &rollout(&format!("sample_id is null and name in ({})", sql_list(&names))), &members)
+                .await?;
+    }
     let step_end = rows(engine, &step_end).await?;
     let step_end = step_end.first().and_then(|b| int(b, "step_end").first().copied()?);
     let pick = |batches: &[RecordBatch], name: &str, pick: fn(i64, i64) -> i64| {
         batches.iter().flat_map(|b| int(b, name)).flatten().reduce(pick)
     };
     let from_samples = |name: &str, which: fn(i64, i64) -> i64| pick(&samples, name, which);
-    let (start, end) = match (pick(&rollout, "start_ns", i64::min), pick(&rollout, "end_ns", i64::max)) {
+    let (start, end) = match (pick(&rollouts, "start_ns", i64::min), pick(&rollouts, "end_ns", i64::max)) {
         (Some(start), Some(end)) => (Some(start), Some(end)),
         _ => (from_samples("start_ns", i64::min), from_samples("end_ns", i64::max)),
     };
@@ -161,8 +167,20 @@ pub async fn step_figures(engine: &Engine, run: &str, step: i64, rules: &PerfRul
     Ok(out)
 }
 
+/// Names that are listed in a query.
+const MAX_NAMES: usize = 200;
+
+/// Of spans that state no phase: the names that rollouts have.
+async fn rollouts_by_name(engine: &Engine, members: &Members) -> Result<Vec<String>, QueryError> {
+    let sql =
+        format!("select distinct name from spans where {} and phase is null and sample_id is null", members.filter);
+    let rows = rows(engine, &sql).await?;
+    let names = rows.iter().flat_map(|batch| text_values(batch, "name")).flatten();
+    Ok(names.filter(|name| classify(name, None) == Kind::Rollout).take(MAX_NAMES).collect())
+}
+
 /// Of the rows of a query, those of the step.
-async fn members_of(engine: &Engine, sql: &str, members: &StepMembers) -> Result<Vec<RecordBatch>, QueryError> {
+async fn members_of(engine: &Engine, sql: &str, members: &Members) -> Result<Vec<RecordBatch>, QueryError> {
     rows(engine, sql).await?.iter().map(|batch| members.keep(batch)).collect()
 }
 

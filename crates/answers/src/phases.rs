@@ -1,6 +1,9 @@
 //! The trainer's phases of a step: a partition of its wall time. At every moment the phase that started last counts; where
-//! none runs it is `between phases`. So the parts add up to the step exactly. A step without a trainer's spans is one
-//! phase, `rollout`. n log n in the number of phases.
+//! none runs it is `between phases`. So the parts add up to the step exactly. Validation beside another phase takes nothing
+//! from it: the step waits for the other. A step without a trainer's spans is one phase, `rollout`, and an engine alone is `requests`. n log n in the number of
+//! phases.
+
+use std::collections::BTreeMap;
 
 use bitcode::{Decode, Encode};
 use serde::Serialize;
@@ -10,7 +13,7 @@ use rollscope_spans::intervals;
 
 use super::critical_path::Segment;
 use super::kinds::Kind;
-use super::phase_time::{Claim, divide};
+use super::phase_time::{Claim, Piece, divide};
 use super::step::{DETACHED, NONE, StepData, flag};
 
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema, Encode, Decode)]
@@ -48,26 +51,50 @@ fn rows(data: &StepData) -> Vec<usize> {
     rows
 }
 
+/// Whose each moment of the step is, of these phases.
+fn pieces(data: &StepData, rows: &[usize]) -> impl Iterator<Item = (Piece, Option<usize>)> {
+    let claim = |(place, row): (usize, &usize)| Claim {
+        start: data.start[*row],
+        end: data.end[*row],
+        rank: (data.kind[*row] != Kind::Validation, place),
+    };
+    let claims: Vec<Claim<(bool, usize)>> = rows.iter().enumerate().map(claim).collect();
+    let pieces = divide(&claims, data.step_start, data.step_end);
+    pieces.into_iter().map(|piece| (piece, piece.winner.map(|claim| rows[claim])))
+}
+
+/// Nanoseconds of the trainer's phases by kind; none where it wrote no phases.
+pub fn by_kind(data: &StepData) -> Option<BTreeMap<Kind, i64>> {
+    let rows = rows(data);
+    let mut out = BTreeMap::new();
+    for (piece, row) in pieces(data, &rows) {
+        if let Some(row) = row {
+            *out.entry(data.kind[row]).or_default() += piece.length();
+        }
+    }
+    (!rows.is_empty()).then_some(out)
+}
+
 /// `samples` are the times at which samples ran, by start.
 pub fn phases(data: &StepData, samples: &[(i64, i64)], path: &[Segment]) -> Vec<Phase> {
     let rows = rows(data);
     let (from, to) = (data.step_start, data.step_end);
     if rows.is_empty() {
-        let name = if data.samples.is_empty() { "step" } else { "rollout" }.to_string();
+        let name = match (data.requests_only, data.samples.is_empty()) {
+            (true, _) => REQUESTS,
+            (false, true) => "step",
+            (false, false) => "rollout",
+        };
+        let name = name.to_string();
         let ns = to - from;
         let seconds = ns as f64 / 1e9;
         // A step is no explanation of itself.
         let (kind, holds_samples, on_path_s) = (Kind::Rollout, true, seconds);
         return vec![Phase { name, kind, ns, seconds, start: from, end: to, holds_samples, on_path_s }];
     }
-    let claim = |(rank, row): (usize, &usize)| Claim { start: data.start[*row], end: data.end[*row], rank };
-    let claims: Vec<Claim<usize>> = rows.iter().enumerate().map(claim).collect();
     let mut out: Vec<Phase> = Vec::new();
-    for piece in divide(&claims, from, to) {
-        let (name, kind) = match piece.winner {
-            Some(claim) => (data.name_of(rows[claim]), data.kind[rows[claim]]),
-            None => (BETWEEN, Kind::Other),
-        };
+    for (piece, row) in pieces(data, &rows) {
+        let (name, kind) = row.map_or((BETWEEN, Kind::Other), |row| (data.name_of(row), data.kind[row]));
         let at = match out.iter().position(|p| p.name == name) {
             Some(at) => at,
             None => {
@@ -105,6 +132,9 @@ pub fn phases(data: &StepData, samples: &[(i64, i64)], path: &[Segment]) -> Vec<
     }
     out
 }
+
+/// The only phase where nobody says what an engine's requests were for.
+pub const REQUESTS: &str = "requests";
 
 /// How many spans up to a phase are looked at.
 const MAX_CLIMB: usize = 64;

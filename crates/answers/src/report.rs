@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::breakdown::{Breakdown, breakdown};
+use super::breakdown::{Breakdown, breakdown, by_tool};
 use super::critical_path::{CriticalPath, critical_path};
 use super::difference::Shape;
 use super::findings::{Considered, Finding, Judge, UsualStep};
@@ -99,7 +99,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
         step,
         wall_s: summary.wall_s,
         path: answers.critical_path.totals.clone(),
-        names: answers.breakdown.by_name.clone(),
+        names: answers.breakdown.by_name.iter().cloned().chain(by_tool(data)).collect(),
     };
     (summary, answers, shape)
 }

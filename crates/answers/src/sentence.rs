@@ -4,7 +4,8 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::findings::{Finding, Judge};
-use super::words::time;
+use super::phases::REQUESTS;
+use super::words::{self, time};
 
 /// A part of a sentence. `finding` is the index of the finding that it states, if any.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
@@ -24,10 +25,14 @@ const MOST: f64 = 0.75;
 pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause> {
     let (step, usual) = (judge.steps[index], judge.usual_step(index));
     let plain = |text: String| Clause { text, finding: None };
-    let name = step.step.map_or("This run".to_string(), |n| format!("Step {n}"));
-    let mut first = match step.running {
-        true => format!("{name} has been running for {}", time(step.wall_s)),
-        false => format!("{name} took {}", time(step.wall_s)),
+    let took = time(step.wall_s);
+    let only_requests = matches!(&step.phases[..], [only] if only.name == REQUESTS);
+    let mut first = match (step.step, step.running) {
+        (Some(n), true) => format!("Step {n} has been running for {took}"),
+        (Some(n), false) => format!("Step {n} took {took}"),
+        (None, _) if only_requests => format!("{} in {took}", words::count(step.samples.len(), "request")),
+        (None, true) => format!("This run has been running for {took}"),
+        (None, false) => format!("The spans of this run cover {took}"),
     };
     let causes: Vec<usize> = (0..findings.len()).filter(|i| findings[*i].cost_s > 0.0).take(TOLD).collect();
     let mut longer_by = 0.0;

@@ -23,6 +23,11 @@ pub fn time(seconds: f64) -> String {
     }
 }
 
+/// `1 request`, `12 requests`.
+pub fn count(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// `4 of 512 samples`, `all 8 samples`, `1 of 64 samples`.
 pub fn some_of(count: usize, of: usize, what: &str) -> String {
     match (count, of) {

@@ -3,7 +3,8 @@
 //! which they are believed.
 
 /// Resource or span attribute: which run this belongs to.
-pub const RUN_ID: &[&str] = &["rl.run.id", "rollscope.run"];
+/// The last is verl's, whose tracing over MLflow tags the root of each trajectory.
+pub const RUN_ID: &[&str] = &["rl.run.id", "rollscope.run", "mlflow.traceTag.experiment_name"];
 pub const RUN_NAME: &str = "rl.run.name";
 pub const PROJECT: &str = "rl.project";
 /// The framework (`slime`, `verl`, ...), a resource attribute of the proposal.
@@ -18,6 +19,7 @@ pub const STEP: &[&str] = &[
     "global_steps",
     "train_step",
     "training_step",
+    "mlflow.traceTag.step",
     "step",
     "iteration",
 ];
@@ -25,7 +27,10 @@ pub const STEP: &[&str] = &[
 /// and on spans of the trainer.
 pub const STEP_OR_OTHER: &[&str] = &["step", "iteration"];
 pub const SAMPLE_ID: &[&str] = &["rl.sample.id", "sample_id", "sample_index", "traj_id", "trajectory_id"];
-pub const GROUP_ID: &[&str] = &["rl.group.id", "group_id", "group_index", "traj_group_id"];
+pub const GROUP_ID: &[&str] =
+    &["rl.group.id", "group_id", "group_index", "traj_group_id", "mlflow.traceTag.sample_index"];
+/// Which of a group's samples it is. With the group, it names the sample where nothing else does.
+pub const SAMPLE_OF_GROUP: &[&str] = &["mlflow.traceTag.rollout_n"];
 pub const ATTEMPT: &[&str] = &["rl.attempt", "attempt"];
 /// What kind of work a span is: `rollout`, `reward`, `train`, `weight_sync`, `tool`, ...
 pub const PHASE: &str = "rl.phase";

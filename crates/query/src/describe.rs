@@ -198,9 +198,19 @@ pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, Ar
     }
     all = concat_batches(&schema, &[all, strangers.finish()?])?;
 
-    let started = column::<Ints>(&all, "started_ns")?;
+    // A run is entered when its first message comes; the roots of steps, which begin first, come last.
+    let noted = column::<Ints>(&all, "started_ns")?;
+    let first = |run: &String| spans.get(run)?.range.map(|(first, _)| first);
+    let started: Vec<i64> = run_ids(&all)
+        .iter()
+        .enumerate()
+        .map(|(row, run)| first(run).map_or(noted.at(row), |first| first.min(noted.at(row))))
+        .collect();
+    let mut columns = all.columns().to_vec();
+    columns[schema.index_of("started_ns")?] = Arc::new(Int64Array::from(started.clone()));
+    let all = RecordBatch::try_new(schema.clone(), columns)?;
     let mut order: Vec<u32> = (0..all.num_rows() as u32).collect();
-    order.sort_by_key(|row| std::cmp::Reverse(started.at(*row as usize)));
+    order.sort_by_key(|row| std::cmp::Reverse(started[*row as usize]));
     let all = take_record_batch(&all, &UInt32Array::from(order))?;
 
     let ids = run_ids(&all);

@@ -25,7 +25,8 @@ use arrow::error::ArrowError;
 use futures::future::BoxFuture;
 use hashbrown::HashSet;
 use rollscope_model::TraceId;
-use rollscope_model::read::{Ids, Ints, column};
+use rollscope_model::names::state;
+use rollscope_model::read::{Ids, Ints, Text, column};
 use rollscope_spans::joins::{Connections, SKEW_NS};
 use rollscope_spans::{Forest, NONE, Texts};
 
@@ -97,26 +98,52 @@ pub struct ScopeSpans {
     pub filter: String,
 }
 
-/// Tells which spans belong to a step, for whoever reads them piece by piece.
-pub struct StepMembers {
-    /// An SQL condition that all of them fulfil, and perhaps others: those [`StepMembers::keep`] leaves out.
+/// Tells which spans belong to a step or a run, for whoever reads them piece by piece.
+pub struct Members {
+    /// An SQL condition that all of them fulfil, and perhaps others: those [`Members::keep`] leaves out.
     pub filter: String,
-    /// Those that name no step.
+    /// Of a whole run: its own spans belong. Else those that name the step.
+    run: Option<String>,
+    /// The others: they name no step.
     unnamed: HashSet<Id>,
 }
 
-impl StepMembers {
-    /// The rows of a batch that belong to the step. It needs the columns `trace_id`, `span_id` and `step`.
+impl Members {
+    /// The rows of a batch that belong. It needs the columns `trace_id`, `span_id`, and `step` or, of a whole run, `run_id`.
     pub fn keep(&self, batch: &RecordBatch) -> Result<RecordBatch, QueryError> {
-        // Rows that name a step belong: whoever asks has chosen it.
-        let steps = batch.column_by_name("step").filter(|steps| steps.null_count() < steps.len());
+        let named: Vec<bool> = match (&self.run, batch.column_by_name("step")) {
+            (Some(run), _) => {
+                let runs: Text = column(batch, "run_id").map_err(internal)?;
+                (0..batch.num_rows()).map(|row| runs.get(row) == Some(run)).collect()
+            }
+            // Rows that name a step belong: whoever asks has chosen it.
+            (None, Some(steps)) => (0..batch.num_rows()).map(|row| steps.is_valid(row)).collect(),
+            (None, None) => vec![false; batch.num_rows()],
+        };
         let mut mask = Vec::with_capacity(batch.num_rows());
-        let each = each_id(batch, |id| {
-            let named = steps.is_some_and(|steps| steps.is_valid(mask.len()));
-            mask.push(named || self.unnamed.contains(&id));
-        });
+        let each = each_id(batch, |id| mask.push(named[mask.len()] || self.unnamed.contains(&id)));
         each.and_then(|()| filter_record_batch(batch, &BooleanArray::from(mask))).map_err(internal)
     }
+}
+
+/// Steps that are read together, and about how many of their rows.
+const MAX_TOGETHER: usize = 32;
+const ROWS_TOGETHER: i64 = 500_000;
+
+/// Divides steps, each with the number of spans that name it, into those to be read together.
+pub fn together(steps: &[(i64, i64)]) -> Vec<Vec<i64>> {
+    let (mut out, mut rows): (Vec<Vec<i64>>, i64) = (Vec::new(), 0);
+    for (step, spans) in steps {
+        match out.last_mut() {
+            Some(last) if last.len() < MAX_TOGETHER && rows + spans <= ROWS_TOGETHER => last.push(*step),
+            _ => {
+                out.push(vec![*step]);
+                rows = 0;
+            }
+        }
+        rows += spans;
+    }
+    out
 }
 
 /// Spans that are there at some time between `from` and `to`, as an SQL condition.
@@ -136,15 +163,34 @@ impl Engine {
     }
 
     /// Which spans belong to a step, without their other columns: for those who have no room for all of it.
-    pub fn members_of_step<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<StepMembers, QueryError>> {
-        let read = ScopeRead {
-            columns: String::new(),
-            max_rows: usize::MAX,
-            too_many: String::new(),
-            traces: None,
-            at_once: false,
-        };
-        Box::pin(async move { Ok(self.read_step(run, step, &read).await?.members()) })
+    pub fn members_of_step<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<Members, QueryError>> {
+        Box::pin(async move { Ok(self.read_step(run, step, &only_deciding()).await?.members()) })
+    }
+
+    /// Which spans belong to a run: its own, and those of others that belong to its steps, such as a serving engine's.
+    pub fn members_of_run<'a>(&'a self, run: &'a str) -> BoxFuture<'a, Result<Members, QueryError>> {
+        Box::pin(async move {
+            let of_run = format!("run_id = {}", sql_text(run));
+            let sizes = format!(
+                "select step, count(*) as spans from spans where {of_run} and step is not null group by step order by step"
+            );
+            let mut steps = Vec::new();
+            for batch in self.rows_of(&only_deciding(), sizes).await? {
+                let (step, spans): (Ints, Ints) =
+                    (column(&batch, "step").map_err(internal)?, column(&batch, "spans").map_err(internal)?);
+                steps.extend((0..batch.num_rows()).map(|row| (step.at(row), spans.at(row))));
+            }
+            let (mut unnamed, mut filter) = (HashSet::new(), of_run.clone());
+            for steps in together(&steps) {
+                for rows in self.read_steps(run, &steps, &only_deciding()).await? {
+                    unnamed.extend(rows.members().unnamed);
+                }
+            }
+            if !unnamed.is_empty() {
+                filter = format!("({of_run} or step is null)");
+            }
+            Ok(Members { filter, run: Some(run.to_string()), unnamed })
+        })
     }
 
     async fn spans_of_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
@@ -152,7 +198,7 @@ impl Engine {
             let mut rows = self.read_step(run, step, read).await?;
             let named = rows.own.len();
             rows.own.extend(rows.belonging().map_err(internal)?);
-            let filter = if rows.own.len() > named { rows.filter } else { own(run, step) };
+            let filter = if rows.own.len() > named { rows.filter } else { own(run, &[step]) };
             return Ok(ScopeSpans { batches: rows.own, filter });
         };
         if wanted.is_empty() {
@@ -179,31 +225,70 @@ impl Engine {
         Ok(ScopeSpans { batches, filter })
     }
 
-    /// The spans that name the step, those that may belong to it, and which of these do.
+    /// The spans of several steps of a run, each in its place, read together: a list of steps is about many small ones.
+    pub fn spans_of_steps<'a>(
+        &'a self,
+        run: &'a str,
+        steps: &'a [i64],
+        read: ScopeRead,
+    ) -> BoxFuture<'a, Result<Vec<Vec<RecordBatch>>, QueryError>> {
+        Box::pin(async move {
+            let mut out = Vec::with_capacity(steps.len());
+            for mut rows in self.read_steps(run, steps, &read).await? {
+                rows.own.extend(rows.belonging().map_err(internal)?);
+                out.push(rows.own);
+            }
+            Ok(out)
+        })
+    }
+
     async fn read_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<StepRows, QueryError> {
-        let own = own(run, step);
+        Ok(self.read_steps(run, &[step], read).await?.swap_remove(0))
+    }
+
+    /// Of each step: the spans that name it, those that may belong to it, and which of these do.
+    async fn read_steps(&self, run: &str, steps: &[i64], read: &ScopeRead) -> Result<Vec<StepRows>, QueryError> {
+        let own = own(run, steps);
         let select = format!("select {} from spans where", columns(read));
-        let batches = self.rows_of(read, format!("{select} {own}")).await?;
-        let Some((from, to)) = extent(&batches) else {
-            return Ok(StepRows { own: batches, filter: own, ..StepRows::default() });
+        let named = self.rows_of(read, format!("{select} {own}")).await?;
+        let Some(times) = extent(&named) else {
+            let nothing = || StepRows { filter: own.clone(), ..StepRows::default() };
+            return Ok(steps.iter().map(|_| nothing()).collect());
         };
-        let during = overlaps(from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
-        let unnamed = format!("step is null and {during}");
+        let during = |(from, to): (i64, i64)| (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
+        let (from, to) = during(times);
+        let overlapping = overlaps(from, to);
+        let unnamed = format!("step is null and {overlapping}");
         let others = self.rows_of(read, format!("{select} {unnamed}")).await?;
         let filter = format!("({own} or {unnamed})");
-        let mut rows = StepRows { own: batches, others, filter, ..StepRows::default() };
-        if rows.others.is_empty() {
-            return Ok(rows);
+        let by_step = by_step(&named, steps).map_err(internal)?;
+        let mut out = Vec::with_capacity(steps.len());
+        for own in &by_step {
+            let times = extent(own).unwrap_or(times);
+            let others = there_during(&others, during(times)).map_err(internal)?;
+            let rows = StepRows { own: own.clone(), others, filter: filter.clone(), ..StepRows::default() };
+            out.push(match rows.others.is_empty() {
+                true => rows,
+                false => self.compute(move || rows.decide(times)).await?.map_err(internal)?,
+            });
         }
-        rows = self.compute(move || rows.decide((from, to))).await?.map_err(internal)?;
-        if rows.may_be_elsewhere() {
+        if out.iter().any(StepRows::may_be_elsewhere) {
             // What names another step takes what is below it along, and its whole trace.
-            let elsewhere =
-                format!("select trace_id, span_id from spans where step is not null and not ({own}) and {during}");
+            let elsewhere = format!(
+                "select trace_id, span_id, start_ns, end_ns, state from spans \
+                 where step is not null and not ({own}) and {overlapping}"
+            );
             let elsewhere = self.rows_of(read, elsewhere).await?;
-            rows = self.compute(move || rows.without(&elsewhere)).await?.map_err(internal)?;
+            for at in (0..out.len()).filter(|at| out[*at].may_be_elsewhere()).collect::<Vec<_>>() {
+                let times = during(extent(&by_step[at]).unwrap_or(times));
+                let beside = by_step.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, rows)| rows);
+                let all: Vec<RecordBatch> = elsewhere.iter().chain(beside).cloned().collect();
+                let all = there_during(&all, times).map_err(internal)?;
+                let rows = std::mem::take(&mut out[at]);
+                out[at] = self.compute(move || rows.without(&all)).await?.map_err(internal)?;
+            }
         }
-        Ok(rows)
+        Ok(out)
     }
 
     /// The run's spans in a window of time, and those of other runs that belong to them, such as a serving engine's.
@@ -267,6 +352,11 @@ impl Engine {
     }
 }
 
+/// Reads nothing but what decides.
+fn only_deciding() -> ScopeRead {
+    ScopeRead { columns: String::new(), max_rows: usize::MAX, too_many: String::new(), traces: None, at_once: false }
+}
+
 /// The columns that were asked for, and those that decide.
 fn columns(read: &ScopeRead) -> String {
     let asked: Vec<&str> = read.columns.split(", ").filter(|name| !name.is_empty()).collect();
@@ -274,9 +364,46 @@ fn columns(read: &ScopeRead) -> String {
     asked.iter().copied().chain(added).collect::<Vec<_>>().join(", ")
 }
 
-/// Spans that name the step, as an SQL condition.
-fn own(run: &str, step: i64) -> String {
-    format!("run_id = {} and step = {step}", sql_text(run))
+/// Spans that name one of the steps, as an SQL condition.
+fn own(run: &str, steps: &[i64]) -> String {
+    let run = sql_text(run);
+    match steps {
+        [step] => format!("run_id = {run} and step = {step}"),
+        _ => {
+            let list: Vec<String> = steps.iter().map(i64::to_string).collect();
+            format!("run_id = {run} and step in ({})", list.join(", "))
+        }
+    }
+}
+
+/// The rows of each step.
+fn by_step(batches: &[RecordBatch], steps: &[i64]) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
+    if let [_] = steps {
+        return Ok(vec![batches.to_vec()]);
+    }
+    let mut named = Vec::with_capacity(rows(batches));
+    for batch in batches {
+        named.extend(column::<Ints>(batch, "step")?.iter());
+    }
+    steps.iter().map(|step| filtered(batches, |row| named[row] == Some(*step))).collect()
+}
+
+/// Of rows that were read, those that [`overlaps`] is true of.
+fn there_during(batches: &[RecordBatch], (from, to): (i64, i64)) -> Result<Vec<RecordBatch>, ArrowError> {
+    let mut there = Vec::with_capacity(rows(batches));
+    for batch in batches {
+        let (starts, ends): (Ints, Ints) = (column(batch, "start_ns")?, column(batch, "end_ns")?);
+        let states: Text = column(batch, "state")?;
+        there.extend((0..batch.num_rows()).map(|row| {
+            let start = starts.get(row).unwrap_or_default();
+            let lasts = match ends.get(row) {
+                Some(end) => end >= from,
+                None => start >= from || states.get(row) == Some(state::OPEN),
+            };
+            start <= to && lasts
+        }));
+    }
+    filtered(batches, |row| there[row])
 }
 
 /// The rows of these traces.
@@ -331,7 +458,7 @@ enum Verdict {
 struct StepRows {
     own: Vec<RecordBatch>,
     others: Vec<RecordBatch>,
-    /// See [`StepMembers::filter`].
+    /// See [`Members::filter`].
     filter: String,
     forest: Forest,
     connections: Connections,
@@ -456,12 +583,12 @@ impl StepRows {
         filtered(&self.others, |_| belongs.next().unwrap_or(false))
     }
 
-    fn members(self) -> StepMembers {
+    fn members(self) -> Members {
         let (forest, named) = (&self.forest, self.named());
         let id = |row: usize| (forest.traces[forest.trace[row] as usize], forest.span[row]);
         let unnamed =
             (0..self.verdicts.len()).filter(|unnamed| self.belongs(*unnamed)).map(|unnamed| id(named + unnamed));
-        StepMembers { unnamed: unnamed.collect(), filter: self.filter }
+        Members { unnamed: unnamed.collect(), filter: self.filter, run: None }
     }
 
     /// These traces, what belongs to the step through them, and what hangs under them or above.

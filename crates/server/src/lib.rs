@@ -41,6 +41,7 @@ use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rollscope_answers::Answers;
 use rollscope_app::conversations::Conversations;
+use rollscope_app::listings::runs::SampleCounts;
 use rollscope_app::listings::steps::StepsCache;
 use rollscope_app::sinks::Sinks;
 use rollscope_app::steps::{StepCounters, StepWatcher};
@@ -110,6 +111,7 @@ pub(crate) struct Shared {
     steps: Arc<StepCounters>,
     stop: CancellationToken,
     known_steps: StepsCache,
+    sample_counts: SampleCounts,
 }
 
 impl Deref for App {
@@ -221,6 +223,7 @@ impl Server {
             steps,
             stop: shared.stop.clone(),
             known_steps: StepsCache::default(),
+            sample_counts: SampleCounts::default(),
         }));
         let auth = Auth::new(config, counters);
         let vitals = app.store.vitals().clone();

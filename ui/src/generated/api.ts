@@ -938,7 +938,7 @@ export interface components {
         StepInfo: {
             /** @description Latest end so far. */
             end_ns: string | null;
-            /** @description Seconds divided among the phases: each moment counts once, for the widest phase that was running. */
+            /** @description Seconds of the trainer's phases by kind, as in the report. Without such phases, each moment counts for the widest one. */
             exclusive: {
                 [key: string]: number;
             };
@@ -947,7 +947,7 @@ export interface components {
              * @description Spans that have not ended.
              */
             open: number;
-            /** @description Seconds during which at least one span of the phase was running. */
+            /** @description Seconds during which at least one span of the phase was running. Spans that state no `rl.phase` count for their kind. */
             phases: {
                 [key: string]: number;
             };

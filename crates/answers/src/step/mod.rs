@@ -21,7 +21,7 @@ pub use rollscope_spans::{NONE, Texts};
 use super::attributes::SpanFacts;
 use super::kinds::Kind;
 use clocks::Clock;
-pub use read::{SAMPLE_COLUMNS, SPAN_COLUMNS, with_attributes};
+pub use read::{OUTLINE_COLUMNS, SAMPLE_COLUMNS, SPAN_COLUMNS, with_attributes};
 
 pub mod flag {
     pub const OPEN: u8 = 1;
@@ -71,6 +71,8 @@ pub struct StepData {
     /// Of open spans: the latest time known of the step.
     pub end: Vec<i64>,
     pub name: Vec<u32>,
+    /// What its sender says it is for; [`NONE`]: nothing.
+    pub phase: Vec<u32>,
     pub kind: Vec<Kind>,
     pub flags: Vec<u8>,
     pub parent: Vec<u32>,
@@ -95,6 +97,8 @@ pub struct StepData {
     pub sample_ids: Vec<u32>,
     pub samples: Vec<SampleRow>,
     pub clocks: Vec<Clock>,
+    /// Requests of an engine and nothing else: no trainer says what they were for.
+    pub requests_only: bool,
     /// The step's own span, where a trainer wrote one.
     pub root: Option<u32>,
     pub step_start: i64,
@@ -129,6 +133,14 @@ impl StepData {
 
     pub fn name_of(&self, row: usize) -> &str {
         self.texts.get(self.name[row])
+    }
+
+    /// What to call time that is no span's own.
+    pub fn own_name(&self) -> (&'static str, Kind) {
+        match self.requests_only {
+            true => ("between requests", Kind::Other),
+            false => ("the step itself", Kind::Step),
+        }
     }
 
     pub fn sample_name(&self, sample: u32) -> &str {

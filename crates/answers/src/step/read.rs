@@ -40,6 +40,23 @@ pub const SPAN_COLUMNS: &[&str] = &[
     "dropped_links",
 ];
 
+/// Enough of them for when a step was, its phases, and how many spans and samples it has. What is not read is not known.
+pub const OUTLINE_COLUMNS: &[&str] = &[
+    "trace_id",
+    "span_id",
+    "parent_span_id",
+    "name",
+    "phase",
+    "resource",
+    "start_ns",
+    "end_ns",
+    "state",
+    "sample_id",
+    "group_id",
+    "request_id",
+    "links",
+];
+
 /// And of `samples`.
 pub const SAMPLE_COLUMNS: &[&str] = &[
     "sample_id",
@@ -93,7 +110,10 @@ impl StepData {
         batches: &[RecordBatch],
         numbers: &mut HashMap<u32, u32>,
     ) -> Result<(), ArrowError> {
-        let mut text = |name: &str| forest.texts(batches, name, &mut self.texts);
+        let mut text = |name: &str| match is_read(batches, name) {
+            true => forest.texts(batches, name, &mut self.texts),
+            false => Ok(vec![NONE; forest.len()]),
+        };
         let (names, phases, statuses) = (text("name")?, text("phase")?, text("status")?);
         let (services, hosts, threads, senders) = (text("service")?, text("host")?, text("thread")?, text("resource")?);
         let (samples, groups) = (text("sample_id")?, text("group_id")?);
@@ -101,7 +121,7 @@ impl StepData {
         let small = |name| numbers_of::<SmallInts, _>(forest, batches, name, |c, row| c.get(row));
         let ranks = [small("tp_rank")?, small("dp_rank")?, small("pp_rank")?];
         let attempts = small("attempt")?;
-        for name in ["dropped_attrs", "dropped_events", "dropped_links"] {
+        for name in ["dropped_attrs", "dropped_events", "dropped_links"].into_iter().filter(|n| is_read(batches, n)) {
             for batch in batches {
                 let counts: Counts = column(batch, name)?;
                 self.dropped += counts.iter().flatten().map(u64::from).sum::<u64>();
@@ -128,6 +148,7 @@ impl StepData {
             flags |= if forest.is_lost(row) { flag::MISSING_PARENT } else { 0 };
             self.flags.push(flags);
             self.name.push(name);
+            self.phase.push(phase);
             self.kind.push(kind);
             self.group.push(groups[row]);
             self.attempt.push(attempts[row].unwrap_or(0));
@@ -234,6 +255,11 @@ fn nobody() -> Worker {
     Worker { host: NONE, thread: NONE, ..Worker::default() }
 }
 
+/// Is the column one of [`OUTLINE_COLUMNS`], or were all read?
+fn is_read(batches: &[RecordBatch], name: &str) -> bool {
+    batches.iter().all(|batch| batch.column_by_name(name).is_some())
+}
+
 /// A column of numbers, in the order of the forest.
 fn numbers_of<'a, C: Column<'a>, T: Copy>(
     forest: &Forest,
@@ -241,6 +267,9 @@ fn numbers_of<'a, C: Column<'a>, T: Copy>(
     name: &str,
     get: impl Fn(&C, usize) -> Option<T>,
 ) -> Result<Vec<Option<T>>, ArrowError> {
+    if !is_read(batches, name) {
+        return Ok(vec![None; forest.len()]);
+    }
     let mut out = Vec::with_capacity(forest.len());
     for batch in batches {
         let numbers: C = column(batch, name)?;

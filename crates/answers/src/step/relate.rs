@@ -16,6 +16,7 @@ impl StepData {
         self.adopt(traces);
         self.clocks = clocks::correct(self);
         self.find_step();
+        self.name_unknown_work();
         self.find_generations();
         self.share();
         self.find_waiters();
@@ -56,6 +57,9 @@ impl StepData {
                 }
             }
             samples::inherit(forest, walk, &mut self.sample);
+            let asked_for = |row: usize| self.kind[row].is_trainers() || self.kind[row] == Kind::Rollout;
+            self.requests_only =
+                (0..self.len()).all(|row| !asked_for(row) && (!is_root(row) || self.kind[row] == Kind::Generate));
         }
         if !self.flags.iter().any(|f| f & flag::GENERATION != 0) {
             // Only an engine's spans: its requests are the generations.
@@ -136,6 +140,25 @@ impl StepData {
         self.step_start = spans.iter().map(|r| self.start[*r]).min().unwrap_or(0);
         self.step_end = spans.iter().map(|r| self.end[*r]).max().unwrap_or(0);
         self.running = spans.iter().any(|r| self.is(*r, flag::OPEN));
+    }
+
+    /// What a worker does for a phase of the trainer (ROLL's `exec` under `worker.train_step`) is of that kind, where its name says nothing.
+    fn name_unknown_work(&mut self) {
+        let unknown = |row: usize| self.kind[row] == Kind::Other && self.sample[row] == NONE;
+        let mut found = Vec::new();
+        for row in (0..self.len()).filter(|row| unknown(*row)) {
+            let mut at = self.parent[row];
+            for _ in 0..MAX_CLIMB {
+                if at == NONE || !unknown(at as usize) {
+                    break;
+                }
+                at = self.parent[at as usize];
+            }
+            if at != NONE && self.kind[at as usize].is_trainers() && self.kind[at as usize] != Kind::Step {
+                found.push((row, self.kind[at as usize]));
+            }
+        }
+        found.into_iter().for_each(|(row, kind)| self.kind[row] = kind);
     }
 
     /// The outermost span of a sample that generates is a generation, whatever its name, unless one inside it is called so.

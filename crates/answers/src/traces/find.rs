@@ -180,14 +180,16 @@ fn attribute(key: &str, value: &str) -> String {
     format!("({} or {} or {})", of("start_attrs"), of("end_attrs"), of("resource"))
 }
 
-/// What a list shows of each trace beyond its figures: one row per trace, for the traces of one page.
+/// What a list shows of each trace beyond its figures: one row per trace, for the traces of one page. A trace that is about several
+/// samples or requests, such as that of a step, is listed without them.
 /// Columns: trace_id, root, service, services, run_id, step, sample_id, request_id, root_status.
 pub fn details_sql(ids: &[TraceId]) -> String {
     let first = "order by rooted, start_ns, span_id";
     format!(
         "select trace_id, first_value(name {first}) as root, first_value(service {first}) as service, \
                 count(distinct service) as services, min(run_id) as run_id, min(step) as step, \
-                min(sample_id) as sample_id, min(request_id) as request_id \
+                case when min(sample_id) = max(sample_id) then min(sample_id) end as sample_id, \
+                case when min(request_id) = max(request_id) then min(request_id) end as request_id \
          from (select *, case when parent_span_id is null then 0 else 1 end as rooted from spans \
                where trace_id in ({})) group by trace_id",
         sql_trace_ids(ids)

@@ -1,8 +1,11 @@
 //! Runs.
 
 use std::collections::HashMap;
+use std::num::NonZeroUsize;
 
 use arrow::array::{Array, RecordBatch};
+use lru::LruCache;
+use parking_lot::Mutex;
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::read::{Ints, Text, column};
@@ -63,8 +66,40 @@ impl RunInfo {
 /// Of more runs without steps it is not looked at whether they are services.
 const MAX_SERVICES: usize = 100;
 
+/// Runs whose samples were counted, those asked for last.
+const MAX_COUNTED: NonZeroUsize = NonZeroUsize::new(1000).unwrap();
+
+/// How many samples the spans of a run name, and of how many spans that was: counting takes a while, and lists are requested often.
+pub struct SampleCounts(Mutex<LruCache<String, (i64, i64)>>);
+
+impl Default for SampleCounts {
+    fn default() -> Self {
+        SampleCounts(Mutex::new(LruCache::new(MAX_COUNTED)))
+    }
+}
+
+impl SampleCounts {
+    async fn of(&self, engine: &Engine, run: &str, spans: i64) -> Result<i64, Problem> {
+        if let Some((_, samples)) = self.0.lock().get(run).filter(|(counted, _)| *counted == spans) {
+            return Ok(*samples);
+        }
+        // A sample's id is unique within its step, which a span need not name.
+        let sql = format!(
+            "select sum(case when steps > 0 then steps else 1 end) as samples from \
+             (select sample_id, count(distinct step) as steps from spans \
+              where run_id = {} and sample_id is not null group by sample_id)",
+            sql_text(run)
+        );
+        let rows = collect(engine, &sql).await?;
+        let samples = rows.first().map(|batch| int_column(batch, "samples")).transpose()?;
+        let samples = samples.and_then(|samples| samples.first().copied()?).unwrap_or(0);
+        self.0.lock().put(run.to_string(), (spans, samples));
+        Ok(samples)
+    }
+}
+
 /// The newest first.
-pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
+pub async fn list(engine: &Engine, counts: &SampleCounts) -> Result<Vec<RunInfo>, Problem> {
     // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
     let batch = match engine.runs().await {
         Err(_) => engine.runs().await?,
@@ -102,6 +137,10 @@ pub async fn list(engine: &Engine) -> Result<Vec<RunInfo>, Problem> {
         .collect();
     for run in runs.iter_mut().filter(|run| run.says_nothing()).take(MAX_SERVICES) {
         run.service = is_called_like_its_service(engine, &run.run_id).await?;
+    }
+    // Without dumps, the spans tell.
+    for run in runs.iter_mut().filter(|run| run.samples == 0 && run.spans > 0 && run.steps > 0) {
+        run.samples = counts.of(engine, &run.run_id, run.spans).await?;
     }
     Ok(runs)
 }

@@ -2,21 +2,24 @@
 //! only the steps from the lowest one on that got rows since are read again.
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroUsize;
 
-use futures::StreamExt;
 use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_answers::Answers;
 use rollscope_answers::phase_time::{Claim, divide};
+use rollscope_answers::phases;
+use rollscope_answers::step::{NONE, OUTLINE_COLUMNS, StepData, flag};
 use rollscope_model::Table;
 use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::read::{Ints, Text, column};
 use rollscope_query::Engine;
+use rollscope_query::scope::{ScopeRead, together};
 use rollscope_spans::intervals::{length, union};
-use rollscope_store::Snapshot;
+use rollscope_spans::joins::SKEW_NS;
+use rollscope_store::{Segment, Snapshot};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -40,17 +43,33 @@ struct KnownSteps {
     segments: u64,
     /// The store's version at that time.
     version: u64,
-    steps: BTreeMap<i64, StepInfo>,
+    steps: BTreeMap<i64, KnownStep>,
+}
+
+#[derive(Clone, Default)]
+struct KnownStep {
+    info: StepInfo,
+    /// From the first start to the last end of its spans.
+    times: Option<(i64, i64)>,
+}
+
+impl KnownStep {
+    /// May a span of this time that names no step belong to it?
+    fn may_have(&self, start: i64, end: i64) -> bool {
+        self.times.is_some_and(|(from, to)| start <= to.saturating_add(SKEW_NS) && end >= from.saturating_sub(SKEW_NS))
+    }
 }
 
 impl StepsCache {
     /// What is known, and the step from which on it must be read again (`i64::MAX`: nothing).
-    fn known(&self, run: &str, segments: u64, snapshot: &Snapshot) -> (BTreeMap<i64, StepInfo>, i64) {
+    fn known(&self, run: &str, snapshot: &Snapshot) -> (BTreeMap<i64, KnownStep>, i64) {
         match self.0.lock().get(run) {
-            Some(known) if known.segments == segments => match lowest_since(snapshot, run, known.version) {
-                Some(from) => (known.steps.clone(), from),
-                None => (BTreeMap::new(), i64::MIN),
-            },
+            Some(known) if known.segments == segments_of(snapshot, run, &known.steps) => {
+                match lowest_since(snapshot, run, known) {
+                    Some(from) => (known.steps.clone(), from),
+                    None => (BTreeMap::new(), i64::MIN),
+                }
+            }
             _ => (BTreeMap::new(), i64::MIN),
         }
     }
@@ -59,8 +78,7 @@ impl StepsCache {
     pub async fn list(&self, answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem> {
         let engine = answers.engine();
         let snapshot = engine.snapshot();
-        let segments = segments_of(&snapshot, run);
-        let (mut steps, from) = self.known(run, segments, &snapshot);
+        let (mut steps, from) = self.known(run, &snapshot);
         if from < i64::MAX {
             steps.retain(|step, _| *step < from);
             // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
@@ -70,34 +88,55 @@ impl StepsCache {
             };
             steps.extend(fresh);
         }
+        let segments = segments_of(&snapshot, run, &steps);
         let known = KnownSteps { segments, version: snapshot.version, steps: steps.clone() };
         self.0.lock().put(run.to_string(), known);
         let goes_on = answers.goes_on(run).await?;
-        Ok(steps.into_iter().map(|(step, info)| StepInfo { step, running: goes_on && info.open > 0, ..info }).collect())
+        let info = |(step, known): (i64, KnownStep)| {
+            let running = goes_on && known.info.open > 0;
+            StepInfo { step, running, ..known.info }
+        };
+        Ok(steps.into_iter().map(info).collect())
     }
 }
 
-fn segments_of(snapshot: &Snapshot, run: &str) -> u64 {
+/// The run's segments, and those of others that may have spans of its steps, such as a serving engine's.
+fn segments_of(snapshot: &Snapshot, run: &str, steps: &BTreeMap<i64, KnownStep>) -> u64 {
     let mut hash = DefaultHasher::new();
+    let first = steps.values().filter_map(|step| step.times).map(|(from, _)| from).min();
+    let last = steps.values().filter_map(|step| step.times).map(|(_, to)| to).max();
+    let all = KnownStep { times: first.zip(last), ..KnownStep::default() };
     for table in [Table::Spans, Table::Samples] {
         let segments = snapshot.tables.get(&table).into_iter().flat_map(|rows| &rows.segments);
-        segments.filter(|s| s.run_id == run).for_each(|s| s.path.hash(&mut hash));
+        let served = |s: &Segment| table == Table::Spans && s.steps.is_none() && all.may_have(s.min_time, s.max_time);
+        segments.filter(|s| s.run_id == run || served(s)).for_each(|s| s.path.hash(&mut hash));
     }
     hash.finish()
 }
 
-/// The lowest step of the run that got rows after a version; `i64::MAX` if there is none, `None` if it is unknown.
-fn lowest_since(snapshot: &Snapshot, run: &str, version: u64) -> Option<i64> {
+/// The lowest step of the run that may have got rows since it was read; `i64::MAX` if there is none, `None` if it is unknown.
+fn lowest_since(snapshot: &Snapshot, run: &str, known: &KnownSteps) -> Option<i64> {
     let mut lowest = i64::MAX;
     for table in [Table::Spans, Table::Samples] {
-        for batch in snapshot.tail_since(table, version)? {
-            let (runs, steps) = (column::<Text>(batch, "run_id").ok()?, column::<Ints>(batch, "step").ok()?);
+        for batch in snapshot.tail_since(table, known.version)? {
+            let int = |name| column::<Ints>(batch, name).ok();
+            let (runs, steps) = (column::<Text>(batch, "run_id").ok()?, int("step")?);
+            let (starts, ends) = (int("start_ns")?, int("end_ns")?);
             let (keys, names) = runs.dictionary()?;
-            let Some(wanted) = names.iter().position(|name| name == Some(run)) else { continue };
+            let wanted = names.iter().position(|name| name == Some(run)).map(|at| at as i32);
             for (row, key) in keys.iter().enumerate() {
-                if key == Some(wanted as i32) {
-                    // A row that names no step may belong to any.
-                    lowest = lowest.min(steps.get(row)?);
+                match steps.get(row) {
+                    Some(step) if key.is_some() && key == wanted => lowest = lowest.min(step),
+                    // It belongs to a step of its time, if to any.
+                    None if table == Table::Spans => {
+                        let start = starts.get(row)?;
+                        let end = ends.get(row).unwrap_or(i64::MAX);
+                        let may = |(_, step): &(&i64, &KnownStep)| step.may_have(start, end);
+                        if let Some((step, _)) = known.steps.range(..lowest).find(may) {
+                            lowest = *step;
+                        }
+                    }
+                    _ => {}
                 }
             }
         }
@@ -123,53 +162,53 @@ pub struct StepInfo {
     /// Mean reward of the samples of the training split whose reward is a number.
     #[schema(required)]
     reward_mean: Option<f64>,
-    /// Seconds during which at least one span of the phase was running.
+    /// Seconds during which at least one span of the phase was running. Spans that state no `rl.phase` count for their kind.
     phases: BTreeMap<String, f64>,
-    /// Seconds divided among the phases: each moment counts once, for the widest phase that was running.
+    /// Seconds of the trainer's phases by kind, as in the report. Without such phases, each moment counts for the widest one.
     exclusive: BTreeMap<String, f64>,
 }
 
+/// A step that more spans name is listed without its phases, its samples and what belongs to it by connection.
+const MAX_SPANS: usize = 4_000_000;
+
 /// The steps from `from` on.
-async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, StepInfo>, Problem> {
-    let run = sql_text(run);
-    let from = if from == i64::MIN { String::new() } else { format!(" and step >= {from}") };
-    let spans_by_step = spans_by_step(engine, &run, &from).await?;
+async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, KnownStep>, Problem> {
+    let of_run = format!("run_id = {} and step is not null", sql_text(run));
+    let of_run = if from == i64::MIN { of_run } else { format!("{of_run} and step >= {from}") };
     let spans = format!(
-        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as spans, \
-                count(distinct sample_id) as samples, sum(case when state = 'open' then 1 else 0 end) as open \
-         from {spans_by_step} group by step"
+        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as spans \
+         from spans where {of_run} group by step order by step"
     );
     let samples = format!(
         "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as samples, \
                 avg(case when split = 'train' then reward end) as reward_mean \
-         from samples where run_id = {run} and step is not null{from} group by step"
+         from samples where {of_run} group by step"
     );
-    let phases = format!(
-        "select step, phase, start_ns, end_ns from {spans_by_step} where phase is not null and end_ns is not null"
-    );
-    let (spans, samples, phases) =
-        tokio::try_join!(collect(engine, &spans), collect(engine, &samples), intervals(engine, &phases))?;
-
-    let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
+    let (spans, samples) = tokio::try_join!(collect(engine, &spans), collect(engine, &samples))?;
+    let (mut steps, mut sizes) = (BTreeMap::new(), Vec::new());
     for batch in &spans {
-        let (step, start, end) =
-            (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
-        let (spans, samples) = (int_column(batch, "spans")?, int_column(batch, "samples")?);
-        let open = int_column(batch, "open")?;
+        let (step, spans) = (int_column(batch, "step")?, int_column(batch, "spans")?);
+        let (start, end) = (int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         for i in 0..batch.num_rows() {
-            let info = steps.entry(step[i].unwrap_or_default()).or_default();
-            (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
-            info.spans = spans[i].unwrap_or(0);
-            info.samples = samples[i].unwrap_or(0);
-            info.open = open[i].unwrap_or(0);
+            let (Some(step), Some(spans)) = (step[i], spans[i]) else { continue };
+            if spans as usize > MAX_SPANS {
+                let (start_ns, end_ns) = (ns(start[i]), ns(end[i]));
+                let info = StepInfo { start_ns, end_ns, spans, ..StepInfo::default() };
+                steps.insert(step, KnownStep { info, times: start[i].zip(end[i]) });
+                continue;
+            }
+            sizes.push((step, spans));
         }
+    }
+    for together in together(&sizes) {
+        read_together(engine, run, &together, &mut steps).await?;
     }
     for batch in &samples {
         let (step, start, end) =
             (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
         for i in 0..batch.num_rows() {
-            let info = steps.entry(step[i].unwrap_or_default()).or_default();
+            let info = &mut steps.entry(step[i].unwrap_or_default()).or_default().info;
             // The times of spans are more precise, if there are any.
             if info.spans == 0 {
                 (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));
@@ -178,66 +217,67 @@ async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i6
             info.reward_mean = reward[i].filter(|r| r.is_finite());
         }
     }
-    for (step, mut by_phase) in phases {
-        let info = steps.entry(step).or_default();
-        by_phase.values_mut().for_each(union);
-        let seconds = |ns: i64| ns as f64 / 1e9;
-        info.phases = by_phase.iter().map(|(p, list)| (p.clone(), seconds(length(list)))).collect();
-        info.exclusive = split(&by_phase).into_iter().map(|(p, ns)| (p, seconds(ns))).collect();
-    }
     Ok(steps)
 }
 
-/// The run's spans with their steps, to select from. Those that name none count for the step of their trace: ROLL names it
-/// on the root alone. Most runs have none such, and need no join.
-async fn spans_by_step(engine: &Engine, run: &str, from: &str) -> Result<String, Problem> {
-    let own = format!("run_id = {run} and step is not null{from}");
-    let unnamed = format!("select 1 from spans where run_id = {run} and step is null limit 1");
-    let unnamed = collect(engine, &unnamed).await?.iter().any(|batch| batch.num_rows() > 0);
-    let columns = ["start_ns", "end_ns", "sample_id", "state", "phase"];
-    let named = format!("select step, {} from spans where {own}", columns.join(", "));
-    Ok(match unnamed {
-        false => format!("({named})"),
-        true => format!(
-            "({named} union all select t.step, {} from spans s join (select trace_id, min(step) as step from spans \
-               where {own} group by trace_id having min(step) = max(step)) t on s.trace_id = t.trace_id \
-             where s.run_id = {run} and s.step is null)",
-            columns.map(|c| format!("s.{c}")).join(", ")
-        ),
-    })
+/// What the spans of these steps say: those that the answers read.
+async fn read_together(
+    engine: &Engine,
+    run: &str,
+    steps: &[i64],
+    out: &mut BTreeMap<i64, KnownStep>,
+) -> Result<(), Problem> {
+    let read = ScopeRead {
+        columns: OUTLINE_COLUMNS.join(", "),
+        max_rows: 4 * MAX_SPANS,
+        too_many: "too many spans without a step run beside a step; name the step on their roots".to_string(),
+        traces: None,
+        at_once: false,
+    };
+    for (step, spans) in steps.iter().zip(engine.spans_of_steps(run, steps, read).await?) {
+        let known = engine.compute(move || StepData::read(&spans, &[], &[]).map(|data| outline(&data)));
+        out.insert(*step, known.await?.map_err(|e| Problem::internal(e.to_string()))?);
+    }
+    Ok(())
+}
+
+fn outline(data: &StepData) -> KnownStep {
+    let (from, to) = (data.step_start, data.step_end);
+    let mut by_phase: BTreeMap<String, Intervals> = BTreeMap::new();
+    let mut by_word: HashMap<(u32, Kind), Intervals> = HashMap::new();
+    for row in (0..data.len()).filter(|row| !data.is(*row, flag::POINT | flag::OPEN)) {
+        let (said, kind) = (data.phase[row], data.kind[row]);
+        if said == NONE && (kind == Kind::Other || kind == Kind::Step && data.parent[row] != NONE) {
+            continue;
+        }
+        let list = by_word.entry((said, kind)).or_default();
+        list.push((data.start[row], data.end[row].max(data.start[row])));
+    }
+    for ((said, kind), list) in by_word {
+        let name = if said == NONE { kind.name() } else { data.texts.get(said) };
+        by_phase.entry(name.to_string()).or_default().extend(list);
+    }
+    by_phase.values_mut().for_each(union);
+    let seconds = |ns: i64| ns as f64 / 1e9;
+    let exclusive = match phases::by_kind(data) {
+        Some(by_kind) => by_kind.into_iter().map(|(kind, ns)| (kind.name().to_string(), seconds(ns))).collect(),
+        None => split(&by_phase, from, to).into_iter().map(|(phase, ns)| (phase, seconds(ns))).collect(),
+    };
+    let info = StepInfo {
+        start_ns: ns(Some(from)),
+        end_ns: ns(Some(to)),
+        spans: data.len() as i64,
+        samples: data.samples.len() as i64,
+        open: data.open as i64,
+        phases: by_phase.iter().map(|(phase, list)| (phase.clone(), seconds(length(list)))).collect(),
+        exclusive,
+        ..StepInfo::default()
+    };
+    let first = data.start.iter().min().copied();
+    KnownStep { info, times: first.zip(data.end.iter().max().copied()) }
 }
 
 type Intervals = Vec<(i64, i64)>;
-
-/// The most spans with a phase that are read at once. For a run with more, the division is left out.
-const MAX_INTERVALS: usize = 20_000_000;
-
-/// Times of the spans by step and phase.
-async fn intervals(engine: &Engine, sql: &str) -> Result<BTreeMap<i64, BTreeMap<String, Intervals>>, Problem> {
-    let mut running = engine.sql_rows(sql, MAX_INTERVALS).await?;
-    let mut out: BTreeMap<i64, BTreeMap<String, Intervals>> = BTreeMap::new();
-    while let Some(batch) = running.stream.next().await {
-        let batch = batch?;
-        let int = |name| column::<Ints>(&batch, name).ok();
-        let phase = column::<Text>(&batch, "phase").ok().and_then(|phase| phase.dictionary());
-        let (Some(step), Some((phases, names)), Some(start), Some(end)) =
-            (int("step"), phase, int("start_ns"), int("end_ns"))
-        else {
-            return Err(Problem::internal("spans lack a column of the steps"));
-        };
-        // Spans come in runs of one step and phase, and the look-up is the cost.
-        let mut row = 0;
-        while row < batch.num_rows() {
-            let (s, key) = (step.at(row), phases.value(row));
-            let list = out.entry(s).or_default().entry(names.value(key as usize).to_string()).or_default();
-            while row < batch.num_rows() && step.at(row) == s && phases.value(row) == key {
-                list.push((start.at(row), end.at(row).max(start.at(row))));
-                row += 1;
-            }
-        }
-    }
-    Ok(out)
-}
 
 /// Which of several phases a moment belongs to: the rollout as a whole before what happens inside it; work outside of it
 /// keeps its own name. The step as a whole, which our own package marks, gets what no phase explains.
@@ -259,7 +299,7 @@ fn rank(phase: &str) -> usize {
 }
 
 /// Every moment goes to one phase.
-fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
+fn split(by_phase: &BTreeMap<String, Intervals>, from: i64, to: i64) -> BTreeMap<String, i64> {
     let mut phases: Vec<&String> = by_phase.keys().collect();
     phases.sort_by_key(|p| (rank(p), p.as_str()));
     let claims: Vec<Claim<Reverse<usize>>> = phases
@@ -268,8 +308,6 @@ fn split(by_phase: &BTreeMap<String, Intervals>) -> BTreeMap<String, i64> {
         .flat_map(|(place, phase)| by_phase[*phase].iter().map(move |(start, end)| (place, *start, *end)))
         .map(|(place, start, end)| Claim { start, end, rank: Reverse(place) })
         .collect();
-    let from = claims.iter().map(|c| c.start).min().unwrap_or(0);
-    let to = claims.iter().map(|c| c.end).max().unwrap_or(from);
     let mut out = BTreeMap::new();
     for piece in divide(&claims, from, to) {
         if let Some(winner) = piece.winner {
@@ -292,7 +330,7 @@ mod tests {
             ("step".to_string(), vec![(0, 21)]),
             ("train".to_string(), vec![(12, 20)]),
         ]);
-        let split = split(&by_phase);
+        let split = split(&by_phase, 0, 21);
         assert_eq!(split["rollout"], 10);
         assert_eq!(split["generate"], 2);
         assert_eq!(split["reward"], 1);

@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use futures::StreamExt;
 use rollscope_model::Table;
-use rollscope_query::{Engine, QueryLimits, sql_text};
+use rollscope_query::{Engine, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 
 use crate::args::ExportOtlpArgs;
@@ -21,23 +21,30 @@ pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
     let engine = Engine::new(Arc::new(store), limits)?;
     let schema = Table::Spans.schema();
     let columns: Vec<String> = schema.fields().iter().map(|f| format!("\"{}\"", f.name())).collect();
-    let mut filters = Vec::new();
-    if let Some(run) = &args.run {
-        let run = engine.find_run(run).await.map_err(super::answers::usage)?;
-        filters.push(format!("run_id = {}", sql_text(&run)));
-    }
-    if let Some(step) = args.step {
-        filters.push(format!("step = {step}"));
-    }
-    let filter = if filters.is_empty() { String::new() } else { format!(" where {}", filters.join(" and ")) };
-    let mut running = engine.sql(&format!("select {} from spans{filter}", columns.join(", "))).await?;
+    let run = match &args.run {
+        Some(run) => Some(engine.find_run(run).await.map_err(super::answers::usage)?),
+        None => None,
+    };
+    let members = match (&run, args.step) {
+        (Some(run), Some(step)) => Some(engine.members_of_step(run, step).await?),
+        (Some(run), None) => Some(engine.members_of_run(run).await?),
+        (None, _) => None,
+    };
+    let filter = members.as_ref().map_or("true", |members| members.filter.as_str());
+    let mut running = engine.sql(&format!("select {} from spans where {filter}", columns.join(", "))).await?;
     let mut out: Box<dyn Write> = match &args.out {
         Some(path) => Box::new(BufWriter::new(File::create(path).with_context(|| path.display().to_string())?)),
         None => Box::new(BufWriter::new(output::stdout())),
     };
     let mut rows = 0;
     while let Some(batch) = running.stream.next().await {
-        let batch = batch?;
+        let batch = match &members {
+            Some(members) => members.keep(&batch?)?,
+            None => batch?,
+        };
+        if batch.num_rows() == 0 {
+            continue;
+        }
         rows += batch.num_rows();
         rollscope_formats::export::otlp::write_json_line(&batch, &mut out)?;
     }

@@ -134,12 +134,10 @@ async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyho
     let of_run = run.as_deref().map(|run| format!("run_id = {}", sql_text(run)));
     let members = match (&run, args.step) {
         (Some(run), Some(step)) => Some(engine.members_of_step(run, step).await?),
-        _ => None,
+        (Some(run), None) => Some(engine.members_of_run(run).await?),
+        (None, _) => None,
     };
-    let filter = match &members {
-        Some(members) => members.filter.clone(),
-        None => of_run.clone().unwrap_or_else(|| "true".into()),
-    };
+    let filter = members.as_ref().map_or("true", |members| members.filter.as_str());
     let sql = format!("select {} from spans where {filter}", columns(Table::Spans));
     let (mut first, mut last, mut rows) = (i64::MAX, i64::MIN, 0);
     let mut running = engine.sql(&sql).await?;

@@ -186,7 +186,10 @@ pub fn step(answer: &Value, style: Style) -> String {
     page.table(&["phase", "wall", "", ""], &rows);
 
     let path = &answer["critical_path"];
-    page.title("Critical path: what held the step");
+    // An engine without a trainer: nobody says what its requests were for.
+    let requests_only = matches!(list(&answer["phases"]), [only] if only["name"] == "requests");
+    let (what, whole) = if requests_only { ("request", "requests") } else { ("sample", "step") };
+    page.title(&format!("Critical path: what held the {whole}"));
     let rows: Vec<Vec<String>> = list(&path["totals"])
         .iter()
         .take(ROWS)
@@ -196,9 +199,16 @@ pub fn step(answer: &Value, style: Style) -> String {
         })
         .collect();
     page.table(&["part", "kind", "held", "", ""], &rows);
-    let last: Vec<&Value> = list(&path["parts"]).iter().filter(|p| !clean(&p["sample_id"]).is_empty()).collect();
-    if let Some(last) = last.last() {
-        page.paragraph(&format!("  The rollout ended with sample {}.", clean(&last["sample_id"])));
+    // A trainer that scores in a phase of its own does so after the rollout.
+    let scored_later = list(&answer["phases"]).iter().any(|p| p["kind"] == "reward");
+    let scored = |p: &Value| scored_later && p["kind"] == "reward";
+    let of_rollout = |p: &&Value| !clean(&p["sample_id"]).is_empty() && !scored(p);
+    if let Some(last) = list(&path["parts"]).iter().rev().find(of_rollout) {
+        let id = clean(&last["sample_id"]);
+        page.paragraph(&match requests_only {
+            true => format!("  The last request to end was {}.", id.trim_start_matches("Req ")),
+            false => format!("  The rollout ended with sample {id}."),
+        });
     }
 
     let tail = &answer["stragglers"];
@@ -207,7 +217,7 @@ pub fn step(answer: &Value, style: Style) -> String {
         page.title("The tail");
         let gpu = tail["gpu_hours"].as_f64().map_or(String::new(), |h| format!(", {h:.2} GPU-hours"));
         page.paragraph(&format!(
-            "  The last {count} of {} samples took {} longer. Workers were idle for {} meanwhile{gpu}. The median sample ({}) took {}.",
+            "  The last {count} of {} {what}s took {} longer. Workers were idle for {} meanwhile{gpu}. The median {what} ({}) took {}.",
             tail["samples"],
             time(number(&tail["cost_s"])),
             time(number(&tail["idle_worker_s"])),
@@ -232,7 +242,7 @@ pub fn step(answer: &Value, style: Style) -> String {
                 ]
             })
             .collect();
-        page.table(&["sample", "took", "behind", " why, compared with the median sample"], &rows);
+        page.table(&[what, "took", "behind", &format!(" why, compared with the median {what}")], &rows);
     }
 
     let idle = &answer["idle"];
@@ -243,9 +253,10 @@ pub fn step(answer: &Value, style: Style) -> String {
             .take(4)
             .map(|w| format!("{} {}", clean(&w["why"]), time(number(&w["seconds"]))))
             .collect();
+        let workers = idle["workers"].as_u64().unwrap_or(0);
         page.paragraph(&format!(
-            "  {} workers were idle for {:.0} % of their time: {}.",
-            idle["workers"],
+            "  {workers} {} idle for {:.0} % of their time: {}.",
+            if workers == 1 { "worker was" } else { "workers were" },
             100.0 * number(&idle["bubble_ratio"]),
             why.join(", ")
         ));

@@ -222,6 +222,7 @@ fn the_page_of_names_is_up_to_date() {
         ("step (the last two only on resources, roots and spans of the trainer)", names::STEP),
         ("sample", names::SAMPLE_ID),
         ("group", names::GROUP_ID),
+        ("number of a sample within its group, which names it where nothing else does", names::SAMPLE_OF_GROUP),
         ("attempt", names::ATTEMPT),
         ("phase", &[names::PHASE]),
         ("request, of the caller and of whoever serves it", names::REQUEST_ID),

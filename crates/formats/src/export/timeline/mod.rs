@@ -44,7 +44,7 @@ pub mod flag {
 }
 
 /// Columns that are needed; others are ignored. `end_attrs` may be left out where no span has `pd_*` attributes.
-pub const COLUMNS: [&str; 17] = [
+pub const COLUMNS: [&str; 21] = [
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -53,6 +53,10 @@ pub const COLUMNS: [&str; 17] = [
     "phase",
     "thread",
     "host",
+    "pid",
+    "tp_rank",
+    "dp_rank",
+    "pp_rank",
     "state",
     "status",
     "sample_id",

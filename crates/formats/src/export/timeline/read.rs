@@ -5,7 +5,7 @@ use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::kinds::classify;
 use rollscope_model::pd::{KEY_PREFIX, segment_of};
-use rollscope_model::read::{Attrs, SmallInts, column};
+use rollscope_model::read::{Attrs, Ints, SmallInts, column};
 use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, Texts, Walk, samples};
 
@@ -110,17 +110,28 @@ fn groups_of_samples(mut group: Vec<u32>, sample: &[u32], samples: usize) -> Vec
     group
 }
 
-/// Thread, host and service as one text.
+/// Service, thread, host; process and ranks.
+type WorkerKey = (u32, u32, u32, (Option<i64>, [Option<i32>; 3]));
+
+/// Thread, host, process, ranks and service as one text: two engines on a host, and their ranks, are told apart.
 fn workers(forest: &Forest, batches: &[RecordBatch]) -> Result<(Vec<u32>, Texts), ArrowError> {
     let (mut words, mut texts) = (Texts::default(), Texts::default());
     let service = forest.texts(batches, "service", &mut words)?;
     let thread = forest.texts(batches, "thread", &mut words)?;
     let host = forest.texts(batches, "host", &mut words)?;
-    let mut known: HashMap<(u32, u32, u32), u32> = HashMap::new();
+    let mut processes = Vec::with_capacity(service.len());
+    for batch in batches {
+        let pid: Ints = column(batch, "pid")?;
+        let small = |name| column::<SmallInts>(batch, name);
+        let ranks = [small("tp_rank")?, small("dp_rank")?, small("pp_rank")?];
+        processes.extend((0..batch.num_rows()).map(|row| (pid.get(row), ranks.each_ref().map(|ranks| ranks.get(row)))));
+    }
+    let processes = forest.arrange(processes);
+    let mut known: HashMap<WorkerKey, u32> = HashMap::new();
     let mut last = None;
     let mut out = Vec::with_capacity(service.len());
     for row in 0..service.len() {
-        let key = (service[row], thread[row], host[row]);
+        let key = (service[row], thread[row], host[row], processes[row]);
         let number = match last {
             Some((before, number)) if before == key => number,
             _ => *known.entry(key).or_insert_with(|| {
@@ -131,6 +142,17 @@ fn workers(forest: &Forest, batches: &[RecordBatch]) -> Result<(Vec<u32>, Texts)
                     label.push_str(if label.is_empty() { "@" } else { " @" });
                     label.push_str(host);
                 }
+                let (pid, ranks) = key.3;
+                for (rank, word) in ranks.iter().zip(["TP", "DP", "PP"]) {
+                    if let Some(rank) = rank.filter(|_| !thread.contains(word) && !thread.contains("rank")) {
+                        label.push_str(&format!(" {word}{rank}"));
+                    }
+                }
+                let of_a_process = !thread.is_empty() || ranks.iter().any(Option::is_some);
+                if let Some(pid) = pid.filter(|_| of_a_process && !thread.contains("pid")) {
+                    label.push_str(&format!(" pid {pid}"));
+                }
+                label = label.trim_start().to_string();
                 if !service.is_empty() {
                     label.push_str(if label.is_empty() { "" } else { " · " });
                     label.push_str(service);

@@ -23,6 +23,9 @@ const MAX_SCOPE_BYTES: usize = 256 << 20;
 const MAX_RUNS: usize = 4096;
 /// Longer names of projects and runs are not written to `runs`; they stay in the resource.
 const MAX_LABEL_BYTES: usize = 1024;
+const SDK_NAME: &str = "telemetry.sdk.name";
+/// Its spans name a run on the roots of traces only, so what is below them is listed as a service.
+const MLFLOW: &str = "mlflow";
 const UNKNOWN_SERVICE: &str = "unknown_service";
 const DEFAULT_RUN: &str = "default";
 const DEFAULT_FRAMEWORK: &str = "opentelemetry";
@@ -153,10 +156,13 @@ impl<'o> Writer<'o> {
         let found = KnownPositions::new(self.known, list);
         let text = |meaning| found.text_for(list, meaning);
         let c = &mut self.columns;
-        let service = text(Meaning::Service).unwrap_or_else(|| UNKNOWN_SERVICE.into());
+        let library = list.list.iter().find(|(key, _)| key.as_ref() == SDK_NAME).and_then(|(_, value)| str_of(value));
+        // MLflow names no service.
+        let service = text(Meaning::Service).or_else(|| library.filter(|l| *l == MLFLOW).map(str::to_string));
         let named = self.options.run.clone().or_else(|| text(Meaning::Run));
         let run_is_named = named.is_some();
-        let run = named.or_else(|| text(Meaning::Service)).unwrap_or_else(|| DEFAULT_RUN.into());
+        let run = named.or_else(|| service.clone()).unwrap_or_else(|| DEFAULT_RUN.into());
+        let service = service.unwrap_or_else(|| UNKNOWN_SERVICE.into());
         let instance = list.list.iter().find(|(key, _)| key.as_ref() == SERVICE_INSTANCE_ID);
         let instance = instance.and_then(|(_, value)| str_of(value)).unwrap_or("").to_string();
         if run.len() > RUN_ID_BYTES {
@@ -309,7 +315,10 @@ impl<'o> Writer<'o> {
         c.state.push(found.get(list, Meaning::State).and_then(str_of).unwrap_or(default_state));
         push_number(&mut c.status, &STATUSES, span.status);
         c.status_message.push_opt(not_empty(&span.status_message));
-        found.push_text(&mut c.sample_id, list, Meaning::Sample, r.sample);
+        match found.sample_of_group(list) {
+            Some(sample) => c.sample_id.push(&sample),
+            None => found.push_text(&mut c.sample_id, list, Meaning::Sample, r.sample),
+        }
         found.push_text(&mut c.group_id, list, Meaning::Group, r.group);
         c.attempt.append_option(found.int32(list, Meaning::Attempt).or(r.attempt));
         found.push_text(&mut c.request_id, list, Meaning::Request, r.request);
@@ -510,6 +519,14 @@ impl KnownPositions {
 
     fn text_for<S: AsRef<str>>(&self, list: &Attrs<S>, meaning: Meaning) -> Option<String> {
         text_of(self.get(list, meaning)?, &mut itoa::Buffer::new()).map(str::to_string)
+    }
+
+    /// The sample that a group and a number within it name together, where nothing else names it.
+    #[inline]
+    fn sample_of_group<S: AsRef<str>>(&self, list: &Attrs<S>) -> Option<String> {
+        let number = self.get(list, Meaning::SampleOfGroup).filter(|_| self.get(list, Meaning::Sample).is_none())?;
+        let group = self.text_for(list, Meaning::Group)?;
+        text_of(number, &mut itoa::Buffer::new()).map(|number| format!("{group}-{number}"))
     }
 
     #[inline]
