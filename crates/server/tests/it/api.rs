@@ -169,11 +169,11 @@ async fn runs_steps_and_timeline() {
         let steps = rig.get("/api/v1/runs/r/steps").await.json();
         let steps = steps["steps"].as_array().unwrap();
         assert_eq!(steps.len(), 2, "{steps:?}");
-        assert_eq!((&steps[0]["step"], &steps[0]["spans"], &steps[0]["samples"]), (&json!(7), &json!(6), &json!(2)));
+        assert_eq!((&steps[0]["step"], &steps[0]["spans"], &steps[0]["samples"]), (&json!(7), &json!(7), &json!(2)));
         assert_eq!(steps[0]["start_ns"], (T0 + 1_000_000).to_string());
         assert_eq!(steps[0]["end_ns"], (T0 + 4_000_000).to_string());
-        // Two samples at the same time count once: 2 ms of rollout, 1 ms of reward.
-        assert_eq!(steps[0]["phases"], json!({ "reward": 0.001, "rollout": 0.002 }));
+        // Two samples at the same time count once: 2 ms of rollout, 1 ms of reward. The engine's span states no phase.
+        assert_eq!(steps[0]["phases"], json!({ "decode": 0.0002, "reward": 0.001, "rollout": 0.002 }));
 
         let timeline = arrow(&rig.get("/api/v1/runs/r/timeline?step=7").await);
         assert_eq!(timeline.num_rows(), 7);
