@@ -129,7 +129,7 @@ impl Engines {
             let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
             // Most of its requests may have come before or after.
             let still = stood_still(step, of, usual_pace, slow).filter(|_| !overloaded);
-            if !(slow || waits || fails || still.is_some()) || of_one_group(step, of) {
+            if !(slow || waits || fails || still.is_some()) || of_one_group(step, of, still.as_ref(), usual_pace) {
                 continue;
             }
             let name = view.name.clone();
@@ -255,18 +255,33 @@ fn differences(views: &[View]) -> Vec<Differs> {
 }
 
 /// Whether one group is slow and the others that this engine served are not: then it is not the engine.
-fn of_one_group(step: &StepSummary, requests: &[usize]) -> bool {
+fn of_one_group(
+    step: &StepSummary,
+    requests: &[usize],
+    still: Option<&(Vec<Lost>, f64)>,
+    usual_pace: Option<f64>,
+) -> bool {
+    let group = |at: usize| step.samples[step.requests[at].sample as usize].group.as_str();
+    if let Some((lost, _)) = still {
+        let Some(one) = lost.first().map(|(at, _)| group(*at)) else { return false };
+        return lost.iter().all(|(at, _)| group(*at) == one) && requests.iter().any(|at| group(*at) != one);
+    }
     let mut by_group: HashMap<&str, Vec<f64>> = HashMap::new();
     for at in requests {
         let request = &step.requests[*at];
         if let Some(pace) = request.value(&Factor::Pace) {
-            by_group.entry(step.samples[request.sample as usize].group.as_str()).or_default().push(pace);
+            by_group.entry(group(*at)).or_default().push(pace);
         }
     }
-    let mut paces: Vec<f64> = by_group.values().filter_map(|paces| median(paces.iter().copied())).collect();
-    paces.sort_unstable_by(f64::total_cmp);
-    let [.., before, slowest] = paces[..] else { return false };
-    slowest > 2.0 * before
+    let typical = |paces: &[f64]| median(paces.iter().copied()).unwrap_or(0.0);
+    let Some((slowest, paces)) =
+        by_group.iter().max_by(|a, b| typical(a.1).total_cmp(&typical(b.1)).then(b.0.cmp(a.0)))
+    else {
+        return false;
+    };
+    let rest = median(by_group.iter().filter(|(group, _)| *group != slowest).flat_map(|(_, paces)| paces.clone()));
+    let usual = usual_pace.unwrap_or(0.0);
+    rest.is_some_and(|rest| rest < SLOWER * usual && typical(paces) > 2.0 * rest)
 }
 
 /// Whether some requests of an engine lost the same number of seconds at a time that they share, and what each lost.

@@ -577,7 +577,11 @@ fn is_due(step: &StepSummary, present: &[&StepSummary]) -> bool {
     let numbers: Vec<i64> = present.iter().filter_map(|s| s.step).collect();
     let (Some(this), [first, ..]) = (step.step, &numbers[..]) else { return true };
     let every = numbers.iter().fold(0, |every, n| gcd(every, n.abs_diff(*first)));
-    every == 0 || this.abs_diff(*first).is_multiple_of(every)
+    // With this one, it may come more often: then at every one of these times.
+    let with_this = gcd(every, this.abs_diff(*first));
+    let all = || numbers.iter().copied().chain([this]);
+    let (from, to) = (all().min().unwrap_or(this), all().max().unwrap_or(this));
+    every == 0 || with_this == every || to.abs_diff(from) / with_this.max(1) == numbers.len() as u64
 }
 
 /// Clocks and completeness: they cost nothing, but they limit how far to trust the rest.

@@ -379,7 +379,12 @@ impl Sweep {
             }
             let known = |of: fn(&SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
             let part = |part: Part| seconds(g.parts[part as usize]);
+            // Where its caller reports none of its own, a generation is what the engine sent.
+            let up = data.parent[row];
+            let its_own =
+                if up != NONE && data.sender[up as usize] != data.sender[row] { data.sender[row] } else { NONE };
             let sender = |first: (i64, u32), second: (i64, u32)| match (first.1, second.1) {
+                (NONE, NONE) if g.other.1 == NONE => its_own,
                 (NONE, NONE) => g.other.1,
                 (NONE, second) => second,
                 (first, _) => first,
