@@ -19,7 +19,7 @@ use super::critical_path::{CriticalPath, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
 use super::findings::Judge;
-use super::kept::{AnswersJson, Kept, KnownStep, Moment};
+use super::kept::{AnswersJson, Kept, KnownStep, Line, Lines, Moment};
 use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
@@ -206,6 +206,23 @@ impl Answers {
         });
         let (summary, answers, shape) = work.await?;
         Ok(self.kept.keep(moment, summary, shape, answers).await)
+    }
+
+    /// What is kept of each step of a run for a list of them.
+    pub fn lines<'a>(&'a self, run: &'a str) -> BoxFuture<'a, Result<Lines, QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let steps: Vec<i64> = match moment.extent.steps() {
+                Some(steps) => steps.into_iter().collect(),
+                None => self.read_steps(&moment.run).await?.into_iter().flatten().collect(),
+            };
+            Ok(self.kept.lines(moment, steps.into_iter()).await)
+        })
+    }
+
+    /// Keeps the lines of steps that nothing was known of.
+    pub fn keep_lines(&self, lines: Lines, fresh: Vec<Line>) -> BoxFuture<'_, ()> {
+        Box::pin(async move { self.kept.keep_lines(&lines.moment, fresh).await })
     }
 
     /// The steps of the runs that got rows last, by which they are judged; the newest step of the newest run last.

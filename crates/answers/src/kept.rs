@@ -3,6 +3,7 @@
 //! fingerprints that their rows had ([`Extent`]), and the version of the code that worked it out. What does not agree is
 //! worked out again.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bitcode::{Decode, Encode};
@@ -88,6 +89,28 @@ impl Record {
     }
 }
 
+/// What is kept of each of a run's steps for a list of them.
+pub struct Lines {
+    pub(crate) moment: Moment,
+    /// By step, as they were given to [`crate::Answers::keep_lines`].
+    pub known: BTreeMap<i64, Vec<u8>>,
+    /// The steps that nothing is known of, in order.
+    pub missing: Vec<i64>,
+}
+
+/// Of one step.
+pub struct Line {
+    pub step: i64,
+    /// From the first start to the last end of its spans.
+    pub window: (i64, i64),
+    pub text: Vec<u8>,
+}
+
+type KeptLines = BTreeMap<i64, (Basis, Vec<u8>)>;
+
+/// The file of a run's lines.
+const LINES: &str = "lines";
+
 /// A run and the name of what was said of it.
 type Said = HashMap<(String, String), (u64, Vec<Basis>, Bytes)>;
 
@@ -97,6 +120,7 @@ type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);
 pub struct Kept {
     known: Mutex<Known>,
     said: Mutex<(u64, Said)>,
+    lines: Mutex<HashMap<String, Arc<KeptLines>>>,
     pub censuses: Censuses,
     /// Steps are large: few are read at the same time, whoever asks.
     pub turns: Semaphore,
@@ -104,8 +128,8 @@ pub struct Kept {
 
 impl Default for Kept {
     fn default() -> Self {
-        let (known, said, censuses) = (Mutex::default(), Mutex::default(), Censuses::default());
-        Kept { known, said, censuses, turns: Semaphore::new(AT_ONCE) }
+        let (known, said, lines, censuses) = Default::default();
+        Kept { known, said, lines, censuses, turns: Semaphore::new(AT_ONCE) }
     }
 }
 
@@ -235,6 +259,55 @@ impl Kept {
         let text = Bytes::from(text);
         self.put_said((moment.run.clone(), name.to_string()), basis, text.clone());
         text
+    }
+
+    /// The lines of these steps that are kept and still hold.
+    pub async fn lines(&self, moment: Moment, steps: impl Iterator<Item = i64>) -> Lines {
+        let in_memory = self.lines.lock().unwrap_or_else(PoisonError::into_inner).get(&moment.run).cloned();
+        let kept = match in_memory {
+            Some(kept) => kept,
+            None => {
+                let data = moment.snapshot.derived(&moment.run, LINES).await;
+                let record = data.and_then(|data| Record::read(&data));
+                let lines = record.map(|record| record.basis.into_iter().zip(record.parts)).into_iter().flatten();
+                let lines = Arc::new(lines.filter_map(|(basis, text)| Some((basis.step?, (basis, text)))).collect());
+                self.put_lines(&moment.run, Arc::clone(&lines));
+                lines
+            }
+        };
+        let (mut known, mut missing) = (BTreeMap::new(), Vec::new());
+        for step in steps {
+            match kept.get(&step).filter(|(basis, _)| basis.holds(&moment.extent)) {
+                Some((_, text)) => drop(known.insert(step, text.clone())),
+                None => missing.push(step),
+            }
+        }
+        Lines { moment, known, missing }
+    }
+
+    pub async fn keep_lines(&self, moment: &Moment, fresh: Vec<Line>) {
+        let before = self.lines.lock().unwrap_or_else(PoisonError::into_inner).get(&moment.run).cloned();
+        let mut kept: KeptLines = before.map_or_else(KeptLines::new, |kept| KeptLines::clone(&kept));
+        // The newest step of a run that goes on changes soon.
+        let newest = kept.keys().next_back().copied();
+        let settled = !moment.goes_on || fresh.iter().any(|line| newest.is_some_and(|newest| line.step < newest));
+        for Line { step, window, text } in fresh {
+            let fingerprint = moment.extent.fingerprint(Some(step), window);
+            kept.insert(step, (Basis { step: Some(step), window, fingerprint }, text));
+        }
+        if moment.snapshot.writable && settled {
+            let (basis, parts) = kept.values().cloned().unzip();
+            moment.snapshot.keep_derived(&moment.run, LINES, Record::write(basis, parts)).await;
+        }
+        self.put_lines(&moment.run, Arc::new(kept));
+    }
+
+    fn put_lines(&self, run: &str, kept: Arc<KeptLines>) {
+        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        if lines.len() >= MAX_KEPT_ANSWERS && !lines.contains_key(run) {
+            lines.clear();
+        }
+        lines.insert(run.to_string(), kept);
     }
 
     fn put_said(&self, key: (String, String), basis: Vec<Basis>, text: Bytes) {

@@ -37,4 +37,5 @@ pub mod traces;
 pub mod words;
 
 pub use ask::{Answers, Which};
+pub use kept::{Line, Lines};
 pub use rollscope_model::kinds;

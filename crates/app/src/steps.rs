@@ -23,6 +23,7 @@ use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio_util::sync::CancellationToken;
 
+use crate::listings::steps::list;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::sinks::{Sinks, StepRow};
@@ -198,6 +199,9 @@ impl StepWatcher {
         let started = Instant::now();
         if let Err(error) = self.answers.prepare(run, step).await {
             tracing::debug!(run, step, %error, "cannot prepare the answers about a step");
+        }
+        if let Err(error) = list(&self.answers, run).await {
+            tracing::debug!(run, %error, "cannot prepare the list of steps");
         }
         rest(started).await;
     }

@@ -42,7 +42,6 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rollscope_answers::Answers;
 use rollscope_app::conversations::Conversations;
 use rollscope_app::listings::runs::SampleCounts;
-use rollscope_app::listings::steps::StepsCache;
 use rollscope_app::sinks::Sinks;
 use rollscope_app::steps::{StepCounters, StepWatcher};
 use rollscope_query::Engine;
@@ -110,7 +109,6 @@ pub(crate) struct Shared {
     sinks: Sinks,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
-    known_steps: StepsCache,
     sample_counts: SampleCounts,
 }
 
@@ -222,7 +220,6 @@ impl Server {
             sinks,
             steps,
             stop: shared.stop.clone(),
-            known_steps: StepsCache::default(),
             sample_counts: SampleCounts::default(),
         }));
         let auth = Auth::new(config, counters);

@@ -1,151 +1,64 @@
-//! Steps of a run. Summing a whole run takes a while, and pages request it often while it grows, so the result is cached, and
-//! only the steps from the lowest one on that got rows since are read again.
+//! Steps of a run. Reading a whole run takes a while, and pages request it often while it grows, so what is known of a step is
+//! kept with the answers ([`Answers::lines`]), and only steps that got rows since are read again.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroUsize;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use lru::LruCache;
-use parking_lot::Mutex;
-use rollscope_answers::Answers;
 use rollscope_answers::phase_time::{Claim, divide};
 use rollscope_answers::phases;
 use rollscope_answers::step::{NONE, OUTLINE_COLUMNS, StepData, flag};
-use rollscope_model::Table;
+use rollscope_answers::{Answers, Line};
 use rollscope_model::kinds::{Kind, classify};
-use rollscope_model::read::{Ints, Text, column};
 use rollscope_query::Engine;
 use rollscope_query::scope::{ScopeRead, together};
 use rollscope_spans::intervals::{length, union};
-use rollscope_spans::joins::SKEW_NS;
-use rollscope_store::{Segment, Snapshot};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::ns;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text};
 
-/// Runs whose steps are cached, those asked for last.
-const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(256).unwrap();
-
-pub struct StepsCache(Mutex<LruCache<String, KnownSteps>>);
-
-impl Default for StepsCache {
-    fn default() -> Self {
-        StepsCache(Mutex::new(LruCache::new(MAX_RUNS)))
-    }
-}
-
-struct KnownSteps {
-    /// Which segments there were.
-    segments: u64,
-    /// The store's version at that time.
-    version: u64,
-    steps: BTreeMap<i64, KnownStep>,
-}
-
-#[derive(Clone, Default)]
+#[derive(Default)]
 struct KnownStep {
     info: StepInfo,
     /// From the first start to the last end of its spans.
     times: Option<(i64, i64)>,
 }
 
-impl KnownStep {
-    /// May a span of this time that names no step belong to it?
-    fn may_have(&self, start: i64, end: i64) -> bool {
-        self.times.is_some_and(|(from, to)| start <= to.saturating_add(SKEW_NS) && end >= from.saturating_sub(SKEW_NS))
-    }
-}
-
-impl StepsCache {
-    /// What is known, and the step from which on it must be read again (`i64::MAX`: nothing).
-    fn known(&self, run: &str, snapshot: &Snapshot) -> (BTreeMap<i64, KnownStep>, i64) {
-        match self.0.lock().get(run) {
-            Some(known) if known.segments == segments_of(snapshot, run, &known.steps) => {
-                match lowest_since(snapshot, run, known) {
-                    Some(from) => (known.steps.clone(), from),
-                    None => (BTreeMap::new(), i64::MIN),
-                }
-            }
-            _ => (BTreeMap::new(), i64::MIN),
+/// The steps of a run, in order.
+pub async fn list(answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem> {
+    let mut lines = answers.lines(run).await?;
+    let known = std::mem::take(&mut lines.known);
+    let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
+    for (step, line) in known {
+        match serde_json::from_slice(&line) {
+            Ok(info) => drop(steps.insert(step, info)),
+            Err(_) => lines.missing.push(step),
         }
     }
-
-    /// The steps of a run, in order.
-    pub async fn list(&self, answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem> {
-        let engine = answers.engine();
-        let snapshot = engine.snapshot();
-        let (mut steps, from) = self.known(run, &snapshot);
-        if from < i64::MAX {
-            steps.retain(|step, _| *step < from);
-            // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
-            let fresh = match read_steps(engine, run, from).await {
-                Err(_) => read_steps(engine, run, from).await?,
-                Ok(fresh) => fresh,
-            };
-            steps.extend(fresh);
-        }
-        let segments = segments_of(&snapshot, run, &steps);
-        let known = KnownSteps { segments, version: snapshot.version, steps: steps.clone() };
-        self.0.lock().put(run.to_string(), known);
-        let goes_on = answers.goes_on(run).await?;
-        let info = |(step, known): (i64, KnownStep)| {
-            let running = goes_on && known.info.open > 0;
-            StepInfo { step, running, ..known.info }
+    if !lines.missing.is_empty() {
+        // A segment may be merged or deleted between the snapshot and the reading: then the next snapshot knows.
+        let fresh = match read_steps(answers.engine(), run, &lines.missing).await {
+            Err(_) => read_steps(answers.engine(), run, &lines.missing).await?,
+            Ok(fresh) => fresh,
         };
-        Ok(steps.into_iter().map(info).collect())
-    }
-}
-
-/// The run's segments, and those of others that may have spans of its steps, such as a serving engine's.
-fn segments_of(snapshot: &Snapshot, run: &str, steps: &BTreeMap<i64, KnownStep>) -> u64 {
-    let mut hash = DefaultHasher::new();
-    let first = steps.values().filter_map(|step| step.times).map(|(from, _)| from).min();
-    let last = steps.values().filter_map(|step| step.times).map(|(_, to)| to).max();
-    let all = KnownStep { times: first.zip(last), ..KnownStep::default() };
-    for table in [Table::Spans, Table::Samples] {
-        let segments = snapshot.tables.get(&table).into_iter().flat_map(|rows| &rows.segments);
-        let served = |s: &Segment| table == Table::Spans && s.steps.is_none() && all.may_have(s.min_time, s.max_time);
-        segments.filter(|s| s.run_id == run || served(s)).for_each(|s| s.path.hash(&mut hash));
-    }
-    hash.finish()
-}
-
-/// The lowest step of the run that may have got rows since it was read; `i64::MAX` if there is none, `None` if it is unknown.
-fn lowest_since(snapshot: &Snapshot, run: &str, known: &KnownSteps) -> Option<i64> {
-    let mut lowest = i64::MAX;
-    for table in [Table::Spans, Table::Samples] {
-        for batch in snapshot.tail_since(table, known.version)? {
-            let int = |name| column::<Ints>(batch, name).ok();
-            let (runs, steps) = (column::<Text>(batch, "run_id").ok()?, int("step")?);
-            let (starts, ends) = (int("start_ns")?, int("end_ns")?);
-            let (keys, names) = runs.dictionary()?;
-            let wanted = names.iter().position(|name| name == Some(run)).map(|at| at as i32);
-            for (row, key) in keys.iter().enumerate() {
-                match steps.get(row) {
-                    Some(step) if key.is_some() && key == wanted => lowest = lowest.min(step),
-                    // It belongs to a step of its time, if to any.
-                    None if table == Table::Spans => {
-                        let start = starts.get(row)?;
-                        let end = ends.get(row).unwrap_or(i64::MAX);
-                        let may = |(_, step): &(&i64, &KnownStep)| step.may_have(start, end);
-                        if let Some((step, _)) = known.steps.range(..lowest).find(may) {
-                            lowest = *step;
-                        }
-                    }
-                    _ => {}
-                }
-            }
+        let mut kept = Vec::with_capacity(fresh.len());
+        for (step, KnownStep { mut info, times }) in fresh {
+            info.step = step;
+            let text = serde_json::to_vec(&info).map_err(|e| Problem::internal(e.to_string()))?;
+            kept.push(Line { step, window: times.unwrap_or_default(), text });
+            steps.insert(step, info);
         }
+        answers.keep_lines(lines, kept).await;
     }
-    Some(lowest)
+    let goes_on = answers.goes_on(run).await?;
+    let running = |info: StepInfo| StepInfo { running: goes_on && info.open > 0, ..info };
+    Ok(steps.into_values().map(running).collect())
 }
 
 /// One training step. Nanoseconds are text.
-#[derive(Clone, Default, Serialize, ToSchema)]
+#[derive(Default, Serialize, Deserialize, ToSchema)]
 pub struct StepInfo {
     step: i64,
     #[schema(required)]
@@ -171,10 +84,11 @@ pub struct StepInfo {
 /// A step that more spans name is listed without its phases, its samples and what belongs to it by connection.
 const MAX_SPANS: usize = 4_000_000;
 
-/// The steps from `from` on.
-async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i64, KnownStep>, Problem> {
-    let of_run = format!("run_id = {} and step is not null", sql_text(run));
-    let of_run = if from == i64::MIN { of_run } else { format!("{of_run} and step >= {from}") };
+/// These steps.
+async fn read_steps(engine: &Engine, run: &str, wanted: &[i64]) -> Result<BTreeMap<i64, KnownStep>, Problem> {
+    let wanted: BTreeSet<i64> = wanted.iter().copied().collect();
+    let (Some(first), Some(last)) = (wanted.first(), wanted.last()) else { return Ok(BTreeMap::new()) };
+    let of_run = format!("run_id = {} and step between {first} and {last}", sql_text(run));
     let spans = format!(
         "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as spans \
          from spans where {of_run} group by step order by step"
@@ -190,7 +104,7 @@ async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i6
         let (step, spans) = (int_column(batch, "step")?, int_column(batch, "spans")?);
         let (start, end) = (int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         for i in 0..batch.num_rows() {
-            let (Some(step), Some(spans)) = (step[i], spans[i]) else { continue };
+            let (Some(step), Some(spans)) = (step[i].filter(|step| wanted.contains(step)), spans[i]) else { continue };
             if spans as usize > MAX_SPANS {
                 let (start_ns, end_ns) = (ns(start[i]), ns(end[i]));
                 let info = StepInfo { start_ns, end_ns, spans, ..StepInfo::default() };
@@ -208,7 +122,8 @@ async fn read_steps(engine: &Engine, run: &str, from: i64) -> Result<BTreeMap<i6
             (int_column(batch, "step")?, int_column(batch, "start_ns")?, int_column(batch, "end_ns")?);
         let (samples, reward) = (int_column(batch, "samples")?, float_column(batch, "reward_mean")?);
         for i in 0..batch.num_rows() {
-            let info = &mut steps.entry(step[i].unwrap_or_default()).or_default().info;
+            let Some(step) = step[i].filter(|step| wanted.contains(step)) else { continue };
+            let info = &mut steps.entry(step).or_default().info;
             // The times of spans are more precise, if there are any.
             if info.spans == 0 {
                 (info.start_ns, info.end_ns) = (ns(start[i]), ns(end[i]));

@@ -2,7 +2,7 @@
 
 use axum::extract::State;
 use axum::response::Response;
-use rollscope_app::listings::steps::StepInfo;
+use rollscope_app::listings::steps::{StepInfo, list};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -23,5 +23,5 @@ pub struct StepsAnswer {
     responses((status = 200, body = StepsAnswer)))]
 pub async fn steps(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    to_json(&StepsAnswer { steps: app.known_steps.list(&app.answers, &run).await? })
+    to_json(&StepsAnswer { steps: list(&app.answers, &run).await? })
 }
