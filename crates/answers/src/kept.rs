@@ -288,13 +288,13 @@ impl Kept {
     pub async fn keep_lines(&self, moment: &Moment, fresh: Vec<Line>) {
         let before = self.lines.lock().unwrap_or_else(PoisonError::into_inner).get(&moment.run).cloned();
         let mut kept: KeptLines = before.map_or_else(KeptLines::new, |kept| KeptLines::clone(&kept));
-        // The newest step of a run that goes on changes soon.
-        let newest = kept.keys().next_back().copied();
-        let settled = !moment.goes_on || fresh.iter().any(|line| newest.is_some_and(|newest| line.step < newest));
+        let first = fresh.iter().map(|line| line.step).min();
         for Line { step, window, text } in fresh {
             let fingerprint = moment.extent.fingerprint(Some(step), window);
             kept.insert(step, (Basis { step: Some(step), window, fingerprint }, text));
         }
+        // The newest step of a run that goes on changes soon.
+        let settled = !moment.goes_on || first < kept.keys().next_back().copied();
         if moment.snapshot.writable && settled {
             let (basis, parts) = kept.values().cloned().unzip();
             moment.snapshot.keep_derived(&moment.run, LINES, Record::write(basis, parts)).await;
