@@ -3,7 +3,9 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rollscope_answers::Answers;
+use arrow::array::{Array, AsArray};
+use arrow::datatypes::Int64Type;
+use rollscope_answers::{Answers, Line};
 use rollscope_demo::{DemoOptions, Generator};
 use rollscope_model::Table;
 use rollscope_query::QueryLimits;
@@ -25,7 +27,7 @@ async fn append(store: &Store, generator: &mut Generator, step: u64, but: usize)
     spans.slice(first, but)
 }
 
-/// Replaces what is kept by something else that names the same basis, so that it can be seen whether it is used.
+/// What is kept, by name.
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let folder = dir.join("derived/run=demo");
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
@@ -100,4 +102,41 @@ async fn answers_survive_a_restart_and_follow_the_rows() {
     assert!(store.delete_run("demo").await.unwrap());
     assert!(answers.run_findings_json("demo").await.is_err());
     assert_eq!(files(dir.path()), []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lines_of_a_list_are_kept_step_by_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut generator = Generator::new(DemoOptions::load(4, 3, 8, 4));
+    let (store, answers) = open(dir.path()).await;
+    let mut late = None;
+    for step in 0..3 {
+        let rest = append(&store, &mut generator, step, if step == 1 { 2 } else { 0 }).await;
+        late = if step == 1 { Some(rest) } else { late };
+    }
+    let window = |step: i64| {
+        let spans = store.snapshot().tables[&Table::Spans].tail.clone();
+        let rows = spans.iter().flat_map(|batch| {
+            let column = |name: &str| batch.column_by_name(name).unwrap().as_primitive::<Int64Type>().clone();
+            let (steps, starts, ends) = (column("step"), column("start_ns"), column("end_ns"));
+            (0..batch.num_rows())
+                .filter(|row| steps.is_valid(*row) && steps.value(*row) == step)
+                .map(|row| (starts.value(row), ends.value(row)))
+                .collect::<Vec<_>>()
+        });
+        rows.reduce(|a, b| (a.0.min(b.0), a.1.max(b.1))).unwrap()
+    };
+    let lines = answers.lines("demo").await.unwrap();
+    assert_eq!((lines.known.len(), lines.missing.as_slice()), (0, &[0, 1, 2][..]));
+    let fresh = (0..3).map(|step| Line { step, window: window(step), text: vec![step as u8] });
+    answers.keep_lines(lines, fresh.collect()).await;
+    store.close().await.unwrap();
+
+    let (store, answers) = open(dir.path()).await;
+    let lines = answers.lines("demo").await.unwrap();
+    assert_eq!((lines.known.len(), lines.missing.len()), (3, 0), "after a restart");
+    store.append(Table::Spans, late.unwrap()).await.unwrap();
+    let lines = answers.lines("demo").await.unwrap();
+    assert_eq!(lines.missing, [1], "the step that got rows");
+    assert_eq!(lines.known.into_values().collect::<Vec<_>>(), [[0], [2]]);
 }
