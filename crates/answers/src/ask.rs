@@ -80,7 +80,7 @@ impl Answers {
         let run = self.engine.find_run(run).await?;
         let goes_on = self.goes_on(&run).await?;
         let snapshot = self.engine.snapshot();
-        let extent = Extent::read(&self.kept.censuses, &snapshot, &run, goes_on).await;
+        let extent = Extent::read(&self.kept.censuses, &snapshot, &run).await;
         Ok(Moment { run, snapshot, extent, goes_on })
     }
 

@@ -51,7 +51,6 @@ pub struct Extent {
     spans_tail: Census,
     unknown: Vec<Unknown>,
     has_rows: bool,
-    goes_on: bool,
 }
 
 /// A segment without a census.
@@ -64,7 +63,7 @@ struct Unknown {
 }
 
 impl Extent {
-    pub async fn read(censuses: &Censuses, snapshot: &Snapshot, run: &str, goes_on: bool) -> Extent {
+    pub async fn read(censuses: &Censuses, snapshot: &Snapshot, run: &str) -> Extent {
         let tables = || [Table::Spans, Table::Samples].into_iter().filter_map(|t| Some((t, snapshot.tables.get(&t)?)));
         let mut out = Extent {
             own: Vec::new(),
@@ -73,7 +72,6 @@ impl Extent {
             spans_tail: Census::default(),
             unknown: Vec::new(),
             has_rows: false,
-            goes_on,
         };
         let widest = |a: (i64, i64), b: (i64, i64)| (a.0.min(b.0), a.1.max(b.1));
         let in_tail = tables().flat_map(|(table, rows)| rows.tail.iter().map(move |batch| (table, batch)));
@@ -166,7 +164,7 @@ impl Extent {
         let mut unknown: Vec<u64> = self.unknown.iter().filter(may_hold).map(|segment| segment.path).collect();
         unknown.sort_unstable();
         let mut hasher = DefaultHasher::new();
-        (named, unnamed, unknown, self.goes_on).hash(&mut hasher);
+        (named, unnamed, unknown).hash(&mut hasher);
         hasher.finish()
     }
 }

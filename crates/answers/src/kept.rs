@@ -55,16 +55,20 @@ pub struct Basis {
     step: Option<i64>,
     window: (i64, i64),
     fingerprint: u64,
+    /// Whether the run went on, where that matters: spans without an end go on or were cut off.
+    went_on: Option<bool>,
 }
 
 impl Basis {
-    fn of(extent: &Extent, summary: &StepSummary) -> Basis {
+    fn of(moment: &Moment, summary: &StepSummary) -> Basis {
         let (step, window) = (summary.step, summary.window());
-        Basis { step, window, fingerprint: extent.fingerprint(step, window) }
+        let went_on = (summary.open > 0).then_some(moment.goes_on);
+        Basis { step, window, fingerprint: moment.extent.fingerprint(step, window), went_on }
     }
 
-    fn holds(&self, extent: &Extent) -> bool {
-        self.fingerprint == extent.fingerprint(self.step, self.window)
+    fn holds(&self, moment: &Moment) -> bool {
+        self.went_on.is_none_or(|went_on| went_on == moment.goes_on)
+            && self.fingerprint == moment.extent.fingerprint(self.step, self.window)
     }
 }
 
@@ -156,7 +160,7 @@ impl Kept {
         known.0 += 1;
         let now = known.0;
         let found = known.1.get_mut(&(moment.run.clone(), step))?;
-        if !found.basis.holds(&moment.extent) || full && found.answers.is_none() {
+        if !found.basis.holds(moment) || full && found.answers.is_none() {
             return None;
         }
         found.used = now;
@@ -167,7 +171,7 @@ impl Kept {
     pub async fn read(&self, engine: &Engine, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
         let data = moment.snapshot.derived(&moment.run, &step_file(step)).await?;
         let known = engine.compute(move || decode(&data, full)).await.ok()??;
-        if known.basis.step != step || !known.basis.holds(&moment.extent) {
+        if known.basis.step != step || !known.basis.holds(moment) {
             return None;
         }
         self.put(&moment.run, known.clone());
@@ -179,12 +183,12 @@ impl Kept {
         let data = moment.snapshot.derived(&moment.run, &step_file(step)).await;
         let record = data.and_then(|data| Record::read(&data));
         let first = record.and_then(|record| record.basis.into_iter().next());
-        first.is_some_and(|basis| basis.step == step && basis.holds(&moment.extent))
+        first.is_some_and(|basis| basis.step == step && basis.holds(moment))
     }
 
     /// A step that was worked out just now.
     pub async fn keep(&self, moment: &Moment, summary: StepSummary, shape: Shape, answers: AnswersJson) -> KnownStep {
-        let basis = Basis::of(&moment.extent, &summary);
+        let basis = Basis::of(moment, &summary);
         // What goes on changes soon.
         if !summary.running && moment.snapshot.writable {
             let parts = vec![
@@ -228,7 +232,7 @@ impl Kept {
     /// What was said of a run, if it was said of these steps, and they are still the same.
     pub async fn said(&self, moment: &Moment, name: &str, steps: &[Option<i64>]) -> Option<Bytes> {
         let holds = |basis: &[Basis]| {
-            basis.iter().map(|b| b.step).eq(steps.iter().copied()) && basis.iter().all(|b| b.holds(&moment.extent))
+            basis.iter().map(|b| b.step).eq(steps.iter().copied()) && basis.iter().all(|b| b.holds(moment))
         };
         let key = (moment.run.clone(), name.to_string());
         {
@@ -277,7 +281,7 @@ impl Kept {
         };
         let (mut known, mut missing) = (BTreeMap::new(), Vec::new());
         for step in steps {
-            match kept.get(&step).filter(|(basis, _)| basis.holds(&moment.extent)) {
+            match kept.get(&step).filter(|(basis, _)| basis.holds(&moment)) {
                 Some((_, text)) => drop(known.insert(step, text.clone())),
                 None => missing.push(step),
             }
@@ -291,7 +295,7 @@ impl Kept {
         let first = fresh.iter().map(|line| line.step).min();
         for Line { step, window, text } in fresh {
             let fingerprint = moment.extent.fingerprint(Some(step), window);
-            kept.insert(step, (Basis { step: Some(step), window, fingerprint }, text));
+            kept.insert(step, (Basis { step: Some(step), window, fingerprint, went_on: None }, text));
         }
         // The newest step of a run that goes on changes soon.
         let settled = !moment.goes_on || first < kept.keys().next_back().copied();
