@@ -113,7 +113,6 @@ def test_slime_rollouts_are_steps(with_or_without_engines):
         assert sum(t["calls"] for t in report["health"]["tools"]) == truth["requests"] - truth["samples"]
 
 
-@pytest.mark.xfail(strict=True, reason="the samples' parts know decoding from the fields that slime keeps; the critical path says `generate`")
 def test_slime_alone_the_path_knows_what_the_samples_know(slime):
     report = slime.report("agent", 2)
     assert by_kind(report["stragglers"]["parts"], "more_s")["decode"] > 20
@@ -286,7 +285,6 @@ def test_roll_a_step_ends_once(roll_async):
         assert (step["start_ns"], step["end_ns"]) == (report["start_ns"], report["end_ns"])
 
 
-@pytest.mark.xfail(strict=True, reason="what lies outside its parent is added to `exclusive` and left out of `inclusive`")
 def test_roll_nothing_takes_longer_by_itself_than_with_its_children(roll_async):
     for number in range(3):
         for part in roll_async.report("roll", number)["breakdown"]["by_kind"]:

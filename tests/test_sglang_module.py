@@ -417,7 +417,6 @@ def test_the_run_names_its_slow_step(served):
     assert SLOW_STEP in {finding["step"] for finding in answer["findings"]}
 
 
-@pytest.mark.xfail(strict=True, reason="slices of an engine name nothing but their service, and do not take the worker of the thread above them")
 def test_the_timeline_tells_engines_and_ranks_apart(by_traceparent):
     schedulers = {row["worker"] for row in timeline(by_traceparent, 1) if row["name"].startswith("Scheduler")}
     assert len(schedulers) == 2 * RANKS

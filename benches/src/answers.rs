@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use rollscope_answers::Answers;
 use rollscope_answers::breakdown::breakdown;
-use rollscope_answers::critical_path::{critical_path, walk};
+use rollscope_answers::critical_path::{Divided, critical_path, walk};
 use rollscope_answers::difference::{Shape, Side, difference};
 use rollscope_answers::idle::idle;
 use rollscope_answers::phases::phases;
@@ -90,7 +90,7 @@ async fn one_step(report: &mut Report) -> anyhow::Result<()> {
         "critical path",
         timed(&mut || {
             segments = walk(&data);
-            path = critical_path(&data, &segments);
+            path = critical_path(&data, &segments, &Divided::of(&times.requests));
         }),
     );
     let mut tail = Default::default();

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use arrow::error::ArrowError;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{StreamExt, TryStreamExt};
@@ -15,12 +16,13 @@ use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use serde::Serialize;
 
-use super::critical_path::{CriticalPath, critical_path, walk};
+use super::critical_path::{CriticalPath, Divided, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
 use super::findings::Judge;
 use super::kept::{AnswersJson, Kept, KnownStep, Line, Lines, Moment};
 use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
+use super::samples::sample_times;
 use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
 
@@ -179,9 +181,13 @@ impl Answers {
             return Err(QueryError::new(ErrorKind::NotFound, format!("there is no trace {}", hex::encode(id))));
         }
         let read = self.engine.compute(move || {
-            StepData::read(&spans, &spans, &[]).map(|data| (data.step_start, critical_path(&data, &walk(&data))))
+            let mut data = StepData::read(&spans, &spans, &[])?;
+            let divided = Divided::of(&sample_times(&mut data).requests);
+            Ok((data.step_start, critical_path(&data, &walk(&data), &divided)))
         });
-        read.await?.map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}")))
+        read.await?.map_err(|e: ArrowError| {
+            QueryError::new(ErrorKind::Internal, format!("cannot read the trace's columns: {e}"))
+        })
     }
 
     /// A step as it is known; `full`: with its answers.

@@ -30,9 +30,6 @@ pub struct SpanFacts {
 /// The fields of [`SpanFacts::pd`].
 const PD: [usize; 4] = [pd::BOOTSTRAP_QUEUE, pd::PREFILL_FORWARD, pd::TRANSFER_QUEUE, pd::DECODE_FORWARD];
 
-/// Where the prompt of a sample comes from.
-const SOURCE: &[&str] = &["data_source", "dataset", "source", "domain", "env"];
-
 /// Longest name of a tool or a source.
 const MAX_NAME: usize = 64;
 
@@ -74,7 +71,7 @@ impl SpanFacts {
         let mut facts = SpanFacts::default();
         let [mut tool, mut source, mut completion, mut prompt, mut cached, mut queue, mut prefill, mut decode] = [
             names::TOOL_NAME,
-            SOURCE,
+            names::SOURCE,
             names::COMPLETION_TOKENS,
             names::PROMPT_TOKENS,
             names::CACHED_TOKENS,

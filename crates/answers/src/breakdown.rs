@@ -2,7 +2,8 @@
 //!
 //! - **wall**: how long at least one such span ran (the length of the union of their intervals);
 //! - **inclusive**: their lengths added up, of the outermost ones only (a span inside another of the same key counts
-//!   once);
+//!   once). Where those inside run beside each other or beyond it, what they took together counts instead: so inclusive
+//!   is never less than exclusive;
 //! - **exclusive**: their own time added up: length minus the union of their children's intervals inside them. Over a
 //!   tree whose children do not overlap, exclusive times add up to the root's length.
 //!
@@ -57,12 +58,12 @@ struct Sum {
 
 impl Sum {
     /// Spans come by start: each adds what reaches beyond the latest end before it.
-    fn add(&mut self, start: i64, end: i64, own: i64, outermost: bool) {
+    fn add(&mut self, start: i64, end: i64, own: i64, inclusive: i64) {
         self.spans += 1;
         let from = self.reach.map_or(start, |r| r.max(start));
         self.wall += (end - from).max(0);
         self.reach = Some(self.reach.map_or(end, |r| r.max(end)));
-        self.inclusive += if outermost { end - start } else { 0 };
+        self.inclusive += inclusive;
         self.exclusive += own;
     }
 
@@ -97,6 +98,41 @@ pub fn own_times(data: &StepData, order: &[u32]) -> Vec<i64> {
     own
 }
 
+/// An engine's slice on a rank that does what rank 0 does.
+fn is_copy(data: &StepData, row: usize) -> bool {
+    let worker = data.workers.get(data.worker[row] as usize);
+    worker.is_some_and(|w| w.ranks[0].is_some_and(|tp| tp > 0)) && data.sample[row] != NONE
+}
+
+/// What each outermost span of a key took with those of the same key inside it; 0 for those inside.
+fn inclusive_times(data: &StepData, own: &[i64], same: impl Fn(usize, usize) -> bool) -> Vec<i64> {
+    const HOPS: usize = 16;
+    let counts = |row: usize| !data.is(row, flag::POINT) && data.shared[row] == row as u32 && !is_copy(data, row);
+    let up_from = |row: usize| Some(data.parent[row]).filter(|up| *up != NONE).map(|up| up as usize);
+    let around = |row: usize| {
+        std::iter::successors(up_from(row), |up| up_from(*up)).take(HOPS).find(|up| same(*up, row) && counts(*up))
+    };
+    let outer: Vec<u32> =
+        (0..data.len()).map(|row| around(row).filter(|_| counts(row)).map_or(NONE, |up| up as u32)).collect();
+    let mut inside = vec![0u32; data.len()];
+    outer.iter().filter(|up| **up != NONE).for_each(|up| inside[*up as usize] += 1);
+    // From the innermost ones outwards.
+    let mut ready: Vec<usize> = (0..data.len()).filter(|row| inside[*row] == 0).collect();
+    let mut out = own.to_vec();
+    while let Some(row) = ready.pop() {
+        out[row] = out[row].max(data.length(row));
+        if outer[row] != NONE {
+            let up = outer[row] as usize;
+            out[up] += std::mem::take(&mut out[row]);
+            inside[up] -= 1;
+            if inside[up] == 0 {
+                ready.push(up);
+            }
+        }
+    }
+    out
+}
+
 /// Calls by tool, under the names that the critical path has for them.
 pub fn by_tool(data: &StepData) -> Vec<Share> {
     let mut tools: BTreeMap<String, Sum> = BTreeMap::new();
@@ -104,7 +140,7 @@ pub fn by_tool(data: &StepData) -> Vec<Share> {
         let named = data.kind[row] == Kind::Tool && data.facts.get(&(row as u32)).is_some_and(|f| f.tool.is_some());
         if named && !data.is(row, flag::POINT) && data.shared[row] == row as u32 {
             let sum = tools.entry(super::critical_path::label(data, row as u32).0).or_default();
-            sum.add(data.start[row], data.end[row], 0, true);
+            sum.add(data.start[row], data.end[row], 0, data.length(row));
         }
     }
     tools.into_iter().map(|(name, sum)| sum.share(name, Some(Kind::Tool))).collect()
@@ -114,6 +150,8 @@ pub fn breakdown(data: &StepData) -> Breakdown {
     let mut order: Vec<u32> = (0..data.len() as u32).collect();
     order.sort_unstable_by_key(|r| (data.start[*r as usize], data.end[*r as usize], *r));
     let own = own_times(data, &order);
+    let of_kind = inclusive_times(data, &own, |a, b| data.kind[a] == data.kind[b]);
+    let of_name = inclusive_times(data, &own, |a, b| data.name[a] == data.name[b]);
     let mut kinds = [Sum::default(); Kind::COUNT];
     let mut names: HashMap<(u32, Kind), Sum> = HashMap::new();
     let mut workers = vec![Sum::default(); data.workers.len()];
@@ -126,15 +164,13 @@ pub fn breakdown(data: &StepData) -> Breakdown {
             continue;
         }
         let (start, end, kind) = (data.start[row], data.end[row], data.kind[row]);
-        let worker = data.workers.get(data.worker[row] as usize);
         if let Some(sum) = workers.get_mut(data.worker[row] as usize)
             && kind.is_work()
         {
             let outermost = data.parent[row] == NONE || data.kind[data.parent[row] as usize] != kind;
-            sum.add(start, end, own[row], outermost);
+            sum.add(start, end, own[row], if outermost { end - start } else { 0 });
         }
-        let copy = worker.is_some_and(|w| w.ranks[0].is_some_and(|tp| tp > 0)) && data.sample[row] != NONE;
-        if copy {
+        if is_copy(data, row) {
             continue;
         }
         let name = *family.entry(data.name[row]).or_insert_with(|| {
@@ -145,17 +181,8 @@ pub fn breakdown(data: &StepData) -> Breakdown {
                 texts.len() as u32 - 1
             })
         });
-        let (mut up, mut same_kind, mut same_name) = (data.parent[row], false, false);
-        for _ in 0..16 {
-            if up == NONE {
-                break;
-            }
-            same_kind |= data.kind[up as usize] == kind;
-            same_name |= data.name[up as usize] == data.name[row];
-            up = data.parent[up as usize];
-        }
-        kinds[kind as usize].add(start, end, own[row], !same_kind);
-        names.entry((name, kind)).or_default().add(start, end, own[row], !same_name);
+        kinds[kind as usize].add(start, end, own[row], of_kind[row]);
+        names.entry((name, kind)).or_default().add(start, end, own[row], of_name[row]);
     }
     let by_own = |a: &Share, b: &Share| {
         b.exclusive_s.total_cmp(&a.exclusive_s).then_with(|| a.name.cmp(&b.name)).then_with(|| a.kind.cmp(&b.kind))

@@ -24,6 +24,7 @@ use utoipa::ToSchema;
 
 use super::kinds::Kind;
 use super::robust::seconds;
+use super::samples::Request;
 use super::step::{DETACHED, NONE, StepData, flag};
 
 /// One stretch of the path.
@@ -243,15 +244,53 @@ pub fn label(data: &StepData, row: u32) -> (String, Kind) {
     (name, kind)
 }
 
-pub fn critical_path(data: &StepData, segments: &[Segment]) -> CriticalPath {
+/// What generations went into, of those that only their callers report on: shares of their time, by span.
+pub struct Divided(HashMap<u32, [(Kind, f64); 4]>);
+
+impl Divided {
+    pub fn of(requests: &[Request]) -> Divided {
+        let known = requests.iter().filter(|r| r.engine == NONE && r.queue + r.prefill + r.transfer + r.decode > 0.0);
+        Divided(
+            known
+                .map(|r| {
+                    let all = r.queue + r.prefill + r.transfer + r.decode + r.rest;
+                    let parts = [
+                        (Kind::Queue, r.queue),
+                        (Kind::Prefill, r.prefill),
+                        (Kind::Transfer, r.transfer),
+                        (Kind::Decode, r.decode),
+                    ];
+                    (r.row, parts.map(|(kind, seconds)| (kind, seconds / all)))
+                })
+                .collect(),
+        )
+    }
+
+    /// The time of a segment by kind. It adds up.
+    pub fn each(&self, segment: &Segment, kind: Kind, mut each: impl FnMut(Kind, i64)) {
+        let mut left = segment.end - segment.start;
+        for (kind, share) in self.0.get(&segment.row).into_iter().flatten().filter(|(_, share)| *share > 0.0) {
+            let ns = ((segment.end - segment.start) as f64 * share) as i64;
+            each(*kind, ns.min(left));
+            left -= ns.min(left);
+        }
+        if left > 0 || segment.end == segment.start {
+            each(kind, left);
+        }
+    }
+}
+
+pub fn critical_path(data: &StepData, segments: &[Segment], divided: &Divided) -> CriticalPath {
     let mut out = CriticalPath::default();
     let mut totals: HashMap<(String, Kind), (i64, usize)> = HashMap::new();
     let mut last = None;
     for segment in segments {
         let (name, kind) = label(data, segment.row);
-        let total = totals.entry((name.clone(), kind)).or_default();
-        total.0 += segment.end - segment.start;
-        total.1 += 1;
+        divided.each(segment, kind, |kind, ns| {
+            let total = totals.entry((name.clone(), kind)).or_default();
+            total.0 += ns;
+            total.1 += 1;
+        });
         let length = seconds(segment.end - segment.start);
         if last == Some(segment.row)
             && let Some(part) = out.parts.last_mut()

@@ -102,7 +102,8 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     }
     let troubled = |request: &RequestSummary| felt.iter().any(|t| t.concerns(request));
     out.extend(compare.calls());
-    out.extend(compare.tokens(&troubled));
+    let mix = history.mix(index).and_then(|source| compare.mix(source, &troubled));
+    out.extend(mix.or_else(|| compare.tokens(&troubled)));
     out.extend(compare.prompts(&troubled));
     out.extend(compare.plain(Factor::Transfer, Cause::Transfer, &|_| false));
     out.extend(compare.plain(Factor::Rest, Cause::Rest, &|_| false));
@@ -110,6 +111,7 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     out.extend(compare.paces(&troubled));
     out.extend(compare.retries(&out));
     compare.fill_engines(&mut out);
+    compare.mixed(&mut out);
     for effect in &mut out {
         effect.cost = last - end_without(step, std::iter::once(&*effect));
     }
@@ -212,7 +214,7 @@ impl Compare<'_> {
         out
     }
 
-    /// Longer outputs, or more prompts whose outputs are longer. Tokens cost what they cost in that request.
+    /// Longer outputs. Tokens cost what they cost in that request.
     fn tokens(&self, troubled: Troubled) -> Option<Effect> {
         let (ranked, usual) = self.ranked(&Factor::Tokens, troubled)?;
         let seconds_per_token = |at: usize| {
@@ -237,30 +239,27 @@ impl Compare<'_> {
                 within.add(self.unit(ranked, (value - usual) * seconds_per_token(at), value));
             }
         }
-        let last = last_end(self.step);
-        let cost = |effect: &Effect| last - end_without(self.step, std::iter::once(effect));
-        let moved = self.mix();
-        match moved {
-            Some(source) if cost(&all) > 0.0 && cost(&within) < 0.5 * cost(&all) => {
-                Some(Effect { cause: Cause::Mix(source), ..all })
-            }
-            _ => Some(within),
-        }
+        Some(within)
     }
 
-    /// The source of which there is more than usual, where its outputs are longer than those of others.
-    fn mix(&self) -> Option<String> {
-        let share = |step: usize, source: &str| self.history.share(step, source);
-        let others = self.history.others(self.index);
-        let mut sources: Vec<&str> = self.step.samples.iter().map(|s| s.source.as_str()).collect();
-        sources.sort_unstable();
-        sources.dedup();
-        let more = |source: &&str| {
-            let usual = super::robust::median(others.iter().map(|at| share(*at, source))).unwrap_or(0.0);
-            share(self.index, source) - usual
-        };
-        let grown = sources.into_iter().max_by(|a, b| more(a).total_cmp(&more(b)))?;
-        (more(&grown) > 0.1).then(|| grown.to_string())
+    /// More samples of a source with longer outputs. What a sample made in all its turns is compared with what samples usually make.
+    fn mix(&self, source: String, troubled: Troubled) -> Option<Effect> {
+        let mut made: BTreeMap<u32, (f64, f64, usize)> = BTreeMap::new();
+        for (at, request) in self.step.requests.iter().enumerate().filter(|(_, r)| !r.failed && !troubled(r)) {
+            if let Some(tokens) = request.value(&Factor::Tokens) {
+                let of = made.entry(request.sample).or_insert((0.0, 0.0, at));
+                *of = (of.0 + tokens, of.1 + request.decode(), at);
+            }
+        }
+        let values = made.iter().map(|(sample, (tokens, ..))| (*sample as usize, *tokens)).collect();
+        let (ranked, usual) = self.rank(&Factor::Made, values)?;
+        let mut effect = Effect::new(Cause::Mix(source), usual.longest());
+        for (sample, value, usual) in ranked {
+            let (_, seconds, request) = made[&(sample as u32)];
+            let excess = (value - usual) * seconds / value.max(1.0);
+            effect.add(self.unit((request, value, usual), excess, value));
+        }
+        Some(effect)
     }
 
     /// Prefill: longer prompts, fewer of their tokens in the cache, or a lower pace.
@@ -364,6 +363,17 @@ impl Compare<'_> {
         }
         out.retain(|effect| !follows(effect));
         out.push(prompts);
+    }
+
+    /// More work of another kind fills the engines, too.
+    fn mixed(&self, out: &mut Vec<Effect>) {
+        let Some(at) = out.iter().position(|effect| matches!(effect.cause, Cause::Mix(_))) else { return };
+        let mut mix = out.swap_remove(at);
+        for effect in out.iter().filter(|effect| effect.cause.is_second()) {
+            take_over(&mut mix, effect, 1.0);
+        }
+        out.retain(|effect| !effect.cause.is_second());
+        out.push(mix);
     }
 
     fn retries(&self, before: &[Effect]) -> Option<Effect> {

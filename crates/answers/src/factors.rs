@@ -16,6 +16,8 @@ pub enum Factor {
     /// Tokens of one generation; of those with prompts of one source.
     Tokens,
     TokensOf(String),
+    /// Tokens that a sample made in all its turns.
+    Made,
     /// Seconds per token; of a generation whose tokens nobody counted, seconds.
     Pace,
     Decode,

@@ -62,6 +62,9 @@ const PHASE_SHARE: f64 = 0.3;
 const PHASE_STEPS: usize = 3;
 /// Training is compared by tokens if seconds per token vary at most this many times as much as seconds do.
 const AS_STEADY: f64 = 1.5;
+/// Sequences are longer than usual beyond this many spreads, and this share.
+const MORE_TOKENS_SPREADS: f64 = 3.0;
+const MORE_TOKENS: f64 = 0.15;
 /// A part that grew is told if it grew by this much of what the step did.
 const MUCH_OF_IT: f64 = 0.4;
 /// A rank is slow if it takes so many times longer than the others, beyond what is usual between ranks.
@@ -247,14 +250,23 @@ impl<'a> Judge<'a> {
     /// Few samples are more easily chance than many: the fewer they are, the more unusual each must be.
     fn is_unusual(&self, step: &StepSummary, effect: &Effect) -> bool {
         // Engines are compared with each other, and all their requests speak.
-        if effect.cause.is_engines() {
+        // That the mix changed is shown by the mix.
+        if effect.cause.is_engines() || matches!(effect.cause, Cause::Mix(_)) {
             return true;
         }
-        let of = evident(effect);
-        let samples: HashSet<u32> = of.iter().map(|u| u.sample).collect();
-        let share = samples.len() as f64 / step.samples.len() as f64;
-        let least = UNUSUAL.iter().find(|(up_to, _)| share <= *up_to).map_or(1.0, |(_, times)| *times);
-        median(of.iter().map(|u| u.times)).is_some_and(|times| times >= least)
+        let is_far = |of: &[&Unit]| {
+            let samples: HashSet<u32> = of.iter().map(|u| u.sample).collect();
+            let share = samples.len() as f64 / step.samples.len() as f64;
+            let least = UNUSUAL.iter().find(|(up_to, _)| share <= *up_to).map_or(1.0, |(_, times)| *times);
+            median(of.iter().map(|u| u.times)).is_some_and(|times| times >= least)
+        };
+        // Or those alone that the step waited for longest: one far beyond the others is not excused by many a little beyond.
+        let mut of = evident(effect);
+        is_far(&of) || {
+            let middle = (last_end(step) + end_without(step, std::iter::once(effect))) / 2.0;
+            of.retain(|u| step.samples[u.sample as usize].end > middle);
+            is_far(&of)
+        }
     }
 
     /// What was weighed: every cause with what it cost the samples, the costliest first.
@@ -471,20 +483,27 @@ impl<'a> Judge<'a> {
         }
         let usual = |of: fn(&StepSummary) -> f64| middle(&others.iter().map(|s| of(s)).collect::<Vec<f64>>());
         let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
-        let is_clear = step.tokens - tokens > (PHASE_SPREADS * spread).max(PHASE_SHARE * tokens)
+        let is_clear = step.tokens - tokens > (MORE_TOKENS_SPREADS * spread).max(MORE_TOKENS * tokens)
             || self.history.more_work(Work::Prompts, index).is_some();
         if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
             return;
         }
         let of_prompts = step.prompts - prompts > 0.5 * (step.tokens - tokens);
-        let (kind, what) = if of_prompts { ("long_prompts", "prompts") } else { ("long_outputs", "outputs") };
+        let source = self.history.mix(index).filter(|_| !of_prompts);
+        let (kind, what) = match &source {
+            Some(source) => {
+                ("source_mix", format!("more prompts than usual came from `{source}`, whose longer outputs"))
+            }
+            None if of_prompts => ("long_prompts", "longer prompts".to_string()),
+            None => ("long_outputs", "longer outputs".to_string()),
+        };
         let text = format!(
-            "longer {what} made {:.0} tokens to learn from (usually {tokens:.0}), so training took {} longer",
+            "{what} made {:.0} tokens to learn from (usually {tokens:.0}), so training took {} longer",
             step.tokens,
             super::words::time(trained)
         );
         let (measured, usual, count) = (Some(step.tokens), Some(tokens), step.samples.len());
-        let evidence = Evidence { count, of: count, measured, usual, ..Evidence::default() };
+        let evidence = Evidence { count, of: count, measured, usual, source, ..Evidence::default() };
         let (cost_s, without_s) = (trained, Some(step.wall_s - trained));
         found.push(Finding { kind, step: step.step, text, cost_s, without_s, evidence });
     }

@@ -32,6 +32,24 @@ const OTHER_RANKS: usize = 256;
 const MORE: f64 = 0.25;
 const MORE_SPREADS: f64 = 5.0;
 
+/// The mix of sources changed if one has this much more of the samples, and if that makes their outputs this much longer.
+const MIX_MORE: f64 = 0.1;
+const MIX_LONGER: f64 = 0.1;
+
+/// What samples made together.
+#[derive(Clone, Copy, Default)]
+struct Made {
+    samples: f64,
+    tokens: f64,
+}
+
+impl Made {
+    fn add(&mut self, other: &Made) {
+        self.samples += other.samples;
+        self.tokens += other.tokens;
+    }
+}
+
 /// What engines are given to do, in tokens.
 #[derive(Clone, Copy)]
 pub enum Work {
@@ -57,8 +75,8 @@ pub struct History {
     /// By step; values in order.
     steps: Vec<HashMap<Factor, Vec<f64>>>,
     running: Vec<bool>,
-    /// Samples by source.
-    sources: Vec<HashMap<String, usize>>,
+    /// Samples by source, and the tokens that they made.
+    sources: Vec<HashMap<String, Made>>,
     samples: Vec<usize>,
     /// Tokens of the samples' tasks.
     prompts: Vec<f64>,
@@ -73,8 +91,17 @@ impl History {
             values.values_mut().for_each(|of| of.sort_unstable_by(f64::total_cmp));
             history.steps.push(values);
             history.running.push(step.running);
-            let mut sources: HashMap<String, usize> = HashMap::new();
-            step.samples.iter().for_each(|sample| *sources.entry_ref(sample.source.as_str()).or_default() += 1);
+            let mut sources: HashMap<String, Made> = HashMap::new();
+            step.samples
+                .iter()
+                .for_each(|sample| sources.entry_ref(sample.source.as_str()).or_default().samples += 1.0);
+            for request in step.requests.iter().filter(|request| !request.failed) {
+                if let (Some(sample), Some(tokens)) =
+                    (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
+                {
+                    sources.entry_ref(sample.source.as_str()).or_default().tokens += tokens;
+                }
+            }
             history.sources.push(sources);
             history.samples.push(step.samples.len());
             history.prompts.push(step.prompts);
@@ -91,9 +118,42 @@ impl History {
     }
 
     /// The part of a step's samples that comes from a source.
-    pub fn share(&self, step: usize, source: &str) -> f64 {
-        let of = self.sources[step].get(source).copied().unwrap_or(0);
-        of as f64 / self.samples[step].max(1) as f64
+    fn share(&self, step: usize, source: &str) -> f64 {
+        let of = self.sources[step].get(source).map_or(0.0, |made| made.samples);
+        of / self.samples[step].max(1) as f64
+    }
+
+    /// The source of which there is clearly more than usual, if that made the outputs longer: had each sample made what samples of
+    /// its source usually make, the step would have most of the tokens that it has beyond the usual.
+    pub fn mix(&self, step: usize) -> Option<String> {
+        let others = self.others(step);
+        if others.len() < FEW_STEPS {
+            return None;
+        }
+        let usual = |source: &str| median(others.iter().map(|at| self.share(*at, source))).unwrap_or(0.0);
+        let more = |source: &str| self.share(step, source) - usual(source);
+        let sources = self.sources[step].keys().filter(|source| !source.is_empty());
+        let grown = sources.max_by(|a, b| more(a).total_cmp(&more(b)).then_with(|| b.cmp(a)))?;
+        let most = others.iter().map(|at| self.share(*at, grown)).fold(0.0, f64::max);
+        if more(grown) < MIX_MORE || self.share(step, grown) < most {
+            return None;
+        }
+        // Of samples of a source that no other step has, only this step knows what they make.
+        let per_sample = |source: &str| {
+            let mut made = Made::default();
+            others.iter().filter_map(|at| self.sources[*at].get(source)).for_each(|of| made.add(of));
+            if made.samples == 0.0 {
+                self.sources[step].get(source).into_iter().for_each(|of| made.add(of));
+            }
+            made.tokens / made.samples.max(1.0)
+        };
+        let of_step =
+            |at: usize| self.sources[at].keys().map(|source| self.share(at, source) * per_sample(source)).sum();
+        let usual: f64 = median(others.iter().map(|at| of_step(*at)))?;
+        let by_mix = of_step(step) - usual;
+        let tokens: f64 = self.sources[step].values().map(|made| made.tokens).sum();
+        let beyond = tokens / self.samples[step].max(1) as f64 - usual;
+        (by_mix >= MIX_LONGER * usual && by_mix >= 0.5 * beyond).then(|| grown.clone())
     }
 
     /// How many times the usual number of tokens a step has to prefill, that its samples' tasks have, or that it makes; if that is
@@ -202,6 +262,13 @@ fn each_value(step: &StepSummary, mut each: impl FnMut(Factor, f64)) {
             each(Factor::TokensOf(sample.source.clone()), tokens);
         }
     }
+    let mut made: HashMap<u32, f64> = HashMap::new();
+    for request in step.requests.iter().filter(|request| !request.failed) {
+        if let Some(tokens) = request.value(&Factor::Tokens) {
+            *made.entry(request.sample).or_default() += tokens;
+        }
+    }
+    made.into_values().for_each(|tokens| each(Factor::Made, tokens));
     for sample in &step.samples {
         each(Factor::Retry, sample.parts[super::samples::Part::Retry as usize]);
     }

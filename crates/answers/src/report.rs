@@ -6,7 +6,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::breakdown::{Breakdown, breakdown, by_tool};
-use super::critical_path::{CriticalPath, critical_path};
+use super::critical_path::{CriticalPath, Divided, critical_path};
 use super::difference::Shape;
 use super::findings::{Considered, Finding, Judge, UsualStep};
 use super::health::{Health, health};
@@ -90,7 +90,7 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
     let answers = StepAnswers {
         phases: summary.phases.clone(),
         breakdown: breakdown(data),
-        critical_path: critical_path(data, &path),
+        critical_path: critical_path(data, &path, &Divided::of(&times.requests)),
         stragglers,
         idle,
         health: health(data, &times),

@@ -5,7 +5,7 @@ use bitcode::{Decode, Encode};
 use hashbrown::{HashMap, HashSet};
 use rollscope_spans::intervals;
 
-use super::critical_path::{Segment, walk};
+use super::critical_path::{Divided, Segment, walk};
 use super::factors::{Factor, pace};
 use super::kinds::Kind;
 use super::phases::{Phase, around, of_spans, phases};
@@ -86,7 +86,7 @@ impl RequestSummary {
             Factor::Pace => pace(self.decode(), self.tokens),
             Factor::Decode => Some(self.decode()).filter(|s| *s > 0.0 && !self.tokens.is_finite()),
             Factor::Rest => Some(self.rest).filter(|_| self.is_divided()),
-            Factor::Tool(_) | Factor::Reward | Factor::TokensOf(_) | Factor::Retry => None,
+            Factor::Tool(_) | Factor::Reward | Factor::TokensOf(_) | Factor::Made | Factor::Retry => None,
         }
     }
 
@@ -229,9 +229,10 @@ impl StepSummary {
         out.count_tokens();
         out.read_ranks(data, &mut keys);
         out.keys = keys.list;
+        let divided = Divided::of(&times.requests);
         for segment in &path {
             let kind = if segment.row == NONE { Kind::Step } else { data.kind[segment.row as usize] };
-            out.path[kind as usize] += seconds(segment.end - segment.start);
+            divided.each(segment, kind, |kind, ns| out.path[kind as usize] += seconds(ns));
         }
         (out, times, path)
     }

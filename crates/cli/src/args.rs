@@ -133,7 +133,7 @@ pub struct DemoArgs {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u64).range(1..=1_000))]
     pub turns: u64,
     /// Who names run, step and sample, and what is a trace.
-    #[arg(long, value_enum, default_value_t = DemoShape::Stamped)]
+    #[arg(long, value_enum, default_value_t = DemoShape::PerSample)]
     pub shape: DemoShape,
     /// Write the finished steps to the store and exit.
     #[arg(long)]
@@ -142,14 +142,14 @@ pub struct DemoArgs {
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]
 pub enum DemoShape {
-    /// Every span names run, step and sample; one trace per sample.
-    Stamped,
     /// One trace per sample; engines and the gateway name nothing.
     PerSample,
     /// One trace per step; engines and the gateway name nothing.
     PerStep,
     /// As per-sample; the rollout of a step begins while the step before is trained on.
     Async,
+    /// As per-sample; every span names run, step and sample.
+    Stamped,
 }
 
 /// Where to read: a folder (also while a server writes to it) or a server.

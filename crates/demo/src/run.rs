@@ -56,15 +56,15 @@ pub struct DemoOptions {
 /// Who knows what, and what is a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// Every span names run, step and sample, and a sample is a trace.
-    #[default]
-    Stamped,
     /// A sample is a trace. Engines and the gateway know no run, step or sample; half of the engines get no context either.
+    #[default]
     PerSample,
     /// A step is a trace. Engines and the gateway as before.
     PerStep,
     /// As per sample, and the rollout of a step begins while the step before is trained on.
     Async,
+    /// A sample is a trace, and every span names run, step and sample.
+    Stamped,
 }
 
 impl Default for DemoOptions {

@@ -67,6 +67,8 @@ pub const QUEUE_TIME: &[&str] = &["queue_time", "gen_ai.latency.time_in_queue"];
 /// Seconds of prefill and of decoding, as vLLM notes them on its request.
 pub const PREFILL_TIME: &[&str] = &["gen_ai.latency.time_in_model_prefill"];
 pub const DECODE_TIME: &[&str] = &["gen_ai.latency.time_in_model_decode"];
+/// Where the prompt of a sample comes from.
+pub const SOURCE: &[&str] = &["data_source", "dataset", "source", "domain", "env"];
 /// The tool that was called.
 pub const TOOL_NAME: &[&str] = &["gen_ai.tool.name", "tool", "tool_name", "tool.name", "name"];
 

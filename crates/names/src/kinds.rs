@@ -277,6 +277,18 @@ pub const NAMES: &[(Rule, Kind)] = &[
     (Has("log_prob"), Kind::LogProbs),
     (Has("logprob"), Kind::LogProbs),
     (Is("forward_only"), Kind::LogProbs),
+    // verl's timers.
+    (Is("gen"), Kind::Rollout),
+    (Is("ref"), Kind::LogProbs),
+    (Is("adv"), Kind::Train),
+    (Is("testing"), Kind::Validation),
+    // TRL's methods carry the name of their class, such as `GRPOTrainer._calculate_rewards`.
+    (Has("trainer.vllm.generat"), Kind::Generate),
+    (Has("trainer._generat"), Kind::Generate),
+    (Has("trainer._calculate_reward"), Kind::Reward),
+    (Has("trainer._move_model_to_vllm"), Kind::WeightSync),
+    (Has("trainer._get_per_token_logps"), Kind::LogProbs),
+    (Has("trainer.transformers.generat"), Kind::Generate),
     // They generate and score: containers.
     (Starts("generate_and_"), Kind::Rollout),
     // ROLL's parts of a rollout.
@@ -400,6 +412,10 @@ mod tests {
             ("train", None, Kind::Train),
             ("forward_backward", None, Kind::Train),
             ("compute_advantage", None, Kind::Train),
+            ("GRPOTrainer.vLLM.generate", None, Kind::Generate),
+            ("GRPOTrainer._calculate_rewards", None, Kind::Reward),
+            ("GRPOTrainer.compute_loss", None, Kind::Train),
+            ("gen", None, Kind::Rollout),
             ("tokenize", None, Kind::Tokenize),
             ("eval", None, Kind::Validation),
             ("anything", Some("eval"), Kind::Validation),

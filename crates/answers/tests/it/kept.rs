@@ -95,7 +95,7 @@ async fn answers_survive_a_restart_and_follow_the_rows() {
     let again = answers.step_report_json("demo", Some(2)).await.unwrap();
     assert_eq!(spans(&again), spans(&report) + 5);
     assert_ne!(written("step=2"), times[2]);
-    assert_eq!(written("step=1"), times[1]);
+    assert_eq!(written("step=5"), times[5], "steps that are far away in time");
     let now = answers.run_findings("demo").await.unwrap();
     assert_eq!(serde_json::to_vec(&now).unwrap(), answers.run_findings_json("demo").await.unwrap());
 

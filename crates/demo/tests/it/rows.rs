@@ -64,6 +64,7 @@ pub struct Span {
     pub start: i64,
     pub end: Option<i64>,
     pub sample: Option<String>,
+    pub request: Option<String>,
     pub lane: Option<(String, String, i64)>,
     pub links: Vec<(Vec<u8>, Vec<u8>)>,
 }
@@ -91,6 +92,7 @@ pub fn read_spans(batch: &RecordBatch) -> Vec<Span> {
                 status: text(batch, "status", row).unwrap(),
                 start: int(batch, "start_ns", row).unwrap(),
                 end: int(batch, "end_ns", row),
+                request: text(batch, "request_id", row),
                 sample: text(batch, "sample_id", row),
                 lane: text(batch, "thread", row)
                     .map(|thread| (text(batch, "host", row).unwrap(), thread, int(batch, "pid", row).unwrap())),

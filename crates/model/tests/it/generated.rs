@@ -233,6 +233,7 @@ fn the_page_of_names_is_up_to_date() {
         ("completion tokens", names::COMPLETION_TOKENS),
         ("cached prompt tokens", names::CACHED_TOKENS),
         ("seconds in the engine's queue", names::QUEUE_TIME),
+        ("where the prompt of a sample comes from", names::SOURCE),
         ("tool", names::TOOL_NAME),
     ] {
         row(&mut out, what, list);

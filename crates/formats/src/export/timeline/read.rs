@@ -67,7 +67,7 @@ impl Items {
         let attempts: Result<Vec<SmallInts>, ArrowError> = batches.iter().map(|b| column(b, "attempt")).collect();
         let attempt = attempts?.iter().flat_map(SmallInts::iter).map(|a| a.unwrap_or(0).clamp(0, 255) as u8).collect();
         let attempt = forest.arrange(attempt);
-        let (worker, workers) = workers(&forest, batches)?;
+        let (worker, workers) = workers(&forest, &walk, batches)?;
         let depth = walk.depth.iter().map(|depth| (*depth).min(255) as u8).collect();
         let pd = read_pd(&forest, batches);
         Ok(Items {
@@ -114,7 +114,7 @@ fn groups_of_samples(mut group: Vec<u32>, sample: &[u32], samples: usize) -> Vec
 type WorkerKey = (u32, u32, u32, (Option<i64>, [Option<i32>; 3]));
 
 /// Thread, host, process, ranks and service as one text: two engines on a host, and their ranks, are told apart.
-fn workers(forest: &Forest, batches: &[RecordBatch]) -> Result<(Vec<u32>, Texts), ArrowError> {
+fn workers(forest: &Forest, walk: &Walk, batches: &[RecordBatch]) -> Result<(Vec<u32>, Texts), ArrowError> {
     let (mut words, mut texts) = (Texts::default(), Texts::default());
     let service = forest.texts(batches, "service", &mut words)?;
     let thread = forest.texts(batches, "thread", &mut words)?;
@@ -162,6 +162,14 @@ fn workers(forest: &Forest, batches: &[RecordBatch]) -> Result<(Vec<u32>, Texts)
         };
         last = Some((key, number));
         out.push(number);
+    }
+    // A slice of an engine names nothing but its service: it runs where the thread above it does.
+    let bare = |row: usize| thread[row] == NONE && host[row] == NONE && processes[row] == (None, [None; 3]);
+    for row in walk.order.iter().map(|row| *row as usize) {
+        let up = forest.parent[row];
+        if up != NONE && bare(row) && service[row] == service[up as usize] {
+            out[row] = out[up as usize];
+        }
     }
     Ok((out, texts))
 }
