@@ -26,9 +26,10 @@ def test_the_demo_has_every_kind_of_data(demo):
     for table in ["runs", "spans", "samples", "conversations", "metrics", "series"]:
         assert demo.one(f"select count(*) from {table}") > 0, table
     assert demo.one("select count(distinct step) from samples") >= 4
-    assert demo.one("select count(*) from spans e join spans g on e.parent_span_id = g.span_id where e.service = 'sglang' and g.name = 'sglang_generate'") > 0
-    runs = demo.get("/api/v1/runs").json()["runs"]
-    assert [r["run_id"] for r in runs] == ["demo"] and runs[0]["spans"] > 0
+    assert demo.one("select count(*) from spans e join spans g on e.request_id = g.request_id where e.service = 'sglang' and g.name = 'sglang_generate'") > 0
+    assert demo.one("select count(*) from spans e join spans g on e.parent_span_id = g.span_id where e.service = 'sglang' and g.service = 'smg'") > 0
+    runs = {r["run_id"]: r for r in demo.get("/api/v1/runs").json()["runs"]}
+    assert [name for name, run in runs.items() if not run.get("service")] == ["demo"] and runs["demo"]["spans"] > 0
     assert demo.get("/").headers["content-type"].startswith("text/html")
 
 

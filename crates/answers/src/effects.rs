@@ -102,16 +102,19 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     }
     let troubled = |request: &RequestSummary| felt.iter().any(|t| t.concerns(request));
     out.extend(compare.calls());
-    let mix = history.mix(index).and_then(|source| compare.mix(source, &troubled));
-    out.extend(mix.or_else(|| compare.tokens(&troubled)));
+    out.extend(compare.tokens(&troubled));
     out.extend(compare.prompts(&troubled));
     out.extend(compare.plain(Factor::Transfer, Cause::Transfer, &|_| false));
     out.extend(compare.plain(Factor::Rest, Cause::Rest, &|_| false));
-    out.extend(compare.plain(Factor::Queue, Cause::Queue, &troubled));
-    out.extend(compare.paces(&troubled));
+    if !history.fills_the_pipeline(index) {
+        out.extend(compare.plain(Factor::Queue, Cause::Queue, &troubled));
+        out.extend(compare.paces(&troubled));
+    }
     out.extend(compare.retries(&out));
     compare.fill_engines(&mut out);
-    compare.mixed(&mut out);
+    if let Some(mix) = history.mix(index).and_then(|source| compare.mix(source, &troubled)) {
+        compare.mixed(&mut out, mix);
+    }
     for effect in &mut out {
         effect.cost = last - end_without(step, std::iter::once(&*effect));
     }
@@ -365,15 +368,18 @@ impl Compare<'_> {
         out.push(prompts);
     }
 
-    /// More work of another kind fills the engines, too.
-    fn mixed(&self, out: &mut Vec<Effect>) {
-        let Some(at) = out.iter().position(|effect| matches!(effect.cause, Cause::Mix(_))) else { return };
-        let mut mix = out.swap_remove(at);
+    /// More work of another kind fills the engines, too. What outputs within their sources cost is no matter of the mix.
+    fn mixed(&self, out: &mut Vec<Effect>, mut mix: Effect) {
+        let last = last_end(self.step);
+        let cost = |effect: &Effect| last - end_without(self.step, std::iter::once(effect));
         for effect in out.iter().filter(|effect| effect.cause.is_second()) {
             take_over(&mut mix, effect, 1.0);
         }
-        out.retain(|effect| !effect.cause.is_second());
-        out.push(mix);
+        let within = out.iter().find(|effect| effect.cause == Cause::Tokens).map_or(0.0, cost);
+        if within < 0.5 * cost(&mix) {
+            out.retain(|effect| !effect.cause.is_second() && effect.cause != Cause::Tokens);
+            out.push(mix);
+        }
     }
 
     fn retries(&self, before: &[Effect]) -> Option<Effect> {

@@ -36,6 +36,9 @@ const MORE_SPREADS: f64 = 5.0;
 const MIX_MORE: f64 = 0.1;
 const MIX_LONGER: f64 = 0.1;
 
+/// Rollouts begin together if the next one does in this part of the first.
+const PIPELINE: f64 = 0.5;
+
 /// What samples made together.
 #[derive(Clone, Copy, Default)]
 struct Made {
@@ -80,6 +83,8 @@ pub struct History {
     samples: Vec<usize>,
     /// Tokens of the samples' tasks.
     prompts: Vec<f64>,
+    /// From the first start of a sample to the last end, in seconds since the epoch.
+    windows: Vec<(f64, f64)>,
 }
 
 impl History {
@@ -105,6 +110,10 @@ impl History {
             history.sources.push(sources);
             history.samples.push(step.samples.len());
             history.prompts.push(step.prompts);
+            let begin = step.start_ns as f64 / 1e9;
+            let starts = step.samples.iter().map(|s| s.start).fold(f64::INFINITY, f64::min);
+            let ends = step.samples.iter().map(|s| s.end).fold(f64::NEG_INFINITY, f64::max);
+            history.windows.push((begin + starts, begin + ends));
         }
         history
     }
@@ -115,6 +124,15 @@ impl History {
         others.sort_by_key(|at| at.abs_diff(step));
         others.truncate(MAX_STEPS);
         others
+    }
+
+    /// The first step of an asynchronous run: the rollouts of several steps begin at once, so engines have more to do than ever after.
+    pub fn fills_the_pipeline(&self, step: usize) -> bool {
+        let (start, end) = self.windows[step];
+        let others = || self.windows.iter().enumerate().filter(|(at, window)| *at != step && window.0.is_finite());
+        start.is_finite()
+            && others().all(|(_, window)| window.0 >= start)
+            && others().any(|(_, window)| window.0 < start + PIPELINE * (end - start))
     }
 
     /// The part of a step's samples that comes from a source.

@@ -282,13 +282,13 @@ pub const NAMES: &[(Rule, Kind)] = &[
     (Is("ref"), Kind::LogProbs),
     (Is("adv"), Kind::Train),
     (Is("testing"), Kind::Validation),
-    // TRL's methods carry the name of their class, such as `GRPOTrainer._calculate_rewards`.
-    (Has("trainer.vllm.generat"), Kind::Generate),
-    (Has("trainer._generat"), Kind::Generate),
+    // TRL's methods carry the name of their class, such as `GRPOTrainer._calculate_rewards`. They are about a whole batch.
+    (Has("trainer.vllm.generat"), Kind::Rollout),
+    (Has("trainer._generat"), Kind::Rollout),
     (Has("trainer._calculate_reward"), Kind::Reward),
     (Has("trainer._move_model_to_vllm"), Kind::WeightSync),
     (Has("trainer._get_per_token_logps"), Kind::LogProbs),
-    (Has("trainer.transformers.generat"), Kind::Generate),
+    (Has("trainer.transformers.generat"), Kind::Rollout),
     // They generate and score: containers.
     (Starts("generate_and_"), Kind::Rollout),
     // ROLL's parts of a rollout.
@@ -412,7 +412,7 @@ mod tests {
             ("train", None, Kind::Train),
             ("forward_backward", None, Kind::Train),
             ("compute_advantage", None, Kind::Train),
-            ("GRPOTrainer.vLLM.generate", None, Kind::Generate),
+            ("GRPOTrainer.vLLM.generate", None, Kind::Rollout),
             ("GRPOTrainer._calculate_rewards", None, Kind::Reward),
             ("GRPOTrainer.compute_loss", None, Kind::Train),
             ("gen", None, Kind::Rollout),

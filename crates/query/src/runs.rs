@@ -9,6 +9,7 @@ use rollscope_model::read::{Ints, Text, column};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
+use crate::sql_text;
 
 /// Runs that an error lists.
 const MAX_LISTED: usize = 8;
@@ -51,7 +52,12 @@ impl Engine {
                 return Ok(text.to_string());
             }
             let runs = self.listed_runs().await?;
-            let mut ids = choose(&runs, text)?;
+            let mut ids = match choose(&runs, text) {
+                Err(error) if error.kind == ErrorKind::NotFound => {
+                    choose(&self.without_services(runs.clone()).await?, text)?
+                }
+                chosen => chosen?,
+            };
             if ids.len() > 1 {
                 let several: Vec<&Listed> = runs.iter().filter(|run| ids.contains(&run.id)).collect();
                 return Err(ambiguous(text, "are called", &several));
@@ -81,6 +87,27 @@ impl Engine {
             Ok(runs) => runs,
         };
         Ok(listed(&runs))
+    }
+
+    /// Where nobody names a run, it gets the name of the service. One span tells: such a run has no other service.
+    pub async fn is_service(&self, run: &str) -> Result<bool, QueryError> {
+        let sql = format!("select service from spans where run_id = {} limit 1", sql_text(run));
+        let (rows, _) = self.sql(&sql).await?.collect().await?;
+        let service =
+            |batch: &RecordBatch| column::<Text>(batch, "service").is_ok_and(|services| services.get(0) == Some(run));
+        Ok(rows.iter().find(|batch| batch.num_rows() > 0).is_some_and(service))
+    }
+
+    /// The runs to propose: engines and gateways are none, unless there is nothing else.
+    async fn without_services(&self, runs: Vec<Listed>) -> Result<Vec<Listed>, QueryError> {
+        let mut proposed = Vec::new();
+        for run in &runs {
+            let is_named = run.name.is_some() || run.project.is_some();
+            if proposed.len() >= MAX_LISTED || is_named || !self.is_service(&run.id).await? {
+                proposed.push(run.clone());
+            }
+        }
+        Ok(if proposed.is_empty() { runs } else { proposed })
     }
 
     /// Is there a run with this very id? Asked of the manifest and the tail alone: it is what nearly every question names.

@@ -136,20 +136,13 @@ pub async fn list(engine: &Engine, counts: &SampleCounts) -> Result<Vec<RunInfo>
         })
         .collect();
     for run in runs.iter_mut().filter(|run| run.says_nothing()).take(MAX_SERVICES) {
-        run.service = is_called_like_its_service(engine, &run.run_id).await?;
+        run.service = engine.is_service(&run.run_id).await?;
     }
     // Without dumps, the spans tell.
     for run in runs.iter_mut().filter(|run| run.samples == 0 && run.spans > 0 && run.steps > 0) {
         run.samples = counts.of(engine, &run.run_id, run.spans).await?;
     }
     Ok(runs)
-}
-
-/// Where nobody names a run, it gets the name of the service. One span tells: such a run has no other service.
-async fn is_called_like_its_service(engine: &Engine, run: &str) -> Result<bool, Problem> {
-    let rows = collect(engine, &format!("select service from spans where run_id = {} limit 1", sql_text(run))).await?;
-    let Some(first) = rows.iter().find(|batch| batch.num_rows() > 0) else { return Ok(false) };
-    Ok(text_column(first, "service")?[0].as_deref() == Some(run))
 }
 
 #[derive(Clone, Default)]
