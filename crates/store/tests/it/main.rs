@@ -2,6 +2,7 @@
 
 mod damage;
 mod once;
+mod power;
 mod rows;
 mod upkeep;
 
