@@ -211,3 +211,25 @@ pub(crate) fn files_below(folder: &Path, found: &mut Vec<PathBuf>) -> io::Result
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_somebody_put_in_the_way_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let (victim, target) = (folder.path().join("victim"), folder.path().join("target"));
+        std::fs::write(&victim, "mine").unwrap();
+        std::os::unix::fs::symlink(&victim, &target).unwrap();
+        let disk = Disk::default();
+        assert_eq!(disk.create(&target).map(drop).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let (one, other) = (disk.stage(&target, b"1").unwrap(), disk.stage(&target, b"2").unwrap());
+        assert_ne!(one.file.path, other.file.path, "nobody can guess the name");
+        one.publish().unwrap();
+        drop(other);
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "mine");
+        assert_eq!(std::fs::read_to_string(&target).unwrap(), "1");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2, "what was not published is removed");
+    }
+}

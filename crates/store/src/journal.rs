@@ -98,6 +98,9 @@ pub(crate) async fn find(root: &Root) -> Result<Found, StoreError> {
             Err(e) => return Err(e),
         }
     }
+    if whole.is_none() {
+        bad.get_or_insert_with(|| "it does not begin with a manifest".into());
+    }
     let whole_bytes = whole.as_ref().map_or(0, |(_, bytes)| *bytes);
     let copy = found.manifest.take();
     let is_copied = copy.as_ref().is_some_and(|m| m.format_version == VERSION);
@@ -105,7 +108,7 @@ pub(crate) async fn find(root: &Root) -> Result<Found, StoreError> {
     let newer = copy.as_ref().filter(|m| m.format_version < VERSION).map_or(0, |m| m.version);
     let whole = whole.map(|(manifest, _)| manifest).filter(|whole| whole.version >= newer);
     let Some(mut manifest) = whole.or(copy) else {
-        found.damage.push((COMMITS, bad.unwrap_or_else(|| "it does not begin with a manifest".into())));
+        found.damage.push((COMMITS, bad.unwrap_or_default()));
         found.is_incomplete = true;
         return Ok(found);
     };

@@ -201,6 +201,9 @@ impl Manifest {
     }
 
     pub fn learn(&mut self, table: String, types: AttrTypes) {
+        if types.is_empty() {
+            return;
+        }
         let known = self.attr_types.entry(table).or_default();
         for (column, keys) in types {
             let known = known.entry(column).or_default();

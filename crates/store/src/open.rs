@@ -13,7 +13,7 @@ use rollscope_model::time::now_ns;
 use crate::error::StoreError;
 use crate::journal::{self, Journal};
 use crate::known::KnownSegments;
-use crate::manifest::{Manifest, Segment, SetAside};
+use crate::manifest::{self, Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment;
@@ -49,6 +49,7 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
     if !is_whole {
         manifest = rebuild(root, manifest).await?;
     }
+    manifest.format_version = manifest::VERSION;
     let journal = match found.end {
         Some(end) => end.open(root),
         // From now on files that no manifest names are leftovers, those of a first flush that was cut off too.
