@@ -9,6 +9,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use rand::rngs::StdRng;
@@ -231,11 +232,13 @@ struct Recording {
     dir: tempfile::TempDir,
     events: Arc<Mutex<Vec<Event>>>,
     rows: Rows,
+    /// The process is killed before it syncs its log.
+    kill: Arc<AtomicBool>,
 }
 
 impl Recording {
     fn new() -> Recording {
-        let recording = Recording { dir: folder(), events: Arc::default(), rows: Rows::new() };
+        let recording = Recording { dir: folder(), events: Arc::default(), rows: Rows::new(), kill: Arc::default() };
         recording.expect(vec![Rows::new()]);
         recording
     }
@@ -247,7 +250,13 @@ impl Recording {
     /// Opens the store, as after a `kill -9`: nothing is lost, and nothing is synced.
     async fn open(&self) -> Store {
         let (events, root) = (self.events.clone(), self.dir.path().canonicalize().unwrap());
+        let (kill, is_dead) = (self.kill.clone(), AtomicBool::new(false));
         let disk = Disk::watched(Arc::new(move |change| {
+            let syncs_log = matches!(change, Change::Sync(path) if path.extension().is_some_and(|e| e == "log"));
+            if is_dead.load(Ordering::Relaxed) || syncs_log && kill.swap(false, Ordering::Relaxed) {
+                is_dead.store(true, Ordering::Relaxed);
+                return Err(std::io::Error::other("the process was killed"));
+            }
             events.lock().unwrap().extend(Op::of(change, &root).map(Event::Change));
             Ok(())
         }));
@@ -269,6 +278,16 @@ impl Recording {
         let batch = make(run, numbers.start, numbers.end - numbers.start);
         let work = async { assert!(store.append(Table::Spans, batch).await.is_ok()) };
         self.change(|rows| put(rows, run, numbers, state), work).await;
+    }
+
+    /// The process is killed when the rows are in its log, which is not synced.
+    async fn append_and_be_killed(&mut self, store: Store, run: &str, numbers: std::ops::Range<u64>) {
+        let before = self.rows.clone();
+        self.kill.store(true, Ordering::Relaxed);
+        let batch = spans(run, numbers.start, numbers.end - numbers.start);
+        put(&mut self.rows, run, numbers, "closed");
+        self.expect(vec![before, self.rows.clone()]);
+        assert!(store.append(Table::Spans, batch).await.is_err());
     }
 
     async fn measure(&mut self, store: &Store, value: f64) {
@@ -307,10 +326,10 @@ async fn record() -> Vec<Event> {
     it.append(&store, "b", 30..33, "closed").await;
     store.snapshot().keep_derived("a", "x", vec![1]).await;
     it.append(&store, "c", 60..70, "open").await;
-    drop(store);
+    it.append_and_be_killed(store, "b", 80..83).await;
     let store = it.open().await;
-    // What the first process logged comes again.
-    it.append(&store, "b", 30..33, "closed").await;
+    // It was not acknowledged, so it comes again.
+    it.append(&store, "b", 80..83, "closed").await;
     it.measure(&store, 3.0).await;
     store.close().await.unwrap();
     drop(store);
