@@ -190,7 +190,7 @@ impl Kept {
     pub async fn keep(&self, moment: &Moment, summary: StepSummary, shape: Shape, answers: AnswersJson) -> KnownStep {
         let basis = Basis::of(moment, &summary);
         // What goes on changes soon.
-        if !summary.running && moment.snapshot.writable {
+        if !summary.running && moment.snapshot.keeper.is_some() {
             let parts = vec![
                 bitcode::encode(&summary),
                 bitcode::encode(&shape),
@@ -256,7 +256,7 @@ impl Kept {
     /// Keeps what was said of these steps.
     pub async fn keep_said(&self, moment: &Moment, name: &str, steps: &[KnownStep], text: Vec<u8>) -> Bytes {
         let basis: Vec<Basis> = steps.iter().map(|step| step.basis.clone()).collect();
-        if !steps.iter().any(|step| step.summary.running) && moment.snapshot.writable {
+        if !steps.iter().any(|step| step.summary.running) && moment.snapshot.keeper.is_some() {
             let record = Record::write(basis.clone(), vec![text.clone()]);
             moment.snapshot.keep_derived(&moment.run, name, record).await;
         }
@@ -299,7 +299,7 @@ impl Kept {
         }
         // The newest step of a run that goes on changes soon.
         let settled = !moment.goes_on || first < kept.keys().next_back().copied();
-        if moment.snapshot.writable && settled {
+        if moment.snapshot.keeper.is_some() && settled {
             let (basis, parts) = kept.values().cloned().unzip();
             moment.snapshot.keep_derived(&moment.run, LINES, Record::write(basis, parts)).await;
         }

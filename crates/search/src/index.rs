@@ -1,6 +1,7 @@
 //! The index on disk, and questions to it.
 
 use std::collections::HashSet;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -196,7 +197,8 @@ impl Search {
         if dir.exists() {
             std::fs::remove_dir_all(dir)?;
         }
-        std::fs::create_dir_all(dir)?;
+        // Its files hold text of conversations: the folder is for its owner alone.
+        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         std::fs::write(dir.join(VERSION_FILE), VERSION.to_string())?;
         let index =
             Index::builder().schema(schema::schema().0).settings(IndexSettings::default()).create_in_dir(dir)?;

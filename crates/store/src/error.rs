@@ -23,6 +23,9 @@ pub enum StoreError {
     Parquet(#[from] parquet::errors::ParquetError),
     #[error("damaged file: {0}")]
     Damaged(String),
+    /// The file may be fine.
+    #[error("cannot read the file: {0}")]
+    Unreadable(String),
     #[error(
         "the store was written by a newer rollscope (format {found}; this version reads up to {known}); upgrade rollscope"
     )]
@@ -56,17 +59,28 @@ impl StoreError {
         }
     }
 
-    /// Too many open files or no memory: the file itself may be fine.
-    pub(crate) fn is_of_the_machine(&self) -> bool {
-        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(self);
+    /// There is no such file.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, StoreError::ObjectStore(object_store::Error::NotFound { .. }))
+    }
+
+    /// What a segment is that could not be got from the disk: damaged, if it is missing; not to be read now, if the disk
+    /// or the rights to the file are at fault. Too many open files or no memory say nothing of it.
+    pub(crate) fn of_segment(self) -> StoreError {
+        use rustix::io::Errno;
+        if self.is_missing() {
+            return StoreError::Damaged("it is missing".into());
+        }
+        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&self);
         while let Some(error) = source {
-            if let Some(number) = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error) {
-                use rustix::io::Errno;
-                return [Errno::MFILE, Errno::NFILE, Errno::NOMEM].iter().any(|e| e.raw_os_error() == number);
+            if let Some(io) = error.downcast_ref::<std::io::Error>() {
+                let of_machine = [Errno::MFILE, Errno::NFILE, Errno::NOMEM].map(|e| Some(e.raw_os_error()));
+                let why = io.to_string();
+                return if of_machine.contains(&io.raw_os_error()) { self } else { StoreError::Unreadable(why) };
             }
             source = error.source();
         }
-        false
+        StoreError::Unreadable(self.to_string())
     }
 
     /// `Some`: the same request may succeed after this time. `None`: it will not.

@@ -3,7 +3,7 @@
 //! Write path: [`Store::append`] encodes the batch as a log record; the writer thread recognises duplicates ([`tail`]),
 //! writes the record, syncs the log once for everything that waits ([`wal`]), makes the rows visible in the live tail,
 //! and only then answers. The tail is flushed by size and age into Parquet [`segment`]s, one table and one run each,
-//! listed by the [`manifest`], which is replaced atomically and is the only truth about what is live. In the background
+//! listed by the [`manifest`], the only truth about what is live, which the [`journal`] keeps on disk. In the background
 //! small segments are merged and old ones expire (`store::upkeep`).
 //!
 //! Read path: [`Snapshot`], a consistent view of segments and tail, from a [`Store`] or from a folder that another process
@@ -16,12 +16,15 @@
 //! changes the manifest), the writer (the log, and the index of the tail), the state (what readers see). Index, tail and
 //! manifest change together, under writer and state: a place that the index names is always there.
 //!
-//! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from. Only the log, the
-//! lock and the syncing of files touch the file system directly.
+//! Knows Arrow, Parquet and `object_store`; knows nothing of SQL, HTTP or where the batches come from. Files are read
+//! through `object_store` and changed through [`disk`]; only the log, the lock and lists of files are read directly.
 
+mod attr_types;
 mod census;
+mod disk;
 mod error;
 mod identity;
+mod journal;
 mod known;
 mod lock;
 mod manifest;
@@ -40,13 +43,14 @@ mod vitals;
 mod wal;
 
 pub use census::Census;
+pub use disk::{Change, Disk, Watch};
 pub use error::StoreError;
 pub use identity::{identity_hashes, identity_hashes_of};
 pub use manifest::{AttrTypes, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;
 pub use segment::{SegmentBatches, parquet_file};
-pub use snapshot::{Snapshot, SnapshotSource, TableSnapshot};
+pub use snapshot::{Keeper, Snapshot, SnapshotSource, TableSnapshot};
 pub use store::{Appended, Health, Store, StoreStats};
 pub use touched::Step;
 pub use vitals::{Death, Vitals};

@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use rustix::fs::{FlockOperation, flock};
@@ -16,8 +17,9 @@ impl Lock {
     pub fn take(dir: &Path) -> Result<Lock, StoreError> {
         let path = dir.join("LOCK");
         let io = |e| StoreError::io(&path, e);
-        let mut file =
-            OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path).map_err(io)?;
+        let mut options = OpenOptions::new();
+        options.create(true).truncate(false).read(true).write(true).mode(0o600);
+        let mut file = options.open(&path).map_err(io)?;
         if flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
             let mut holder = String::new();
             let _ = file.read_to_string(&mut holder);

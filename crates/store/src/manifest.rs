@@ -1,16 +1,17 @@
-//! The manifest: the only truth about which segments are live. One JSON file, replaced atomically, tagged with a version.
+//! The manifest: the only truth about which segments are live. How it is kept on disk is the [journal](crate::journal)'s
+//! business.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use rollscope_model::Table;
-use rollscope_model::tables::FORMAT_VERSION;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::StoreError;
 
-pub(crate) const PATH: &str = "manifest.json";
+/// 2: commits after it are in the journal, which version 1 did not have.
+pub(crate) const VERSION: u32 = 2;
 
 /// For each attribute column, each key and the types seen under it (bits of `rollscope_model::attrs::Type`).
 pub type AttrTypes = BTreeMap<String, BTreeMap<String, u8>>;
@@ -55,6 +56,14 @@ pub struct SetAside {
     pub at_ns: i64,
 }
 
+/// A segment that is not served because its file cannot be read. Unlike a damaged one it stays where it is, and the next
+/// start tries again.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Unread {
+    pub segment: Segment,
+    pub why: String,
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Manifest {
     pub format_version: u32,
@@ -64,6 +73,11 @@ pub struct Manifest {
     pub wal_floor: u64,
     #[serde(with = "shared")]
     pub segments: Vec<Arc<Segment>>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unread: Vec<Unread>,
+    /// Files of segments that are no longer live: some may still be there, for readers that use them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gone: Vec<String>,
     #[serde(default)]
     pub attr_types: BTreeMap<String, AttrTypes>,
     #[serde(default)]
@@ -71,6 +85,24 @@ pub struct Manifest {
     /// Hashes of media that deleted runs named: to be deleted where no other run names them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub doomed_media: Vec<String>,
+}
+
+/// What one commit changes in a manifest.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Commit {
+    pub version: u64,
+    pub wal_floor: u64,
+    #[serde(with = "shared", skip_serializing_if = "Vec::is_empty")]
+    pub added: Vec<Arc<Segment>>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub removed: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub attr_types: BTreeMap<String, AttrTypes>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub set_aside: Vec<SetAside>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doomed_media: Option<Vec<String>>,
 }
 
 /// Segments are shared in memory and plain on disk.
@@ -89,10 +121,12 @@ mod shared {
 impl Default for Manifest {
     fn default() -> Self {
         Manifest {
-            format_version: FORMAT_VERSION,
+            format_version: VERSION,
             version: 0,
             wal_floor: 0,
             segments: Vec::new(),
+            unread: Vec::new(),
+            gone: Vec::new(),
             attr_types: BTreeMap::new(),
             set_aside: Vec::new(),
             doomed_media: Vec::new(),
@@ -106,19 +140,91 @@ impl Manifest {
         struct Tag {
             format_version: u32,
         }
-        let bad = |e: serde_json::Error| StoreError::Damaged(format!("{PATH}: {e}"));
+        let bad = |e: serde_json::Error| StoreError::Damaged(e.to_string());
         let tag: Tag = serde_json::from_slice(bytes).map_err(bad)?;
-        if tag.format_version > FORMAT_VERSION {
-            return Err(StoreError::Newer { found: tag.format_version, known: FORMAT_VERSION });
+        if tag.format_version > VERSION {
+            return Err(StoreError::Newer { found: tag.format_version, known: VERSION });
         }
         serde_json::from_slice(bytes).map_err(bad)
-    }
-
-    pub fn to_bytes(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("a manifest is plain data")
     }
 
     pub fn segments_of(&self, table: Table) -> impl Iterator<Item = &Arc<Segment>> {
         self.segments.iter().filter(move |s| s.table == table.name())
     }
+
+    /// All segments that are there for good, served or not.
+    pub fn kept(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().map(AsRef::as_ref).chain(self.unread.iter().map(|unread| &unread.segment))
+    }
+
+    pub fn remove(&mut self, remove: impl Fn(&Segment) -> bool) {
+        self.segments.retain(|segment| !remove(segment));
+        self.unread.retain(|unread| !remove(&unread.segment));
+    }
+
+    /// Stops serving a segment that cannot be read now.
+    pub fn leave_out(&mut self, path: &str, why: &str) {
+        let unread = self.segments.extract_if(.., |segment| segment.path == path);
+        self.unread.extend(unread.map(|s| Unread { segment: Segment::clone(&s), why: why.to_string() }));
+    }
+
+    /// What has changed since an earlier manifest.
+    pub fn since(&self, old: &Manifest) -> Commit {
+        let before: HashSet<&str> = old.kept().map(|s| s.path.as_str()).collect();
+        let now: HashSet<&str> = self.kept().map(|s| s.path.as_str()).collect();
+        Commit {
+            version: self.version,
+            wal_floor: self.wal_floor,
+            added: self.segments.iter().filter(|s| !before.contains(s.path.as_str())).cloned().collect(),
+            removed: before.difference(&now).map(|path| path.to_string()).collect(),
+            attr_types: types_since(&self.attr_types, &old.attr_types),
+            set_aside: self.set_aside.iter().filter(|item| !old.set_aside.contains(item)).cloned().collect(),
+            doomed_media: (self.doomed_media != old.doomed_media).then(|| self.doomed_media.clone()),
+        }
+    }
+
+    /// Takes in commits that follow each other. No path is ever used again, so it does not matter which commit added and
+    /// which removed it.
+    pub fn apply(&mut self, commits: impl IntoIterator<Item = Commit>) {
+        let mut removed = HashSet::new();
+        for commit in commits {
+            self.version = commit.version;
+            self.wal_floor = self.wal_floor.max(commit.wal_floor);
+            self.segments.extend(commit.added);
+            self.set_aside.extend(commit.set_aside);
+            self.doomed_media = commit.doomed_media.unwrap_or(std::mem::take(&mut self.doomed_media));
+            commit.attr_types.into_iter().for_each(|(table, types)| self.learn(table, types));
+            removed.extend(commit.removed);
+        }
+        self.remove(|segment| removed.contains(&segment.path));
+        self.gone.extend(removed);
+    }
+
+    pub fn learn(&mut self, table: String, types: AttrTypes) {
+        if types.is_empty() {
+            return;
+        }
+        let known = self.attr_types.entry(table).or_default();
+        for (column, keys) in types {
+            let known = known.entry(column).or_default();
+            keys.into_iter().for_each(|(key, bits)| *known.entry(key).or_default() |= bits);
+        }
+    }
+}
+
+/// Keys whose types are not among the `old` ones.
+fn types_since(new: &BTreeMap<String, AttrTypes>, old: &BTreeMap<String, AttrTypes>) -> BTreeMap<String, AttrTypes> {
+    let mut since: BTreeMap<String, AttrTypes> = BTreeMap::new();
+    for (table, columns) in new {
+        for (column, keys) in columns {
+            let old = old.get(table).and_then(|columns| columns.get(column));
+            let is_new = |(key, bits): &(&String, &u8)| old.and_then(|old| old.get(*key)) != Some(bits);
+            let keys: BTreeMap<String, u8> =
+                keys.iter().filter(is_new).map(|(key, bits)| (key.clone(), *bits)).collect();
+            if !keys.is_empty() {
+                since.entry(table.clone()).or_default().insert(column.clone(), keys);
+            }
+        }
+    }
+    since
 }

@@ -1,6 +1,8 @@
 //! Opening a folder: the manifest, a check of the segments, and the replay of the log. Damage never keeps a store from
-//! opening: what cannot be read is moved to `quarantine/` and reported, and the rest is served.
+//! opening: what is damaged is moved to `quarantine/` and reported, what cannot be read is left where it is and reported,
+//! and the rest is served.
 
+use std::collections::HashSet;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,6 +11,7 @@ use rollscope_model::tables::FORMAT_VERSION;
 use rollscope_model::time::now_ns;
 
 use crate::error::StoreError;
+use crate::journal::{self, Journal};
 use crate::known::KnownSegments;
 use crate::manifest::{self, Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
@@ -19,6 +22,7 @@ use crate::wal;
 
 pub(crate) struct Loaded {
     pub manifest: Manifest,
+    pub journal: Journal,
     pub set_aside: Vec<SetAside>,
     /// Segments too many to check before serving.
     pub unchecked: Vec<Arc<Segment>>,
@@ -31,23 +35,31 @@ fn aside(file: &str, why: impl Into<String>) -> SetAside {
 /// Reads the manifest and checks the newest segments.
 pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, StoreError> {
     let mut set_aside = Vec::new();
-    let mut is_new = false;
-    let mut manifest = match root.get(manifest::PATH).await {
-        Ok(bytes) => match Manifest::parse(&bytes) {
-            Ok(manifest) => manifest,
-            Err(e @ StoreError::Newer { .. }) => return Err(e),
-            Err(e) => {
-                root.set_aside(manifest::PATH).await?;
-                set_aside.push(aside(manifest::PATH, format!("{e}; it was rebuilt from the segments")));
-                rebuild(root).await?
-            }
-        },
-        Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => {
-            is_new = true;
-            rebuild(root).await?
+    let found = journal::find(root).await?;
+    let is_whole = found.manifest.is_some() && !found.is_incomplete;
+    for (file, why) in found.damage {
+        // A copy: until there is a new one, the damaged one says more than none.
+        if let Ok(bytes) = root.get(file).await {
+            root.put(&format!("quarantine/{file}"), bytes.into()).await?;
         }
-        Err(e) => return Err(e),
+        let mended = if is_whole { "nothing is lost" } else { "it was rebuilt from the segments" };
+        set_aside.push(aside(file, format!("{why}; {mended}")));
+    }
+    let mut manifest = found.manifest.unwrap_or_default();
+    if !is_whole {
+        manifest = rebuild(root, manifest).await?;
+    }
+    manifest.format_version = manifest::VERSION;
+    let journal = match found.end {
+        Some(end) => end.open(root),
+        // From now on files that no manifest names are leftovers, those of a first flush that was cut off too.
+        None => {
+            let mut journal = Journal::default();
+            journal.rewrite(root, &manifest).map(|()| journal).map_err(|failed| failed.error)
+        }
     };
+    let journal = journal.map_err(|e| StoreError::io(root.path(journal::COMMITS), e))?;
+    manifest.segments.extend(manifest.unread.drain(..).map(|unread| Arc::new(unread.segment)));
     let mut budget = options.check_at_start_bytes;
     let mut unchecked = Vec::new();
     for segment in manifest.segments.clone().into_iter().rev() {
@@ -56,44 +68,64 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
             continue;
         }
         budget -= segment.bytes;
-        if let Err(why) = check(root, &segment).await {
-            let _ = root.set_aside(&segment.path).await;
-            set_aside.push(aside(&segment.path, why));
-            manifest.segments.retain(|s| s.path != segment.path);
+        match check(root, &segment).await {
+            Ok(()) => {}
+            Err(StoreError::Damaged(why)) => {
+                let _ = root.set_aside(&segment.path).await;
+                set_aside.push(aside(&segment.path, why));
+                manifest.remove(|s| s.path == segment.path);
+            }
+            Err(StoreError::Unreadable(why)) => {
+                tracing::warn!(
+                    file = segment.path,
+                    why,
+                    "a segment cannot be read; it is left out until the next start"
+                );
+                manifest.leave_out(&segment.path, &why);
+            }
+            Err(e) => return Err(e),
         }
     }
-    if is_new {
-        // From now on files that no manifest names are leftovers, those of a first flush that was cut off too.
-        root.put(manifest::PATH, manifest.to_bytes()).await?;
-    }
-    Ok(Loaded { manifest, set_aside, unchecked })
+    Ok(Loaded { manifest, journal, set_aside, unchecked })
 }
 
-pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), String> {
+/// The bytes of a segment, if they are what was written. [`StoreError::of_segment`] says what an error means.
+pub(crate) async fn read_segment(root: &Root, segment: &Segment) -> Result<bytes::Bytes, StoreError> {
+    let data = root.get(&segment.path).await.map_err(StoreError::of_segment)?;
+    segment::verify(segment, &data).map_err(StoreError::Damaged)?;
+    Ok(data)
+}
+
+pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), StoreError> {
     if segment.format_version > FORMAT_VERSION {
-        return Err(format!("it has format {}; this version reads up to {FORMAT_VERSION}", segment.format_version));
+        let found = segment.format_version;
+        return Err(StoreError::Damaged(format!("it has format {found}; this version reads up to {FORMAT_VERSION}")));
     }
-    let data = root.get(&segment.path).await.map_err(|e| e.to_string())?;
-    segment::verify(segment, &data)
+    read_segment(root, segment).await.map(drop)
 }
 
-/// A manifest rebuilt from the metadata of the segments. Segments that a compaction replaced are left out. An empty
-/// folder gives an empty manifest.
-async fn rebuild(root: &Root) -> Result<Manifest, StoreError> {
+/// Adds to a manifest that lacks commits what the files of segments say of themselves: which there are, which others they
+/// replace, and the types of their attributes. An empty folder gives an empty manifest.
+async fn rebuild(root: &Root, mut manifest: Manifest) -> Result<Manifest, StoreError> {
+    let known: HashSet<String> = manifest.kept().map(|s| &s.path).chain(&manifest.gone).cloned().collect();
     let mut segments = Vec::new();
     for table in Table::ALL {
-        for object in root.list(table.name()).await? {
-            let data = root.get(object.location.as_ref()).await?;
-            if let Some(mut segment) = segment::describe_self(&data) {
-                segment.path = object.location.to_string();
+        for path in root.list(table.name()).await?.into_iter().filter(|path| !known.contains(path)) {
+            let data = root.get(&path).await?;
+            if let Some((mut segment, types)) = segment::describe_self(&data) {
+                segment.path = path;
+                manifest.learn(segment.table.clone(), types);
                 segments.push(segment);
             }
         }
     }
-    let replaced: Vec<String> = segments.iter().flat_map(|s| s.replaces.clone()).collect();
-    segments.retain(|s| !replaced.contains(&s.path));
+    // The name of a file begins with the time at which it was written.
     segments.sort_by(|a, b| a.path.rsplit('/').next().cmp(&b.path.rsplit('/').next()));
-    Ok(Manifest { segments: segments.into_iter().map(Arc::new).collect(), ..Manifest::default() })
+    let replaced: HashSet<String> = segments.iter().flat_map(|s| s.replaces.iter().cloned()).collect();
+    manifest.segments.extend(segments.into_iter().map(Arc::new));
+    manifest.remove(|segment| replaced.contains(&segment.path));
+    manifest.gone.extend(replaced);
+    Ok(manifest)
 }
 
 pub(crate) struct Replayed {
@@ -120,7 +152,8 @@ pub(crate) fn replay(
     let mut set_aside = Vec::new();
     for (i, number) in numbers.iter().enumerate() {
         let path = wal::path(wal_dir, *number);
-        let bytes = std::fs::read(&path).map_err(|e| StoreError::io(&path, e))?;
+        let io = |e| StoreError::io(&path, e);
+        let bytes = std::fs::read(&path).map_err(io)?;
         let file = format!("wal/{number:016}.log");
         let mut refused = Vec::new();
         let report = wal::replay(&bytes, |table, batch| {
@@ -138,7 +171,7 @@ pub(crate) fn replay(
         for damage in &report.damage {
             let why = format!("{} (bytes {} to {})", damage.why, damage.from, damage.to);
             if mend {
-                keep_copy(wal_dir, *number, damage, &bytes);
+                keep_copy(root, *number, damage, &bytes, handle);
             }
             set_aside.push(aside(&file, why));
         }
@@ -152,25 +185,26 @@ pub(crate) fn replay(
                 why = torn.why,
                 "removed an unfinished write from the log"
             );
+            keep_copy(root, *number, torn, &bytes, handle);
             // Only the file that was being written can end in an unfinished write.
             if i + 1 < numbers.len() {
-                keep_copy(wal_dir, *number, torn, &bytes);
                 set_aside.push(aside(&file, format!("{} (from byte {})", torn.why, torn.from)));
             } else {
-                keep_copy(wal_dir, *number, torn, &bytes);
-                let cut = std::fs::OpenOptions::new().write(true).open(&path);
-                cut.and_then(|f| f.set_len(torn.from as u64)).map_err(|e| StoreError::io(&path, e))?;
+                root.disk.open(&path).and_then(|mut log| log.cut(torn.from as u64)).map_err(io)?;
             }
+        }
+        if mend {
+            // The process that wrote it may have been killed before it synced. From now on its rows count as stored: when
+            // they come again, they are acknowledged.
+            root.disk.open(&path).and_then(|mut log| log.sync()).map_err(io)?;
         }
     }
     Ok(Replayed { state, indices, known, set_aside })
 }
 
-fn keep_copy(wal_dir: &Path, number: u64, damage: &wal::Damage, bytes: &[u8]) {
-    let Some(dir) = wal_dir.parent().map(|d| d.join("quarantine")) else { return };
-    let file = dir.join(format!("wal__{number:016}.{}.bytes", damage.from));
-    let kept = std::fs::create_dir_all(&dir).and_then(|()| std::fs::write(&file, &bytes[damage.from..damage.to]));
-    if let Err(e) = kept {
+fn keep_copy(root: &Root, number: u64, damage: &wal::Damage, bytes: &[u8], handle: &tokio::runtime::Handle) {
+    let file = format!("quarantine/wal__{number:016}.{}.bytes", damage.from);
+    if let Err(e) = handle.block_on(root.put(&file, bytes[damage.from..damage.to].to_vec())) {
         tracing::warn!(error = %e, "cannot copy a damaged part of the log to quarantine");
     }
 }

@@ -2,13 +2,14 @@
 
 use std::path::Path;
 
+use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::manifest::{self, Manifest};
+use crate::manifest::Manifest;
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::snapshot::{Snapshot, SnapshotSource};
 use crate::tail::State;
-use crate::{open, wal};
+use crate::{journal, open, wal};
 
 pub struct ReadOnlyStore {
     root: Root,
@@ -23,7 +24,7 @@ impl ReadOnlyStore {
         if !dir.join("wal").is_dir() {
             return Err(StoreError::NoStore(dir.to_path_buf()));
         }
-        let root = Root::local(dir)?;
+        let root = Root::new(dir, Disk::default())?;
         let mut last = None;
         for _ in 0..TRIES {
             match Self::read_state(&root, dir).await {
@@ -41,10 +42,13 @@ impl ReadOnlyStore {
     }
 
     async fn manifest(root: &Root) -> Result<Manifest, StoreError> {
-        match root.get(manifest::PATH).await {
-            Ok(bytes) => Manifest::parse(&bytes),
-            Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => Ok(Manifest::default()),
-            Err(e) => Err(e),
+        let found = journal::find(root).await?;
+        match (found.manifest, found.damage.into_iter().next()) {
+            (Some(manifest), _) => Ok(manifest),
+            (None, None) => Ok(Manifest::default()),
+            (None, Some((file, why))) => {
+                Err(StoreError::Damaged(format!("{file}: {why}; start the server once to rebuild it")))
+            }
         }
     }
 

@@ -1,28 +1,33 @@
-//! Files of the store, through `object_store`. On a local disk a file counts only when it and its folder are synced, which
-//! `object_store` leaves to us.
+//! Files of the store: read through `object_store`, changed through [`Disk`].
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt};
 
+use crate::disk::{Disk, PARTIAL, files_below};
 use crate::error::StoreError;
 
 #[derive(Clone)]
 pub(crate) struct Root {
     pub objects: Arc<dyn ObjectStore>,
-    local: PathBuf,
+    pub disk: Disk,
+    folder: PathBuf,
 }
 
 impl Root {
-    pub fn local(dir: &Path) -> Result<Root, StoreError> {
+    pub fn new(dir: &Path, disk: Disk) -> Result<Root, StoreError> {
         let objects = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
-        let local = dir.canonicalize().map_err(|e| StoreError::io(dir, e))?;
-        Ok(Root { objects, local })
+        let folder = dir.canonicalize().map_err(|e| StoreError::io(dir, e))?;
+        Ok(Root { objects, disk, folder })
+    }
+
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.folder.join(path)
     }
 
     pub async fn get(&self, path: &str) -> Result<Bytes, StoreError> {
@@ -31,49 +36,82 @@ impl Root {
 
     /// Writes a file whole or not at all, and returns when it will survive a power cut.
     pub async fn put(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {
-        let location = ObjectPath::from(path);
-        self.objects.put(&location, PutPayload::from(data)).await.map_err(|e| self.disk_error(e))?;
-        let file = self.local.join(path);
-        tokio::task::spawn_blocking(move || {
-            let sync = || {
-                std::fs::File::open(&file)?.sync_all()?;
-                file.parent().map_or(Ok(()), crate::wal::sync_dir)
-            };
-            sync().map_err(|e| StoreError::io(&file, e))
+        self.change(path, move |root, file| {
+            root.make_folder_of(&file)?;
+            root.disk.put(&file, &data)
         })
         .await
-        .map_err(|e| StoreError::Busy(e.to_string()))?
+    }
+
+    /// The same for what can be lost.
+    pub async fn put_unsynced(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {
+        self.change(path, move |root, file| {
+            root.make_folder_of(&file)?;
+            root.disk.put_unsynced(&file, &data)
+        })
+        .await
     }
 
     pub async fn delete(&self, path: &str) -> Result<(), StoreError> {
-        match self.objects.delete(&ObjectPath::from(path)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
-            Err(e) => Err(e.into()),
+        self.change(path, |root, file| root.disk.remove(&file)).await
+    }
+
+    /// After files were deleted: a power cut does not bring them back.
+    pub async fn sync_folders_of(&self, paths: &[String]) -> Result<(), StoreError> {
+        let folders: BTreeSet<&str> = paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+        for folder in folders {
+            self.change(folder, |root, folder| root.disk.sync_folder(&folder)).await?;
         }
+        Ok(())
     }
 
     /// Moves a damaged file to `quarantine/`.
     pub async fn set_aside(&self, path: &str) -> Result<String, StoreError> {
         let aside = format!("quarantine/{}", path.replace('/', "__"));
-        self.objects.rename(&ObjectPath::from(path), &ObjectPath::from(aside.as_str())).await?;
+        let to = self.path(&aside);
+        self.change(path, move |root, from| {
+            root.make_folder_of(&to)?;
+            root.disk.rename(&from, &to)?;
+            root.disk.sync_folder(to.parent().expect("it is in a folder"))
+        })
+        .await?;
         Ok(aside)
     }
 
-    pub async fn list(&self, prefix: &str) -> Result<Vec<object_store::ObjectMeta>, StoreError> {
-        Ok(self.objects.list(Some(&ObjectPath::from(prefix))).try_collect().await?)
+    /// Paths of all files below a folder.
+    pub async fn list(&self, folder: &str) -> Result<Vec<String>, StoreError> {
+        self.change(folder, |root, folder| {
+            let mut found = Vec::new();
+            files_below(&folder, &mut found)?;
+            Ok(found.iter().filter_map(|f| Some(f.strip_prefix(&root.folder).ok()?.to_str()?.to_string())).collect())
+        })
+        .await
     }
 
-    /// `object_store` wraps the error of the disk; a full disk must be distinguished from the rest.
-    fn disk_error(&self, error: object_store::Error) -> StoreError {
-        let mut source: Option<&(dyn std::error::Error + 'static)> = Some(&error);
-        while let Some(e) = source {
-            if let Some(io) = e.downcast_ref::<std::io::Error>()
-                && matches!(io.kind(), std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded)
-            {
-                return StoreError::Full(self.local.clone());
-            }
-            source = e.source();
-        }
-        StoreError::ObjectStore(error)
+    /// Removes what writers that were killed had not finished.
+    pub async fn remove_partial(&self) -> Result<(), StoreError> {
+        self.change("", |root, folder| {
+            let mut found = Vec::new();
+            files_below(&folder, &mut found)?;
+            let partial = |file: &&PathBuf| file.to_str().is_some_and(|name| name.ends_with(PARTIAL));
+            found.iter().filter(partial).try_for_each(|file| root.disk.remove(file))
+        })
+        .await
+    }
+
+    fn make_folder_of(&self, file: &Path) -> std::io::Result<()> {
+        file.parent().map_or(Ok(()), |folder| self.disk.make_folder(&self.folder, folder))
+    }
+
+    /// Waiting for a disk is no work for the reactor.
+    async fn change<T: Send + 'static>(
+        &self,
+        path: &str,
+        change: impl FnOnce(&Root, PathBuf) -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (root, file) = (self.clone(), self.path(path));
+        let changed =
+            tokio::task::spawn_blocking(move || change(&root, file.clone()).map_err(|e| StoreError::io(file, e)));
+        changed.await.map_err(|e| StoreError::Busy(e.to_string()))?
     }
 }

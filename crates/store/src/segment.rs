@@ -6,7 +6,6 @@
 //! deltas, everything repeated as dictionaries, all under zstd.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use arrow::array::cast::AsArray;
 use arrow::array::{Array, ArrayRef, RecordBatch, UInt32Array};
@@ -26,10 +25,11 @@ use rollscope_model::read::{Text, column};
 use rollscope_model::tables::FORMAT_VERSION;
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::attr_types;
 use crate::census::Census;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
-use crate::manifest::Segment;
+use crate::manifest::{AttrTypes, Segment};
 
 /// A trace is looked up by reading one row group: small enough to be quick, large enough to compress.
 const ROW_GROUP_ROWS: usize = 128 << 10;
@@ -48,6 +48,8 @@ const ID_ENCODING: Encoding = Encoding::PLAIN;
 const SELF_KEY: &str = "rollscope.segment";
 /// What it holds of each step, as JSON ([`Census`]).
 const CENSUS_KEY: &str = "rollscope.census";
+/// The types of its attributes, as JSON ([`AttrTypes`]).
+const TYPES_KEY: &str = "rollscope.attr_types";
 
 pub(crate) struct NewSegment {
     pub segment: Segment,
@@ -154,6 +156,11 @@ fn encode(
     if let Some(census) = Census::of(table, batch) {
         let census = serde_json::to_string(&census).expect("a census is plain data");
         notes.push(KeyValue::new(CENSUS_KEY.to_string(), census));
+    }
+    let types = attr_types::of(batch);
+    if !types.is_empty() {
+        let types = serde_json::to_string(&types).expect("types are plain data");
+        notes.push(KeyValue::new(TYPES_KEY.to_string(), types));
     }
     let mut props = WriterProperties::builder()
         .set_writer_version(WriterVersion::PARQUET_2_0)
@@ -401,14 +408,16 @@ pub(crate) fn verify(segment: &Segment, data: &Bytes) -> Result<(), String> {
     Ok(())
 }
 
-/// The description in a file's metadata, for rebuilding a manifest.
-pub(crate) fn describe_self(data: &Bytes) -> Option<Segment> {
+/// What a file says of itself in its metadata, for rebuilding a manifest.
+pub(crate) fn describe_self(data: &Bytes) -> Option<(Segment, AttrTypes)> {
     let reader = ParquetRecordBatchReaderBuilder::try_new(data.clone()).ok()?;
-    let about = reader.metadata().file_metadata().key_value_metadata()?.iter().find(|kv| kv.key == SELF_KEY)?;
-    let mut segment: Segment = serde_json::from_str(about.value.as_deref()?).ok()?;
+    let notes = reader.metadata().file_metadata().key_value_metadata()?;
+    let note = |key: &str| notes.iter().find(|note| note.key == key)?.value.as_deref();
+    let mut segment: Segment = serde_json::from_str(note(SELF_KEY)?).ok()?;
     segment.bytes = data.len() as u64;
     segment.checksum = xxh3_64(data);
-    Some(segment)
+    let types = note(TYPES_KEY).and_then(|types| serde_json::from_str(types).ok()).unwrap_or_default();
+    Some((segment, types))
 }
 
 /// Bytes of the footer, by the last eight bytes of a file.
@@ -523,8 +532,4 @@ pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(props))?;
     writer.write(batch)?;
     Ok(writer.into_inner()?)
-}
-
-pub(crate) fn arc(segment: Segment) -> Arc<Segment> {
-    Arc::new(segment)
 }

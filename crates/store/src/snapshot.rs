@@ -6,12 +6,13 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt};
 use rollscope_model::Table;
 
 use crate::census::Census;
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
+use crate::root::Root;
 use crate::segment::{self, SegmentBatches};
 
 /// One table at one moment.
@@ -26,12 +27,16 @@ pub struct TableSnapshot {
     pub replaced: Arc<HashSet<u128>>,
 }
 
+/// Whoever has it may write beside the tables.
+#[derive(Clone)]
+pub struct Keeper(pub(crate) Root);
+
 /// All tables at one moment.
 #[derive(Clone)]
 pub struct Snapshot {
     pub object_store: Arc<dyn ObjectStore>,
-    /// Whoever has the snapshot may keep what it worked out ([`Snapshot::keep_derived`]).
-    pub writable: bool,
+    /// Keeps what was worked out from the snapshot ([`Snapshot::keep_derived`]). `None`: nobody does.
+    pub keeper: Option<Keeper>,
     /// Rises with every visible change.
     pub version: u64,
     /// Rows newer than a version `v >= settled` are all in the tail ([`Snapshot::tail_since`]); for an older `v` they may
@@ -91,9 +96,8 @@ impl Snapshot {
     /// Keeps something that was worked out from a run's rows, until the run is deleted. It can be worked out again: what
     /// cannot be written is left out, and what is written is not synced.
     pub async fn keep_derived(&self, run_id: &str, name: &str, data: Vec<u8>) {
-        let path = Path::from(format!("{}/{name}", derived_folder(run_id)));
-        if self.writable
-            && let Err(e) = self.object_store.put(&path, PutPayload::from(data)).await
+        if let Some(Keeper(root)) = &self.keeper
+            && let Err(e) = root.put_unsynced(&format!("{}/{name}", derived_folder(run_id)), data).await
         {
             tracing::debug!(error = %e, "cannot keep what was worked out");
         }

@@ -10,12 +10,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::cast::AsArray;
-use arrow::array::{Array, BooleanArray, MapArray, RecordBatch};
+use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::compute::{concat_batches, filter_record_batch};
-use arrow::datatypes::{DataType, Int64Type};
+use arrow::datatypes::Int64Type;
 use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 
+use crate::attr_types;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest};
@@ -81,7 +82,7 @@ impl Incoming {
     pub fn new(table: Table, batch: RecordBatch) -> Incoming {
         let keys = identity_hashes(table, &batch);
         let open = open_rows(table, &batch);
-        let attr_types = attr_types_of(&batch);
+        let attr_types = attr_types::of(&batch);
         Incoming { table, batch, keys, open, attr_types }
     }
 
@@ -433,7 +434,7 @@ impl State {
             let batch = chunk.visible();
             (0..batch.num_rows()).any(|row| run_of(&batch, row) == run_id)
         };
-        self.manifest.segments.iter().any(|s| s.run_id == run_id)
+        self.manifest.kept().any(|s| s.run_id == run_id)
             || self.tables.iter().any(|t| t.sealed.iter().chain(&t.active).any(in_tail))
     }
 
@@ -501,7 +502,7 @@ impl State {
             })
             .collect();
         let (version, settled) = (self.version, self.settled);
-        Snapshot { object_store, writable: false, version, settled, tables, attr_types: self.attr_types.clone() }
+        Snapshot { object_store, keeper: None, version, settled, tables, attr_types: self.attr_types.clone() }
     }
 }
 
@@ -538,50 +539,4 @@ fn coalesce(table: Table, state: &mut TableState, index: &mut TableIndex) {
     let visible = OnceLock::new();
     state.active.push(Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible, bytes, version });
     index.chunks = state.active.len() as u32;
-}
-
-/// Attribute keys and their types in the map columns of a batch. Rows tend to repeat the keys of the row before, in the
-/// same order, so most look-ups are one comparison.
-fn attr_types_of(batch: &RecordBatch) -> AttrTypes {
-    let mut all = AttrTypes::new();
-    for (field, column) in batch.schema().fields().iter().zip(batch.columns()) {
-        if !matches!(field.data_type(), DataType::Map(_, _)) {
-            continue;
-        }
-        let found = map_types(column.as_map());
-        if !found.is_empty() {
-            all.insert(field.name().clone(), found);
-        }
-    }
-    all
-}
-
-fn map_types(map: &MapArray) -> BTreeMap<String, u8> {
-    let keys = map.keys().as_string::<i32>();
-    let values = map.values().as_string::<i32>();
-    let mut slots: Vec<(&str, u8)> = Vec::new();
-    let mut by_key: HashMap<&str, usize> = HashMap::new();
-    let mut layout: Vec<usize> = Vec::new();
-    for window in map.offsets().windows(2) {
-        for (position, entry) in (window[0] as usize..window[1] as usize).enumerate() {
-            let key = keys.value(entry);
-            let slot = match layout.get(position) {
-                Some(slot) if slots[*slot].0 == key => *slot,
-                _ => {
-                    let slot = *by_key.entry(key).or_insert_with(|| {
-                        slots.push((key, 0));
-                        slots.len() - 1
-                    });
-                    if position < layout.len() {
-                        layout[position] = slot;
-                    } else {
-                        layout.push(slot);
-                    }
-                    slot
-                }
-            };
-            slots[slot].1 |= rollscope_model::attrs::type_of(values.value(entry)) as u8;
-        }
-    }
-    slots.into_iter().map(|(key, bits)| (key.to_string(), bits)).collect()
 }

@@ -7,8 +7,7 @@
 //! ```
 //! All numbers are little-endian; the checksum covers the table byte and the stream.
 
-use std::fs::{File, OpenOptions};
-use std::io::{Cursor, Seek, SeekFrom, Write};
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
@@ -17,6 +16,7 @@ use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use rollscope_model::Table;
 use rollscope_model::tables::FORMAT_VERSION;
 
+use crate::disk::{Disk, DiskFile};
 use crate::error::StoreError;
 
 const FILE_MAGIC: &[u8; 8] = b"RSWAL\0\0\0";
@@ -51,7 +51,7 @@ fn checksum(table: u8, payload: &[u8]) -> u32 {
 
 /// The log file that is being written.
 pub(crate) struct Log {
-    file: File,
+    file: DiskFile,
     path: PathBuf,
     pub number: u64,
     /// Everything before this is on disk.
@@ -60,39 +60,37 @@ pub(crate) struct Log {
 }
 
 impl Log {
-    pub fn create(dir: &Path, number: u64) -> Result<Log, StoreError> {
+    pub fn create(disk: &Disk, dir: &Path, number: u64) -> Result<Log, StoreError> {
         let path = path(dir, number);
         let io = |e| StoreError::io(&path, e);
-        let mut file = OpenOptions::new().create_new(true).write(true).open(&path).map_err(io)?;
+        let mut file = disk.create(&path).map_err(io)?;
         let mut header = [0; FILE_HEADER];
         header[..8].copy_from_slice(FILE_MAGIC);
         header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
         header[12..].copy_from_slice(&number.to_le_bytes());
-        let made = file.write_all(&header).and_then(|()| file.sync_data()).and_then(|()| sync_dir(dir));
+        let made = file.write(&header).and_then(|()| file.sync()).and_then(|()| disk.sync_folder(dir));
         if let Err(e) = made {
-            let _ = std::fs::remove_file(&path);
+            let _ = disk.remove(&path);
             return Err(io(e));
         }
         Ok(Log { file, path, number, synced: FILE_HEADER as u64, written: FILE_HEADER as u64 })
     }
 
     pub fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
-        self.file.write_all(record).map_err(|e| StoreError::io(&self.path, e))?;
+        self.file.write(record).map_err(|e| StoreError::io(&self.path, e))?;
         self.written += record.len() as u64;
         Ok(())
     }
 
     pub fn sync(&mut self) -> Result<(), StoreError> {
-        self.file.sync_data().map_err(|e| StoreError::io(&self.path, e))?;
+        self.file.sync().map_err(|e| StoreError::io(&self.path, e))?;
         self.synced = self.written;
         Ok(())
     }
 
     /// After a failure: forgets everything that was not synced, so that the next record starts at a clean place.
     pub fn rewind(&mut self) -> Result<(), StoreError> {
-        let io = |e| StoreError::io(&self.path, e);
-        self.file.set_len(self.synced).map_err(io)?;
-        self.file.seek(SeekFrom::Start(self.synced)).map_err(io)?;
+        self.file.cut(self.synced).map_err(|e| StoreError::io(&self.path, e))?;
         self.written = self.synced;
         Ok(())
     }
@@ -104,10 +102,6 @@ impl Log {
 
 pub(crate) fn path(dir: &Path, number: u64) -> PathBuf {
     dir.join(format!("{number:016}.log"))
-}
-
-pub(crate) fn sync_dir(dir: &Path) -> std::io::Result<()> {
-    File::open(dir)?.sync_all()
 }
 
 /// The numbers of the log files in a folder, ascending.

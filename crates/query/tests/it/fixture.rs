@@ -29,7 +29,7 @@ impl SnapshotSource for Stored {
     fn snapshot(&self) -> Snapshot {
         Snapshot {
             object_store: Arc::new(LocalFileSystem::new_with_prefix(self.folder.path()).unwrap()),
-            writable: false,
+            keeper: None,
             version: 1,
             settled: 1,
             tables: self.tables.lock().unwrap().clone(),

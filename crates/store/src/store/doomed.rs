@@ -28,10 +28,10 @@ impl Shared {
             for hash in &unnamed {
                 self.root.delete(&crate::media::path(hash)).await?;
             }
-            let _commit = self.commit.lock().await;
+            let mut commit = self.commit.lock().await;
             let mut manifest = Manifest::clone(&self.state.read().manifest);
             manifest.doomed_media.retain(|hash| !doomed.contains(hash));
-            self.commit_manifest(manifest, |_, _| {}).await
+            self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await
         };
         if let Err(e) = swept.await {
             tracing::warn!(error = %e, "cannot delete the media of a deleted run; trying again later");
@@ -56,33 +56,32 @@ impl Shared {
         self.doomed.lock().push((Instant::now() + grace, path));
     }
 
-    /// Files that no manifest names: left by a process that ended before their time had come.
+    /// Files that no manifest names: left by a process that ended before their time had come, or before its commit.
     pub(super) async fn doom_leftovers(&self) -> Result<(), StoreError> {
-        let live: HashSet<String> =
-            self.state.read().manifest.segments.iter().map(|segment| segment.path.clone()).collect();
+        let manifest = self.state.read().manifest.clone();
+        let kept: HashSet<&str> = manifest.kept().map(|segment| segment.path.as_str()).collect();
+        let gone: HashSet<&str> = manifest.gone.iter().map(String::as_str).collect();
         for table in Table::ALL {
-            for object in self.root.list(table.name()).await? {
-                let path = object.location.to_string();
-                if !live.contains(&path) {
-                    self.doom(path, Duration::MAX);
-                }
+            for path in self.root.list(table.name()).await?.into_iter().filter(|path| !kept.contains(path.as_str())) {
+                // Readers may use what was live once.
+                let grace = if gone.contains(path.as_str()) { Duration::MAX } else { Duration::ZERO };
+                self.doom(path, grace);
             }
         }
-        let runs: HashSet<String> =
-            self.state.read().manifest.segments.iter().map(|segment| derived_folder(&segment.run_id)).collect();
-        for object in self.root.list(DERIVED).await? {
-            let path = object.location.to_string();
+        let runs: HashSet<String> = manifest.kept().map(|segment| derived_folder(&segment.run_id)).collect();
+        for path in self.root.list(DERIVED).await? {
             if !path.rsplit_once('/').is_some_and(|(folder, _)| runs.contains(folder)) {
                 self.doom(path, Duration::ZERO);
             }
         }
+        self.delete_doomed().await;
         Ok(())
     }
 
     /// What was worked out from the rows of a deleted run.
     pub(super) async fn delete_derived(&self, run_id: &str) {
         let files = self.root.list(&derived_folder(run_id)).await.unwrap_or_default();
-        files.into_iter().for_each(|file| self.doom(file.location.to_string(), Duration::ZERO));
+        files.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
         self.delete_doomed().await;
     }
 
@@ -95,10 +94,15 @@ impl Shared {
             let due: Vec<(Instant, String)> = due;
             due.into_iter().map(|(_, path)| path).collect()
         };
-        for path in due {
-            if let Err(e) = self.root.delete(&path).await {
-                tracing::warn!(file = path, error = %e, "cannot delete a file");
+        for path in &due {
+            if let Err(e) = self.root.delete(path).await {
+                tracing::warn!(file = path, error = %e, "cannot delete a file; trying again later");
+                self.doom(path.clone(), Duration::MAX);
             }
+        }
+        // Until this is done, the manifest calls them gone.
+        if let Err(e) = self.root.sync_folders_of(&due).await {
+            tracing::warn!(error = %e, "cannot sync a folder");
         }
     }
 }

@@ -12,6 +12,7 @@ use super::shared::Shared;
 use super::writer::WRITER;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
+use crate::journal::Journal;
 use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort, NewSegment};
 use crate::tail::{Replaced, TableIndex, TableState};
@@ -58,31 +59,34 @@ impl Shared {
     }
 
     async fn try_flush(&self) -> Result<(), StoreError> {
-        let _commit = self.commit.lock().await;
+        let mut commit = self.commit.lock().await;
         match self.seal(None)? {
-            true => self.write_sealed(None).await,
+            true => self.write_sealed(&mut commit, None).await,
             false => Ok(()),
         }
     }
 
     /// A flush that leaves out a run, and drops its segments in the same commit.
     pub(super) async fn flush_but(&self, run_id: &str) -> Result<(), StoreError> {
-        let _commit = self.commit.lock().await;
-        let flushed = async {
+        let mut commit = self.commit.lock().await;
+        let mut flushed = async || {
             // A generation left over from a flush that failed was closed before: it goes first.
             if self.state.read().has_sealed() {
-                self.write_sealed(None).await?;
+                self.write_sealed(&mut commit, None).await?;
             }
             self.seal(Some(run_id))?;
-            self.write_sealed(Some(run_id)).await
+            self.write_sealed(&mut commit, Some(run_id)).await?;
+            // No segment says that others are deleted: it stands in both files of the manifest.
+            self.write_manifest(&mut commit).await;
+            Ok(())
         };
-        let result = flushed.await;
+        let result = flushed().await;
         self.tell_flushed(&result);
         result
     }
 
-    /// Makes segments of the sealed generation, without the rows and segments of the run `but`. The caller holds `commit`.
-    async fn write_sealed(&self, but: Option<&str>) -> Result<(), StoreError> {
+    /// Makes segments of the sealed generation, without the rows and segments of the run `but`.
+    async fn write_sealed(&self, journal: &mut Journal, but: Option<&str>) -> Result<(), StoreError> {
         if self.vitals.is_dead(WRITER) {
             // It may have died half-way through a change of the tail. The log has all that was acknowledged.
             return Err(self.gone());
@@ -100,27 +104,32 @@ impl Shared {
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         let mut fresh: Vec<NewSegment> = Vec::new();
         let mut gone: Vec<String> = Vec::new();
-        let mut deleted: Vec<Arc<Segment>> = Vec::new();
         let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
         if let Some(run) = but {
-            deleted = manifest.segments.iter().filter(|s| s.run_id == run).cloned().collect();
-            manifest.segments.retain(|s| s.run_id != run);
+            let deleted: Vec<Segment> = manifest.kept().filter(|s| s.run_id == run).cloned().collect();
+            manifest.remove(|s| s.run_id == run);
             self.media_named_in(&deleted, &mut doomed_media).await;
         }
         for (table, mut batches, replaced) in work {
-            // Rows of older segments that newer rows replace: those segments are written again without them.
+            // Rows of older segments that newer rows replace: those segments are written again without them. One that has
+            // no others is replaced by what is flushed now.
+            let mut emptied = Vec::new();
             for old in manifest.segments_of(table).filter(|s| replaced.may_be_in(s)).cloned().collect::<Vec<_>>() {
                 match self.rewrite_without(table, &old, &replaced.keys).await {
                     Ok(None) => {}
                     Ok(Some(rewritten)) => {
+                        if rewritten.is_empty() {
+                            emptied.push(old.path.clone());
+                        }
                         fresh.extend(rewritten);
                         gone.push(old.path.clone());
                     }
                     // One bad file does not keep the rows of all others in memory.
                     Err(StoreError::Damaged(why)) => {
-                        manifest.segments.retain(|s| s.path != old.path);
+                        manifest.remove(|s| s.path == old.path);
                         manifest.set_aside.push(self.quarantine(&old.path, why).await);
                     }
+                    Err(StoreError::Unreadable(why)) => manifest.leave_out(&old.path, &why),
                     Err(e) => return Err(e),
                 }
             }
@@ -132,20 +141,17 @@ impl Shared {
             }
             batches.retain(|b| b.num_rows() > 0);
             if !batches.is_empty() {
-                fresh.extend(self.build(table, batches, Effort::Flush, Vec::new()).await?);
+                fresh.extend(self.build(table, batches, Effort::Flush, emptied).await?);
             }
         }
         manifest.doomed_media = doomed_media.into_iter().collect();
-        manifest.segments.retain(|s| !gone.contains(&s.path));
-        let mut identities = Vec::new();
-        for new in fresh {
-            self.root.put(&new.segment.path, new.data).await?;
-            let segment = segment::arc(new.segment);
-            manifest.segments.push(segment.clone());
-            identities.push((segment, new.identities));
-        }
+        manifest.remove(|s| gone.contains(&s.path));
+        let identities = self.put_segments(fresh).await?;
+        manifest.segments.extend(identities.iter().map(|(segment, _)| segment.clone()));
         manifest.wal_floor = manifest.wal_floor.max(floor);
-        self.commit_manifest(manifest, |state, writer| {
+        // What a user deleted, no query finds any more: its files wait only for those that run.
+        let grace = if but.is_some() { DELETED_RUN_GRACE } else { Duration::MAX };
+        self.commit_manifest(journal, manifest, grace, |state, writer| {
             state.tables.iter_mut().for_each(TableState::drop_sealed);
             state.settled = match but {
                 None => state.settled.max(state.sealed_at),
@@ -157,16 +163,10 @@ impl Shared {
             }
         })
         .await?;
-        for path in gone {
-            self.doom(path, Duration::MAX);
-        }
-        // A user deleted it: no query finds it any more, and the files are deleted when running queries are done with them.
-        for segment in deleted {
-            self.doom(segment.path.clone(), DELETED_RUN_GRACE);
-        }
-        for number in wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor) {
-            let path = wal::path(&self.wal_dir, number);
-            std::fs::remove_file(&path).map_err(|e| StoreError::io(path, e))?;
+        let old: Vec<u64> = wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor).collect();
+        for number in &old {
+            let path = wal::path(&self.wal_dir, *number);
+            self.root.disk.remove(&path).map_err(|e| StoreError::io(path, e))?;
         }
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
@@ -200,7 +200,7 @@ impl Shared {
     }
 
     /// Hashes that the conversations in these segments name. A segment that cannot be read names nothing.
-    async fn media_named_in(&self, segments: &[Arc<Segment>], hashes: &mut HashSet<String>) {
+    async fn media_named_in(&self, segments: &[Segment], hashes: &mut HashSet<String>) {
         let snapshot = self.state.read().snapshot(self.root.objects.clone());
         for segment in segments.iter().filter(|s| s.table == Table::Conversations.name()) {
             if let Err(e) = crate::media::named_in_segment(&snapshot, segment, hashes).await {
@@ -220,12 +220,12 @@ impl Shared {
         if !state.has_active() {
             return Ok(false);
         }
-        let mut log = Log::create(&self.wal_dir, writer.log.number + 1)?;
+        let mut log = Log::create(&self.root.disk, &self.wal_dir, writer.log.number + 1)?;
         let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED, but)? };
         if let Some(batch) = &carried {
             let logged = wal::encode(Table::Spans, batch).and_then(|r| log.write(&r)).and_then(|()| log.sync());
             if let Err(e) = logged {
-                let _ = std::fs::remove_file(wal::path(&self.wal_dir, log.number));
+                let _ = self.root.disk.remove(&wal::path(&self.wal_dir, log.number));
                 return Err(e);
             }
         }

@@ -19,12 +19,13 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use utoipa::ToSchema;
 
+use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::lock::Lock;
 use crate::manifest::SetAside;
 use crate::options::StoreOptions;
 use crate::root::Root;
-use crate::snapshot::{Snapshot, SnapshotSource};
+use crate::snapshot::{Keeper, Snapshot, SnapshotSource};
 use crate::tail::Incoming;
 use crate::touched::{self, Step, Touched};
 use crate::vitals::{Death, Vitals};
@@ -100,20 +101,27 @@ impl Store {
     /// Opens or creates a store, replays the log, and starts the writer. Must be called inside a tokio runtime.
     /// Boxed, so that it is compiled here and not once more in each crate that opens a store.
     pub fn open(options: StoreOptions) -> BoxFuture<'static, Result<Store, StoreError>> {
-        Box::pin(Store::open_here(options))
+        Store::open_on(options, Disk::default())
     }
 
-    async fn open_here(options: StoreOptions) -> Result<Store, StoreError> {
+    /// The same with a disk that is watched.
+    pub fn open_on(options: StoreOptions, disk: Disk) -> BoxFuture<'static, Result<Store, StoreError>> {
+        Box::pin(Store::open_here(options, disk))
+    }
+
+    async fn open_here(options: StoreOptions, disk: Disk) -> Result<Store, StoreError> {
         let dir = options.dir.clone();
-        let wal_dir = dir.join("wal");
-        std::fs::create_dir_all(&wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
+        disk.make_folder(&dir, &dir).map_err(|e| StoreError::io(&dir, e))?;
         let lock = Lock::take(&dir)?;
-        let root = Root::local(&dir)?;
+        let root = Root::new(&dir, disk)?;
+        let wal_dir = root.path("wal");
+        root.disk.make_folder(&root.path(""), &wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
+        root.remove_partial().await?;
         let mut opened = crate::open::load(&root, &options).await?;
         let numbers = wal::list(&wal_dir)?;
         let next = numbers.last().map_or(opened.manifest.wal_floor, |n| n + 1).max(opened.manifest.wal_floor).max(1);
         for stale in numbers.iter().filter(|n| **n < opened.manifest.wal_floor) {
-            let _ = std::fs::remove_file(wal::path(&wal_dir, *stale));
+            let _ = root.disk.remove(&wal::path(&wal_dir, *stale));
         }
         let live: Vec<u64> = numbers.into_iter().filter(|n| *n >= opened.manifest.wal_floor).collect();
         let replayed = {
@@ -126,7 +134,7 @@ impl Store {
             .expect("replay does not panic")?
         };
         opened.set_aside.extend(replayed.set_aside);
-        let log = Log::create(&wal_dir, next)?;
+        let log = Log::create(&root.disk, &wal_dir, next)?;
         let mut id = [0; 4];
         getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("cannot get random numbers: {e}")))?;
         let writer_id = format!("{:08x}", u32::from_be_bytes(id));
@@ -137,7 +145,7 @@ impl Store {
             writer: Mutex::new(Writer { log, indices: replayed.indices, known: replayed.known, sealed_floor: 0 }),
             queue: Mutex::new(Some(queue)),
             gate: tokio::sync::RwLock::new(()),
-            commit: tokio::sync::Mutex::new(()),
+            commit: tokio::sync::Mutex::new(opened.journal),
             flush_wanted: tokio::sync::Notify::new(),
             flush_state: Mutex::default(),
             flush_done: Condvar::new(),
@@ -146,6 +154,7 @@ impl Store {
             writer_id,
             names: AtomicU64::new(0),
             doomed: Mutex::default(),
+            unsettled: Mutex::default(),
             wal_dir,
             closed: AtomicBool::new(false),
             lock: Mutex::new(Some(lock)),
@@ -319,6 +328,12 @@ impl Store {
                 item.file, item.why
             ));
         }
+        for item in &manifest.unread {
+            problems.push(format!(
+                "{} cannot be read ({}) and is left out; make it readable for the user that runs rollscope, then restart",
+                item.segment.path, item.why
+            ));
+        }
         let deaths = self.shared.vitals.deaths();
         problems.extend(deaths.iter().map(ToString::to_string));
         let writable =
@@ -331,6 +346,7 @@ impl Store {
         drop(self.shared.queue.lock().take());
         self.shared.closed.store(true, Ordering::Relaxed);
         let result = self.flush().await;
+        self.shared.write_manifest(&mut *self.shared.commit.lock().await).await;
         self.shared.lock.lock().take();
         result
     }
@@ -339,6 +355,6 @@ impl Store {
 impl SnapshotSource for Store {
     fn snapshot(&self) -> Snapshot {
         let snapshot = self.shared.state.read().snapshot(self.shared.root.objects.clone());
-        Snapshot { writable: true, ..snapshot }
+        Snapshot { keeper: Some(Keeper(self.shared.root.clone())), ..snapshot }
     }
 }

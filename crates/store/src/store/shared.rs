@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use parking_lot::{Condvar, Mutex, RwLock};
@@ -14,8 +14,10 @@ use tokio::sync::{mpsc, watch};
 use super::flush::FlushState;
 use super::writer::{Request, WRITER, Writer};
 use crate::error::StoreError;
+use crate::identity::IdentitySet;
+use crate::journal::{COMMITS, Journal, MANIFEST};
 use crate::lock::Lock;
-use crate::manifest::{self, Manifest, Segment, SetAside};
+use crate::manifest::{Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
@@ -32,7 +34,7 @@ pub(super) struct Shared {
     /// Held for writing while a run is deleted.
     pub(super) gate: tokio::sync::RwLock<()>,
     /// Commits to the manifest happen one at a time.
-    pub(super) commit: tokio::sync::Mutex<()>,
+    pub(super) commit: tokio::sync::Mutex<Journal>,
     pub(super) flush_wanted: tokio::sync::Notify,
     pub(super) flush_state: Mutex<FlushState>,
     pub(super) flush_done: Condvar,
@@ -43,6 +45,8 @@ pub(super) struct Shared {
     pub(super) names: AtomicU64,
     /// Files to delete, and when.
     pub(super) doomed: Mutex<Vec<(Instant, String)>>,
+    /// Segments of commits that failed, but may be there at the next start: to be deleted after the next commit.
+    pub(super) unsettled: Mutex<Vec<String>>,
     pub(super) wal_dir: PathBuf,
     pub(super) closed: AtomicBool,
     pub(super) lock: Mutex<Option<Lock>>,
@@ -83,48 +87,107 @@ impl Shared {
         death.map_or(StoreError::Closed, StoreError::Failed)
     }
 
-    /// Replaces the manifest on disk, then in memory together with `also`, so that readers see both or neither, and the
-    /// writer admits every group of rows against one of them. The caller holds `commit`.
+    /// Changes the manifest on disk, then in memory together with `also`, so that readers see both or neither, and the
+    /// writer admits every group of rows against one of them. What was removed is deleted once readers had time to finish,
+    /// `grace` at most.
     pub(super) async fn commit_manifest(
         &self,
+        journal: &mut Journal,
         mut manifest: Manifest,
+        grace: Duration,
         also: impl FnOnce(&mut State, &mut Writer),
     ) -> Result<(), StoreError> {
-        {
+        let commit = {
             let state = self.state.read();
             manifest.version = state.manifest.version + 1;
             manifest.attr_types =
                 state.attr_types.iter().map(|(t, types)| (t.name().to_string(), types.clone())).collect();
+            manifest.since(&state.manifest)
+        };
+        let (added, removed): (Vec<String>, Vec<String>) =
+            (commit.added.iter().map(|s| s.path.clone()).collect(), commit.removed.clone());
+        manifest.gone = self.doomed.lock().iter().map(|(_, path)| path).chain(&removed).cloned().collect();
+        let manifest = Arc::new(manifest);
+        let (root, next) = (self.root.clone(), manifest.clone());
+        let committed = on_disk(journal, move |journal| journal.commit(&root, commit, &next)).await?;
+        if let Err(failed) = committed {
+            match failed.is_certain {
+                true => self.discard(&added).await,
+                // The next start may find it, and then needs its segments.
+                false => self.unsettled.lock().extend(added),
+            }
+            return Err(StoreError::io(self.root.path(COMMITS), failed.error));
         }
-        self.root.put(manifest::PATH, manifest.to_bytes()).await?;
-        let mut writer = self.writer.lock();
-        let mut state = self.state.write();
-        state.manifest = Arc::new(manifest);
-        also(&mut state, &mut writer);
-        state.version += 1;
-        self.changes.send_replace(state.version);
+        {
+            let mut writer = self.writer.lock();
+            let mut state = self.state.write();
+            state.manifest = manifest;
+            also(&mut state, &mut writer);
+            state.version += 1;
+            self.changes.send_replace(state.version);
+        }
+        let settled = std::mem::take(&mut *self.unsettled.lock());
+        settled.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
+        removed.into_iter().for_each(|path| self.doom(path, grace));
         Ok(())
     }
 
+    /// Brings `manifest.json` up to date.
+    pub(super) async fn write_manifest(&self, journal: &mut Journal) {
+        if journal.has_commits() {
+            let mut manifest = Manifest::clone(&self.state.read().manifest);
+            manifest.gone = self.doomed.lock().iter().map(|(_, path)| path.clone()).collect();
+            let root = self.root.clone();
+            match on_disk(journal, move |journal| journal.rewrite(&root, &manifest)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(failed)) => tracing::warn!(error = %failed.error, "cannot write {MANIFEST}"),
+                Err(e) => tracing::warn!(error = %e, "cannot write {MANIFEST}"),
+            }
+        }
+    }
+
+    /// Writes new segments. If one cannot be written, none is left.
+    pub(super) async fn put_segments(
+        &self,
+        new: Vec<NewSegment>,
+    ) -> Result<Vec<(Arc<Segment>, IdentitySet)>, StoreError> {
+        let mut written = Vec::with_capacity(new.len());
+        for new in new {
+            let put = self.root.put(&new.segment.path, new.data).await;
+            let path = new.segment.path.clone();
+            written.push((Arc::new(new.segment), new.identities));
+            if let Err(e) = put {
+                tracing::warn!(file = path, error = %e, "cannot write a segment");
+                let paths: Vec<String> = written.iter().map(|(segment, _)| segment.path.clone()).collect();
+                self.discard(&paths).await;
+                return Err(e);
+            }
+        }
+        Ok(written)
+    }
+
+    /// Deletes segments that no reader has seen: at once, because nothing fills a disk like a write that is tried again.
+    async fn discard(&self, paths: &[String]) {
+        for path in paths {
+            if self.root.delete(path).await.is_err() {
+                self.doom(path.clone(), Duration::ZERO);
+            }
+        }
+    }
+
     pub(super) async fn record_set_aside(&self, items: Vec<SetAside>) -> Result<(), StoreError> {
-        let _commit = self.commit.lock().await;
+        let mut commit = self.commit.lock().await;
         let mut manifest = Manifest::clone(&self.state.read().manifest);
-        manifest.segments.retain(|s| !items.iter().any(|i| i.file == s.path));
+        manifest.remove(|s| items.iter().any(|i| i.file == s.path));
         manifest.set_aside.extend(items.iter().cloned());
-        let committed = self.commit_manifest(manifest, |_, _| {}).await;
+        let committed = self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await;
         // Reported also if it could not be recorded, and not before readers do without it.
         self.set_aside_now.lock().extend(items);
         committed
     }
 
-    /// The bytes of a segment, checked. `Damaged`: it is missing or not what was written, and trying again does not help.
     pub(super) async fn read_segment(&self, segment: &Segment) -> Result<bytes::Bytes, StoreError> {
-        let data = self.root.get(&segment.path).await.map_err(|e| match e.is_of_the_machine() {
-            true => e,
-            false => StoreError::Damaged(e.to_string()),
-        })?;
-        segment::verify(segment, &data).map_err(StoreError::Damaged)?;
-        Ok(data)
+        crate::open::read_segment(&self.root, segment).await
     }
 
     pub(super) async fn quarantine(&self, path: &str, why: String) -> SetAside {
@@ -135,10 +198,22 @@ impl Shared {
         SetAside { file: path.into(), why, at_ns: now_ns() }
     }
 
-    /// A live segment turned out to be damaged: stop serving it, move it to quarantine and report it.
-    pub(super) async fn set_segment_aside(&self, path: &str, why: String) -> Result<(), StoreError> {
-        let item = self.quarantine(path, why).await;
-        self.record_set_aside(vec![item]).await
+    /// A live segment turned out to be damaged, or cannot be read: stop serving it, and report it. A damaged one is moved
+    /// to quarantine. Other errors are passed on.
+    pub(super) async fn drop_segment(&self, path: &str, error: StoreError) -> Result<(), StoreError> {
+        match error {
+            StoreError::Damaged(why) => {
+                let item = self.quarantine(path, why).await;
+                self.record_set_aside(vec![item]).await
+            }
+            StoreError::Unreadable(why) => {
+                let mut commit = self.commit.lock().await;
+                let mut manifest = Manifest::clone(&self.state.read().manifest);
+                manifest.leave_out(path, &why);
+                self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await
+            }
+            other => Err(other),
+        }
     }
 
     /// Segments that the writer stumbled over.
@@ -147,10 +222,10 @@ impl Shared {
         for path in paths {
             let segment = self.state.read().manifest.segments.iter().find(|s| s.path == path).cloned();
             if let Some(segment) = segment
-                && let Err(StoreError::Damaged(why)) = self.read_segment(&segment).await
-                && let Err(e) = self.set_segment_aside(&path, why).await
+                && let Err(e) = self.read_segment(&segment).await
+                && let Err(e) = self.drop_segment(&path, e).await
             {
-                tracing::warn!(error = %e, "cannot record a quarantined file");
+                tracing::warn!(file = path, error = %e, "cannot read a segment");
             }
         }
     }
@@ -175,4 +250,19 @@ impl Shared {
         .await
         .map_err(|e| StoreError::Busy(e.to_string()))?
     }
+}
+
+/// Lets the journal wait for the disk, away from the reactor.
+async fn on_disk<T: Send + 'static>(
+    journal: &mut Journal,
+    work: impl FnOnce(&mut Journal) -> T + Send + 'static,
+) -> Result<T, StoreError> {
+    let mut taken = std::mem::take(journal);
+    let done = tokio::task::spawn_blocking(move || {
+        let result = work(&mut taken);
+        (taken, result)
+    });
+    let (taken, result) = done.await.map_err(|e| StoreError::Busy(e.to_string()))?;
+    *journal = taken;
+    Ok(result)
 }

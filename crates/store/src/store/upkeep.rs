@@ -69,9 +69,11 @@ pub(super) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
     for segment in segments {
         let Some(shared) = weak.upgrade() else { return };
         let live = shared.state.read().manifest.segments.contains(&segment);
-        if live && let Err(why) = crate::open::check(&shared.root, &segment).await {
-            let recorded = shared.set_segment_aside(&segment.path, why).await;
-            recorded.unwrap_or_else(|e| tracing::warn!(error = %e, "cannot record a quarantined file"));
+        if live
+            && let Err(e) = crate::open::check(&shared.root, &segment).await
+            && let Err(e) = shared.drop_segment(&segment.path, e).await
+        {
+            tracing::warn!(file = segment.path, error = %e, "cannot check a segment");
         }
     }
 }
@@ -82,7 +84,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     if options.retention_age_s == 0 && options.retention_bytes == 0 {
         return Ok(());
     }
-    let _commit = shared.commit.lock().await;
+    let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     let before = manifest.segments.len();
     let oldest_kept =
@@ -105,9 +107,8 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     }
     manifest.segments.retain(|s| !expired.contains(&s.path));
     let count = (before - manifest.segments.len()) as u64;
-    shared.commit_manifest(manifest, |_, _| {}).await?;
+    shared.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await?;
     shared.counters.expired_segments.fetch_add(count, Ordering::Relaxed);
-    expired.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
 }
 
@@ -183,8 +184,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
         match shared.read_segment(s).await {
             Ok(data) => parts.push((s.path.clone(), data)),
             // The others are merged another time, without it.
-            Err(StoreError::Damaged(why)) => return shared.set_segment_aside(&s.path, why).await,
-            Err(e) => return Err(e),
+            Err(e) => return shared.drop_segment(&s.path, e).await,
         }
     }
     // Oldest file first, so that "the first" and "the last" of equal rows keep their meaning.
@@ -203,20 +203,17 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     let batches = read.await.map_err(|e| StoreError::Busy(e.to_string()))??;
     let paths: Vec<String> = old.iter().map(|s| s.path.clone()).collect();
     let fresh = shared.build(table, batches, effort, paths.clone()).await?;
-    let _commit = shared.commit.lock().await;
+    let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     // A flush may have rewritten one of them meanwhile: then this merge is stale.
     if !paths.iter().all(|p| manifest.segments.iter().any(|s| s.path == *p)) {
         return Ok(());
     }
     manifest.segments.retain(|s| !paths.contains(&s.path));
-    for new in fresh {
-        shared.root.put(&new.segment.path, new.data).await?;
-        manifest.segments.push(Arc::new(new.segment));
-    }
-    shared.commit_manifest(manifest, |_, _| {}).await?;
+    let fresh = shared.put_segments(fresh).await?;
+    manifest.segments.extend(fresh.into_iter().map(|(segment, _)| segment));
+    shared.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await?;
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
-    paths.into_iter().for_each(|path| shared.doom(path, Duration::MAX));
     Ok(())
 }
 

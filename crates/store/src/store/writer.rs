@@ -92,7 +92,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
         if writer.log.rewind().is_err() {
             // The file cannot be brought back to a clean place: leave it as it is and go on in a new one. What was
             // not acknowledged may come back from it at the next start, where duplicates are recognised.
-            match Log::create(&shared.wal_dir, writer.log.number + 1) {
+            match Log::create(&shared.root.disk, &shared.wal_dir, writer.log.number + 1) {
                 Ok(log) => writer.log = log,
                 Err(e) => tracing::error!(error = %e, "cannot write the log"),
             }

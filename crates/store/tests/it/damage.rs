@@ -179,6 +179,75 @@ async fn a_flush_goes_on_past_a_damaged_segment() {
     }
 }
 
+/// A file that cannot be read may be fine: it stays where it is, and is served again when it can be read. A link that leads
+/// to itself gives an error that `root` gets too.
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_left_out_until_it_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for run in ["a", "b"] {
+        store.append(Table::Spans, spans(run, 0, 10)).await.unwrap();
+        store.append(Table::Samples, samples(run, 0, 10)).await.unwrap();
+    }
+    store.close().await.unwrap();
+    drop(store);
+    let hide = |table: &str| {
+        let folder = dir.path().join(table).join("run=b");
+        let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
+        std::fs::rename(&file, dir.path().join(table).with_extension("hidden")).unwrap();
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        file
+    };
+    let show = |table: &str, file: &Path| {
+        std::fs::rename(dir.path().join(table).with_extension("hidden"), file).unwrap();
+    };
+    let both = [expected("a", 0..10), expected("b", 0..10)].concat();
+    let hidden = hide("spans");
+    for round in 0..2 {
+        let store = open(dir.path()).await;
+        assert_eq!(seen(&store), [expected("a", 0..10), expected("c", 0..round)].concat());
+        let problems = store.health().problems;
+        assert!(
+            problems.len() == 1 && problems[0].contains("run=b") && problems[0].contains("restart"),
+            "{problems:?}"
+        );
+        assert_eq!(store.health().set_aside, []);
+        store.append(Table::Spans, spans("c", round, 1)).await.unwrap();
+        store.close().await.unwrap();
+    }
+    show("spans", &hidden);
+    let store = open(dir.path()).await;
+    assert_eq!(seen(&store), [both, expected("c", 0..2)].concat());
+    assert_eq!(store.health().problems, Vec::<String>::new());
+    // Checked at the start, and not to be read when a flush has to write it again.
+    let hidden = hide("samples");
+    store.append(Table::Samples, samples("b", 0, 1)).await.unwrap();
+    store.append(Table::Spans, spans("c", 2, 1)).await.unwrap();
+    store.flush().await.unwrap();
+    assert!(store.snapshot().tables[&Table::Spans].tail.is_empty(), "one file keeps nothing else in memory");
+    for _ in 0..200 {
+        if !store.health().problems.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert_eq!(store.health().problems.len(), 1);
+    drop(store);
+    show("samples", &hidden);
+    let store = open(dir.path()).await;
+    store.compact().await.unwrap();
+    let samples: usize = batches(&store, Table::Samples).iter().map(RecordBatch::num_rows).sum();
+    assert_eq!(samples, 20, "each once");
+    // A run is deleted with what cannot be read of it.
+    let hidden = hide("spans");
+    drop(store);
+    let store = open(dir.path()).await;
+    assert!(store.delete_run("b").await.unwrap());
+    drop(store);
+    show("spans", &hidden);
+    assert_eq!(seen(&open(dir.path()).await), [expected("a", 0..10), expected("c", 0..3)].concat());
+}
+
 fn samples(run: &str, first: u64, n: u64) -> RecordBatch {
     let mut b = SamplesBuilder::default();
     for i in first..first + n {

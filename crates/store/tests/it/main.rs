@@ -1,7 +1,9 @@
 //! The store as its users see it: append, look, close, damage, open again.
 
 mod damage;
+mod faults;
 mod once;
+mod power;
 mod rows;
 mod upkeep;
 

@@ -15,7 +15,7 @@ use crate::damage::copy;
 use crate::{T0, batches, expected, open, open_spans, open_with, seen, spans};
 
 /// `n` metrics of one step of a run. The same `first` gives the same rows, with another value.
-fn metrics(run: &str, first: i64, n: i64, value: f64) -> RecordBatch {
+pub fn metrics(run: &str, first: i64, n: i64, value: f64) -> RecordBatch {
     let mut b = MetricsBuilder::default();
     for i in first..first + n {
         let name = format!("m{i}");
@@ -40,7 +40,7 @@ fn rows(source: &dyn SnapshotSource, table: Table) -> usize {
 }
 
 /// Every value a reader sees, by the name of its metric.
-fn values(source: &dyn SnapshotSource) -> BTreeMap<String, Vec<f64>> {
+pub fn values(source: &dyn SnapshotSource) -> BTreeMap<String, Vec<f64>> {
     let mut found: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for batch in batches(source, Table::Metrics) {
         let names = batch.column_by_name("name").unwrap().as_dictionary::<Int32Type>().clone();

@@ -1,0 +1,182 @@
+//! A disk that fails, at each of the calls that a store makes: once, twice, or for good.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rollscope_model::Table;
+use rollscope_store::{Change, Disk, SnapshotSource, Store, StoreOptions};
+
+use crate::once::{metrics, values};
+use crate::{open_with, seen, spans};
+
+const ENOSPC: i32 = 28;
+const EIO: i32 = 5;
+
+/// What a sender was told.
+#[derive(Default)]
+struct Told {
+    sent: BTreeSet<u64>,
+    acknowledged: BTreeSet<u64>,
+    /// The metric's last value that was acknowledged, and all that were sent since.
+    metric: Vec<f64>,
+    measured: bool,
+    deleted: bool,
+}
+
+async fn work(store: &Store, told: &mut Told) {
+    for round in 0..4u64 {
+        let numbers = round * 10..round * 10 + 10;
+        told.sent.extend(numbers.clone());
+        if store.append(Table::Spans, spans("a", numbers.start, 10)).await.is_ok() {
+            told.acknowledged.extend(numbers);
+        }
+        if store.append(Table::Spans, spans("b", round, 1)).await.is_ok() {
+            told.deleted = false;
+        }
+        let value = round as f64;
+        told.metric.push(value);
+        if store.append(Table::Metrics, metrics("a", 0, 1, value)).await.is_ok() {
+            (told.metric, told.measured) = (vec![value], true);
+        }
+        let _ = match round {
+            1 => store.compact().await,
+            2 => store.delete_run("b").await.map(|deleted| told.deleted |= deleted),
+            _ => store.flush().await,
+        };
+    }
+}
+
+fn check(store: &Store, told: &Told, at: &str) {
+    let rows = seen(store);
+    let of_a: Vec<u64> = rows.iter().filter(|row| row.0 == "a").map(|row| row.1).collect();
+    let found: BTreeSet<u64> = of_a.iter().copied().collect();
+    assert_eq!(found.len(), of_a.len(), "{at}: a row is there twice");
+    assert!(found.is_superset(&told.acknowledged), "{at}: an acknowledged row is lost");
+    assert!(found.is_subset(&told.sent), "{at}");
+    assert!(!told.deleted || !rows.iter().any(|row| row.0 == "b"), "{at}: a deleted run is back");
+    let metric = values(store).remove("m0").unwrap_or_default();
+    assert!(metric.len() <= 1 && metric.iter().all(|value| told.metric.contains(value)), "{at}: {metric:?}");
+    assert!(metric.len() == 1 || !told.measured, "{at}: the metric is lost");
+}
+
+/// Files of segments.
+fn files(dir: &Path) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    let mut folders: Vec<_> = ["spans", "metrics"].map(|table| dir.join(table)).into();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false => drop(found.insert(path.strip_prefix(dir).unwrap().to_str().unwrap().to_string())),
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_fails_at_any_call_loses_nothing_and_fills_with_nothing() {
+    let (mut faults, mut n) = (0, 0);
+    loop {
+        let mut reached = false;
+        for (error, times) in [(EIO, 1), (EIO, 2), (ENOSPC, usize::MAX)] {
+            let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+            let calls = Arc::new(AtomicUsize::new(0));
+            let counted = calls.clone();
+            let disk = Disk::watched(Arc::new(move |change| {
+                let call = counted.fetch_add(1, Ordering::Relaxed);
+                // A full disk still removes and cuts.
+                let makes_room = matches!(change, Change::Remove(_) | Change::Cut(..) | Change::SyncFolder(_));
+                match call >= n && call - n < times && !(error == ENOSPC && makes_room) {
+                    true => Err(io::Error::from_raw_os_error(error)),
+                    false => Ok(()),
+                }
+            }));
+            let at = format!("error {error} at call {n}, {times} times");
+            let options = StoreOptions { delete_grace_s: 0, ..StoreOptions::at(dir.path()) };
+            let mut told = Told::default();
+            if let Ok(store) = Store::open_on(options, disk).await {
+                work(&store, &mut told).await;
+                check(&store, &told, &at);
+                drop(store);
+            }
+            reached |= calls.load(Ordering::Relaxed) > n;
+            faults += 1;
+            let store = open_with(dir.path(), |options| options.delete_grace_s = 0).await;
+            check(&store, &told, &format!("{at}, opened again"));
+            let snapshot = store.snapshot();
+            let live: BTreeSet<String> =
+                snapshot.tables.values().flat_map(|table| &table.segments).map(|s| s.path.clone()).collect();
+            assert_eq!(files(dir.path()), live, "{at}: files that nobody needs");
+            assert_eq!(store.health().problems, Vec::<String>::new(), "{at}");
+        }
+        if !reached {
+            break;
+        }
+        n += 1;
+    }
+    println!("faults: {n} calls, {faults} failures of the disk");
+}
+
+/// A flush that fails is tried again, with other names.
+#[tokio::test]
+async fn a_flush_that_fails_leaves_no_files_behind() {
+    for refused in ["commits.log", ".parquet"] {
+        let dir = tempfile::tempdir().unwrap();
+        let full = Arc::new(AtomicUsize::new(0));
+        let is_full = full.clone();
+        let disk = Disk::watched(Arc::new(move |change| match change {
+            Change::Write(path, _) if is_full.load(Ordering::Relaxed) == 1 => {
+                let is_refused = path.to_str().unwrap().contains(refused) && !path.to_str().unwrap().contains("run=a");
+                if is_refused { Err(io::Error::from_raw_os_error(ENOSPC)) } else { Ok(()) }
+            }
+            _ => Ok(()),
+        }));
+        let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+        for run in ["a", "b"] {
+            store.append(Table::Spans, spans(run, 0, 10)).await.unwrap();
+        }
+        full.store(1, Ordering::Relaxed);
+        for _ in 0..3 {
+            assert!(store.flush().await.is_err(), "{refused}");
+            assert_eq!(files(dir.path()), BTreeSet::new(), "{refused}");
+        }
+        full.store(0, Ordering::Relaxed);
+        store.flush().await.unwrap();
+        assert_eq!(files(dir.path()).len(), 2, "{refused}");
+        assert_eq!(seen(&store).len(), 20);
+    }
+}
+
+#[tokio::test]
+async fn files_and_folders_are_for_their_owner_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = dir.path().join("data");
+    let store = open_with(&data, |_| {}).await;
+    store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+    store.media_put(b"picture".to_vec()).await.unwrap();
+    store.snapshot().keep_derived("a", "x", vec![1]).await;
+    store.compact().await.unwrap();
+    store.append(Table::Spans, spans("a", 10, 10)).await.unwrap();
+    store.close().await.unwrap();
+    let (mut folders, mut kinds) = (vec![data.clone()], BTreeSet::new());
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    while let Some(folder) = folders.pop() {
+        assert_eq!(mode(&folder), 0o700, "{}", folder.display());
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            kinds.insert(path.strip_prefix(&data).unwrap().iter().next().unwrap().to_str().unwrap().to_string());
+            match path.is_dir() {
+                true => folders.push(path),
+                false => assert_eq!(mode(&path), 0o600, "{}", path.display()),
+            }
+        }
+    }
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    assert_eq!(kinds, ["LOCK", "commits.log", "derived", "manifest.json", "media", "spans", "wal"]);
+}
