@@ -19,7 +19,7 @@ MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET)
 PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-python lint lint-python bench bench-sdk release wheel ui dev clean
+.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -126,6 +126,11 @@ wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py
+
+audit: ## licences and known weaknesses of dependencies; needs the network (cargo install cargo-deny)
+	cargo deny check
+	cargo deny --manifest-path python/Cargo.toml check
+	cd ui && npm audit --audit-level=moderate
 
 bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)

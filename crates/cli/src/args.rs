@@ -66,10 +66,12 @@ pub struct ServeArgs {
     /// Address for OTLP over HTTP [default: 127.0.0.1:4318].
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_OTLP_HTTP")]
     pub otlp_http: Option<String>,
-    /// Token that clients must send. Required on any address other than loopback.
+    /// Token that clients must send. Required on any address other than loopback. As a flag, every user of this machine can see it
+    /// in the list of processes. Use --token-file or the environment variable instead.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
-    /// File that holds the token.
+    /// File that holds the token, or one line per token: SCOPES TOKEN [NAME], where SCOPES are some of ingest, read and admin with
+    /// commas between them. It is read again when it changes.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TOKEN_FILE", conflicts_with = "token")]
     pub token_file: Option<PathBuf>,
     /// Allow addresses other than loopback without a token.
@@ -81,6 +83,12 @@ pub struct ServeArgs {
     /// Private key (PEM), with --tls-cert.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TLS_KEY", requires = "tls_cert")]
     pub tls_key: Option<PathBuf>,
+    /// Require a certificate of every client, signed by one of the authorities in this file (PEM).
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TLS_CLIENT_CA", requires = "tls_cert")]
+    pub tls_client_ca: Option<PathBuf>,
+    /// Record deletions, changes and refusals in this file, one JSON object per line [default: audit.log in the folder of the store].
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_AUDIT_LOG")]
+    pub audit_log: Option<PathBuf>,
     /// Largest OTLP message, in bytes, after decompression [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
     pub max_message_bytes: Option<usize>,
@@ -161,7 +169,7 @@ pub struct SourceArgs {
     /// Query a running server instead, such as http://127.0.0.1:7200.
     #[arg(long, value_name = "URL", env = "ROLLSCOPE_SERVER")]
     pub server: Option<String>,
-    /// Token of that server.
+    /// Token of that server. As a flag, every user of this machine can see it. Use the environment variable instead.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
 }
@@ -404,9 +412,13 @@ pub struct CollectArgs {
     /// Largest OTLP message, in bytes, after decompression [default: 67108864].
     #[arg(long, value_name = "BYTES", env = "ROLLSCOPE_MAX_MESSAGE_BYTES")]
     pub max_message_bytes: Option<usize>,
-    /// Token that senders must send. Required on any address other than loopback.
+    /// Token that senders must send. Required on any address other than loopback. As a flag, every user of this machine can see it
+    /// in the list of processes. Use --token-file or the environment variable instead.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_TOKEN", hide_env_values = true)]
     pub token: Option<String>,
+    /// File that holds the token, or one line per token: SCOPES TOKEN [NAME]. It is read again when it changes.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_TOKEN_FILE", conflicts_with = "token")]
+    pub token_file: Option<PathBuf>,
     /// Allow addresses other than loopback without a token.
     #[arg(long, env = "ROLLSCOPE_INSECURE_NO_AUTH")]
     pub insecure_no_auth: bool,
@@ -414,7 +426,7 @@ pub struct CollectArgs {
     /// received yet. They are deleted once it has.
     #[arg(long, value_name = "URL")]
     pub forward: Option<String>,
-    /// Token of that server.
+    /// Token of that server. As a flag, every user of this machine can see it. Use the environment variable instead.
     #[arg(long, value_name = "TOKEN", env = "ROLLSCOPE_FORWARD_TOKEN", hide_env_values = true, requires = "forward")]
     pub forward_token: Option<String>,
     /// Keep the files after they were forwarded.

@@ -58,14 +58,17 @@ impl Config {
         if let Some(token) = &args.token {
             server.tokens = vec![Secret::new(token.clone())];
         }
-        if let Some(path) = &args.token_file {
-            let token = std::fs::read_to_string(path).with_context(|| format!("--token-file {}", path.display()))?;
-            server.tokens = vec![Secret::new(token.trim())];
-        }
+        server.token_file = args.token_file.clone().or(server.token_file.take());
         server.insecure_no_auth |= args.insecure_no_auth;
         if let (Some(cert), Some(key)) = (&args.tls_cert, &args.tls_key) {
-            server.tls = Some(TlsConfig { cert: cert.clone(), key: key.clone() });
+            let client_ca = server.tls.take().and_then(|tls| tls.client_ca);
+            server.tls = Some(TlsConfig { cert: cert.clone(), key: key.clone(), client_ca });
         }
+        if let (Some(ca), Some(tls)) = (&args.tls_client_ca, &mut server.tls) {
+            tls.client_ca = Some(ca.clone());
+        }
+        let audit_log = args.audit_log.clone().or(server.audit_log.take());
+        server.audit_log = audit_log.or_else(|| Some(config.data.join("audit.log")));
         if let Some(bytes) = args.max_message_bytes {
             server.limits.max_message_bytes = bytes;
         }

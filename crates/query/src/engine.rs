@@ -422,9 +422,9 @@ async fn run(
 ) {
     let started = async {
         let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
-        let state: SessionState = sessions.open(snapshot, progress).map_err(datafusion)?;
+        let mut state: SessionState = sessions.open(snapshot, progress).map_err(datafusion)?;
         let logical = session::plan(&state, sql, limits).await?;
-        let physical = state.create_physical_plan(&logical).await.map_err(datafusion)?;
+        let physical = session::physical(&mut state, &logical).await.map_err(datafusion)?;
         let physical = interruptible(physical, progress).map_err(datafusion)?;
         execute_stream(physical, state.task_ctx()).map_err(datafusion)
     };

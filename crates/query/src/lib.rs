@@ -21,6 +21,7 @@ pub mod functions;
 mod interrupt;
 mod limits;
 mod progress;
+mod projections;
 pub mod promql;
 mod running;
 mod runs;

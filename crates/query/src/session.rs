@@ -6,14 +6,17 @@ use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider,
     SchemaProvider, TableProvider,
 };
+use datafusion::common::config::ConfigNonZeroUsize;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::SessionStateBuilder;
 use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
 use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStoreUrl};
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::LogicalPlan;
+use datafusion::execution::{FunctionRegistry, SessionStateBuilder};
+use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::{SQLOptions, SessionConfig};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
@@ -21,9 +24,10 @@ use rollscope_model::Table;
 use rollscope_store::Snapshot;
 
 use crate::error::{ErrorKind, QueryError};
-use crate::functions::{self, AttrTypes, TableFunction};
+use crate::functions::{self, AttrTypes, Bounded, TableFunction};
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
+use crate::projections;
 use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, spans_view};
 
 /// Footers of segments, decoded, kept over all queries.
@@ -34,6 +38,8 @@ const MAX_SQL_BYTES: usize = 1 << 20;
 const MAX_SQL_WORDS: usize = 1_000;
 /// Rows in a batch.
 const BATCH_ROWS: usize = 8192;
+/// Most bytes that a literal takes in one column of one batch.
+const LITERAL_COLUMN_BYTES: usize = 4 << 20;
 
 const CATALOG: &str = "rollscope";
 const SCHEMA: &str = "public";
@@ -55,8 +61,10 @@ impl Sessions {
             .with_config(config(threads))
             .with_runtime_env(Arc::new(runtime.clone()))
             .with_default_features()
+            .with_optimizer_rules(projections::rules())
             .build();
         functions::register(&mut base)?;
+        base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;
         Ok(Sessions { base, runtime })
     }
 
@@ -128,6 +136,27 @@ fn config(threads: usize) -> SessionConfig {
     options.execution.parquet.schema_force_view_types = false;
     options.sql_parser.map_string_types_to_utf8view = false;
     config
+}
+
+/// Plans how a statement runs. A literal that becomes a column is repeated in every row, so batches are short where literals are long.
+pub async fn physical(state: &mut SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+    let plan = state.optimize(plan)?;
+    let mut longest = 0;
+    plan.apply_with_subqueries(|node| {
+        node.apply_expressions(|expr| {
+            expr.apply(|expr| {
+                if let Expr::Literal(value, _) = expr
+                    && let Some(text) = value.try_as_str().flatten()
+                {
+                    longest = longest.max(text.len());
+                }
+                Ok(TreeNodeRecursion::Continue)
+            })
+        })
+    })?;
+    let rows = (LITERAL_COLUMN_BYTES / longest.max(1)).clamp(1, BATCH_ROWS);
+    state.config_mut().options_mut().execution.batch_size = ConfigNonZeroUsize::try_new(rows)?;
+    state.query_planner().create_physical_plan(&plan, state).await
 }
 
 /// Parses and plans one read-only statement.

@@ -57,9 +57,6 @@ impl Collector {
     }
 
     async fn start_here(config: &ServerConfig, files: &CollectFiles) -> Result<Collector, StartError> {
-        if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
-            return Err(StartError::EmptyToken);
-        }
         let grpc = open(&config.otlp_grpc, "--otlp-grpc", config).await?;
         let http = open(&config.otlp_http, "--otlp-http", config).await?;
         let address = |l: &Option<TcpListener>| l.as_ref().and_then(|l| l.local_addr().ok());
@@ -74,7 +71,7 @@ impl Collector {
         let counters = Arc::new(Counters::default());
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
         let ingest = Ingest::for_files(lines.clone(), counters.clone(), &config.limits);
-        let auth = Auth::new(config, counters);
+        let auth = Auth::new(config, counters)?;
         for listener in [grpc, http].into_iter().flatten() {
             let Ok(bound) = listener.local_addr() else { continue };
             let router = Router::new()

@@ -25,10 +25,16 @@ pub struct ServerConfig {
     pub otlp_http: String,
     /// Clients send one of these as `Authorization: Bearer TOKEN` or on the log-in page. Empty: no authentication.
     pub tokens: Vec<Secret>,
+    /// A file of further tokens, with scopes. It is read again when it changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
     /// Allow addresses other than loopback without a token.
     pub insecure_no_auth: bool,
     /// Certificate and key. Without them, connections are not encrypted.
     pub tls: Option<TlsConfig>,
+    /// Where deletions, changes and refusals are recorded, one JSON object per line.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audit_log: Option<PathBuf>,
     pub limits: Limits,
     /// What is scraped.
     pub scrape: ScrapeConfig,
@@ -47,8 +53,10 @@ impl Default for ServerConfig {
             otlp_grpc: "127.0.0.1:4317".into(),
             otlp_http: "127.0.0.1:4318".into(),
             tokens: Vec::new(),
+            token_file: None,
             insecure_no_auth: false,
             tls: None,
+            audit_log: None,
             limits: Limits::default(),
             scrape: ScrapeConfig::default(),
             sinks: SinkConfig::default(),
@@ -66,6 +74,9 @@ pub struct TlsConfig {
     pub cert: PathBuf,
     /// Its private key.
     pub key: PathBuf,
+    /// Clients must have a certificate that one of these authorities signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_ca: Option<PathBuf>,
 }
 
 /// Bounds on what one client and one message may cost. What a query may cost is the engine's
@@ -79,15 +90,25 @@ pub struct Limits {
     pub max_inflight_bytes: usize,
     /// Different runs named in one OTLP message.
     pub max_runs_per_message: usize,
-    /// Open connections, over all ports. More are answered 503 and closed.
+    /// Open connections, over all ports. A connection on which no request was let in yet gives way to a new one. If there is none,
+    /// the new one is answered 503 and closed.
     pub max_connections: usize,
+    /// The same for the connections of one address (of one /64 with IPv6).
+    pub max_connections_per_peer: usize,
+    /// Requests per second from one address with a valid token (or without, if none is needed), on average over 10 seconds. More
+    /// are answered 429. 0: no limit.
+    pub max_requests_per_peer_s: u32,
+    /// The same for requests without a valid token.
+    pub max_unauthorized_per_peer_s: u32,
     /// Concurrent requests on one HTTP/2 connection.
     pub max_concurrent_streams: u32,
     /// Bytes of one request's headers.
     pub max_header_bytes: u32,
     /// Seconds that a client may take to send the headers of a request or its TLS handshake. Also how long an idle HTTP/1
-    /// connection is kept.
+    /// connection is kept, and any connection on which no request was let in.
     pub header_timeout_s: u64,
+    /// Seconds that a connection is kept while no request runs on it.
+    pub idle_timeout_s: u64,
     /// Seconds without data after which the body of a request is given up.
     pub body_timeout_s: u64,
     /// Seconds between HTTP/2 pings that find dead peers.
@@ -119,9 +140,13 @@ impl Default for Limits {
             max_inflight_bytes: 512 << 20,
             max_runs_per_message: 1024,
             max_connections: 4096,
+            max_connections_per_peer: 2048,
+            max_requests_per_peer_s: 5000,
+            max_unauthorized_per_peer_s: 50,
             max_concurrent_streams: 256,
             max_header_bytes: 64 << 10,
             header_timeout_s: 30,
+            idle_timeout_s: 600,
             body_timeout_s: 60,
             keep_alive_s: 30,
             shutdown_s: 10,
@@ -134,6 +159,14 @@ impl Default for Limits {
             links_per_span: otlp.links_per_span,
             attribute_nesting: otlp.nesting,
         }
+    }
+}
+
+impl ServerConfig {
+    /// Whoever gets in has shown who they are.
+    pub(crate) fn has_authentication(&self) -> bool {
+        let certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
+        !self.tokens.is_empty() || self.token_file.is_some() || certificates
     }
 }
 

@@ -1,17 +1,19 @@
 //! The only crate that knows HTTP and gRPC: wire, authentication and routing. What the product does is in `rollscope_app`.
 //!
 //! [`Server::start`] binds up to three listeners over one [`Store`] and its [`Answers`]: OTLP over gRPC, OTLP over HTTP, and the
-//! page with its API. A request passes [`auth`] (token, host, origin), then either [`ingest`] (bytes to batches to
+//! page with its API. A request passes [`auth`] (token and scope, host, origin, rate), then either [`ingest`] (bytes to batches to
 //! `rollscope_app::intake`, answered when they are on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV),
 //! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]) and lets the
 //! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`). [`listen`] owns sockets, TLS, limits on
-//! connections and the orderly end; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
+//! connections ([`connections`]) and the orderly end; [`audit`] records deletions and refusals; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
 //! gets its status. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
 mod api;
+mod audit;
 mod auth;
 pub mod collect;
 pub mod config;
+mod connections;
 mod ingest;
 mod listen;
 mod metrics;
@@ -19,9 +21,11 @@ pub mod page;
 mod params;
 mod problem;
 mod query;
+mod rates;
 mod run;
 pub mod scrape;
 mod secret;
+mod tokens;
 pub mod trace_level;
 
 use std::convert::Infallible;
@@ -66,8 +70,8 @@ pub enum StartError {
     #[error("{flag} {addr}: invalid address: {source}; expected HOST:PORT, such as 127.0.0.1:7200")]
     Address { flag: &'static str, addr: String, source: std::io::Error },
     #[error(
-        "{flag} {addr} can be reached from other machines, and there is no token; set one with --token, listen on 127.0.0.1, \
-         or pass --insecure-no-auth"
+        "{flag} {addr} can be reached from other machines, and there is no token; set one with --token-file or ROLLSCOPE_TOKEN, \
+         listen on 127.0.0.1, or pass --insecure-no-auth"
     )]
     NoToken { flag: &'static str, addr: String },
     #[error(
@@ -79,8 +83,10 @@ pub enum StartError {
     Bind { flag: &'static str, addr: String, source: std::io::Error },
     #[error("TLS: {0}; --tls-cert and --tls-key expect PEM files")]
     Tls(String),
-    #[error("a token is empty; set one with --token, or leave it out")]
+    #[error("a token is empty; set one with --token-file or ROLLSCOPE_TOKEN, or leave it out")]
     EmptyToken,
+    #[error("--token-file {0}")]
+    TokenFile(String),
     #[error("{0}")]
     Files(String),
     #[error("scraping: {0}")]
@@ -170,9 +176,6 @@ impl Server {
 
     async fn start_here(config: &ServerConfig, store: Store, answers: Answers) -> Result<Server, StartError> {
         let engine = answers.engine().clone();
-        if config.tokens.iter().any(|t| t.expose().trim().is_empty()) {
-            return Err(StartError::EmptyToken);
-        }
         let page = open(&config.listen, "--listen", config).await?;
         let otlp_grpc = open(&config.otlp_grpc, "--otlp-grpc", config).await?;
         let otlp_http = open(&config.otlp_http, "--otlp-http", config).await?;
@@ -184,6 +187,7 @@ impl Server {
         }
         let tls = config.tls.as_ref().map(listen::tls).transpose()?;
         let counters = Arc::new(Counters::default());
+        let auth = Auth::new(config, counters.clone())?;
         let (shared, ended) = listen::Shared::new(tls, &config.limits, counters.clone());
         let scraping = Scraping::start(&config.scrape, &store, &shared.stop).map_err(StartError::Scrape)?;
         let sinks = Sinks::start(&config.sinks, store.vitals());
@@ -213,7 +217,7 @@ impl Server {
             store,
             engine,
             answers,
-            counters: counters.clone(),
+            counters,
             limits: config.limits.clone(),
             promql: config.promql.clone(),
             scraping,
@@ -222,7 +226,6 @@ impl Server {
             stop: shared.stop.clone(),
             sample_counts: SampleCounts::default(),
         }));
-        let auth = Auth::new(config, counters);
         let vitals = app.store.vitals().clone();
         for (listener, router) in
             [(page, page_router(&app, &auth)), (otlp_grpc, otlp_router(&app)), (otlp_http, otlp_router(&app))]

@@ -1,32 +1,36 @@
-//! Sockets: binding with helpful errors, TLS, one accept loop per listener over HTTP/1 and HTTP/2, a bound on
-//! connections, and an orderly end.
+//! Sockets: binding with helpful errors, TLS, one accept loop per listener over HTTP/1 and HTTP/2, limits on connections
+//! ([`crate::connections`]), and an orderly end.
 
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::extract::Request;
 use axum::response::IntoResponse;
+use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig as RustlsConfig;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::{RootCertStore, ServerConfig as RustlsConfig};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
 
 use crate::StartError;
 use crate::config::{Limits, ServerConfig, TlsConfig};
+use crate::connections::{Connection, Connections, Full, peer_of};
 use crate::metrics::{Counters, add};
 use crate::problem::Problem;
 
@@ -38,6 +42,8 @@ const FRAME_BYTES: u32 = 1 << 20;
 
 /// How many connections over the limit get a response at the same time. Others are closed without one.
 const TOLD: usize = 64;
+/// How long a connection that is closed for being idle gets to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(5);
 
 /// Binds `addr`. `flag` is how the operator set it.
 pub async fn bind(addr: &str, flag: &'static str, config: &ServerConfig) -> Result<TcpListener, StartError> {
@@ -46,7 +52,7 @@ pub async fn bind(addr: &str, flag: &'static str, config: &ServerConfig) -> Resu
         Err(source) => return Err(StartError::Address { flag, addr: addr.into(), source }),
     };
     let open = resolved.iter().any(|a| !a.ip().is_loopback());
-    if open && config.tokens.is_empty() && !config.insecure_no_auth {
+    if open && !config.has_authentication() && !config.insecure_no_auth {
         return Err(StartError::NoToken { flag, addr: addr.into() });
     }
     TcpListener::bind(&resolved[..]).await.map_err(|source| match source.kind() {
@@ -64,10 +70,23 @@ pub fn tls(config: &TlsConfig) -> Result<TlsAcceptor, StartError> {
         return Err(bad(&config.cert, &"has no certificate in PEM format"));
     }
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|e| bad(&config.key, &e))?;
-    let mut tls = RustlsConfig::builder_with_provider(Arc::new(ring::default_provider()))
+    let provider = Arc::new(ring::default_provider());
+    let clients = match &config.client_ca {
+        None => WebPkiClientVerifier::no_client_auth(),
+        Some(path) => {
+            let mut authorities = RootCertStore::empty();
+            for cert in CertificateDer::pem_file_iter(path).map_err(|e| bad(path, &e))? {
+                cert.map_err(|e| bad(path, &e)).and_then(|cert| authorities.add(cert).map_err(|e| bad(path, &e)))?;
+            }
+            WebPkiClientVerifier::builder_with_provider(Arc::new(authorities), provider.clone())
+                .build()
+                .map_err(|e| bad(path, &e))?
+        }
+    };
+    let mut tls = RustlsConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| StartError::Tls(e.to_string()))?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients)
         .with_single_cert(certs, key)
         .map_err(|e| bad(&config.key, &e))?;
     tls.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
@@ -80,8 +99,7 @@ pub struct Shared {
     pub tls: Option<TlsAcceptor>,
     pub limits: Limits,
     pub counters: Arc<Counters>,
-    /// One permit a connection.
-    pub connections: Arc<Semaphore>,
+    connections: Arc<Connections>,
     told: Arc<Semaphore>,
     /// Stop accepting, finish running requests.
     pub stop: CancellationToken,
@@ -103,7 +121,7 @@ impl Shared {
             tls,
             limits: limits.clone(),
             counters,
-            connections: Arc::new(Semaphore::new(limits.max_connections)),
+            connections: Connections::new(limits),
             told: Arc::new(Semaphore::new(TOLD)),
             stop: CancellationToken::new(),
             abort: CancellationToken::new(),
@@ -136,10 +154,10 @@ impl Shared {
 /// Accepts connections until it is stopped.
 pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
     loop {
-        let stream = tokio::select! {
+        let (stream, from) = tokio::select! {
             () = shared.stop.cancelled() => return,
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
+                Ok(accepted) => accepted,
                 Err(error) => {
                     // Out of file descriptors, most likely: others must end before the next can come.
                     tracing::warn!(%error, "cannot accept a connection");
@@ -149,27 +167,34 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
             },
         };
         add(&shared.counters.connections_total, 1);
-        let (router, permit) = match shared.connections.clone().try_acquire_owned() {
-            Ok(permit) => (router.clone(), permit),
-            Err(_) => {
+        let _ = stream.set_nodelay(true);
+        let peer = peer_of(from.ip());
+        match shared.connections.admit(peer) {
+            Ok(place) => {
+                let (router, shared) = (router.clone(), shared.clone());
+                tokio::spawn(async move { connection(stream, router, shared, &place.connection).await });
+            }
+            Err(full) => {
                 add(&shared.counters.connections_refused, 1);
                 let Ok(permit) = shared.told.clone().try_acquire_owned() else { continue };
-                (full(shared.limits.max_connections), permit)
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    let _permit = permit;
+                    connection(stream, refusing(full), shared, &Connection::new(peer)).await;
+                });
             }
-        };
-        let _ = stream.set_nodelay(true);
-        tokio::spawn(connection(stream, router, shared.clone(), permit));
+        }
     }
 }
 
 /// Answers everything with 503, which HTTP clients and gRPC clients both take as "come again".
-fn full(limit: usize) -> Router {
+fn refusing(Full { limit, value }: Full) -> Router {
     Router::new().fallback(move || async move {
         let problem = Problem::unavailable(
-            format!("the limit max_connections ({limit}) is reached; try again later or raise the limit"),
+            format!("the limit {limit} ({value}) is reached; try again later or raise the limit"),
             Duration::from_secs(1),
         );
-        let mut response = problem.with_limit("max_connections").into_response();
+        let mut response = problem.with_limit(limit).into_response();
         response.headers_mut().insert("connection", axum::http::HeaderValue::from_static("close"));
         response
     })
@@ -183,38 +208,56 @@ impl Drop for Open {
     }
 }
 
-async fn connection(stream: TcpStream, router: Router, shared: Shared, permit: OwnedSemaphorePermit) {
+async fn connection(stream: TcpStream, router: Router, shared: Shared, state: &Arc<Connection>) {
     add(&shared.counters.connections_open, 1);
-    let _open = (Open(shared.counters.clone()), permit);
+    let _open = Open(shared.counters.clone());
     let patience = Duration::from_secs(shared.limits.header_timeout_s);
-    match shared.tls.clone() {
-        None => talk(stream, router, &shared, patience).await,
-        Some(tls) => match tokio::time::timeout(patience, tls.accept(stream)).await {
-            Ok(Ok(stream)) => talk(stream, router, &shared, patience).await,
-            Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
-            Err(_) => tracing::debug!("TLS handshake took longer than header_timeout_s"),
-        },
+    let served = async {
+        match shared.tls.clone() {
+            None => talk(stream, router, &shared, state).await,
+            Some(tls) => match tokio::time::timeout(patience, tls.accept(stream)).await {
+                Ok(Ok(stream)) => talk(stream, router, &shared, state).await,
+                Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
+                Err(_) => tracing::debug!("TLS handshake took longer than header_timeout_s"),
+            },
+        }
+    };
+    if state.gave_way.run_until_cancelled(served).await.is_none() {
+        tracing::debug!(peer = %state.peer(), "a connection without an accepted request gave way to another");
     }
 }
 
-async fn talk<I>(io: I, router: Router, shared: &Shared, patience: Duration)
+async fn talk<I>(io: I, router: Router, shared: &Shared, state: &Arc<Connection>)
 where
     I: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin + Send + 'static,
 {
-    let spoke = Arc::new(AtomicBool::new(false));
     let service = service_fn({
-        let spoke = spoke.clone();
-        move |request: Request<Incoming>| {
-            spoke.store(true, Relaxed);
-            router.clone().oneshot(request)
+        let state = state.clone();
+        move |mut request: Request<Incoming>| {
+            request.extensions_mut().insert(state.clone());
+            let running = state.begin();
+            let answer = router.clone().oneshot(request);
+            async move {
+                let Ok(response) = answer.await;
+                // The request has ended when its response is sent or dropped.
+                let body = |body: Body| {
+                    Body::new(body.map_frame(move |frame| {
+                        let _ = &running;
+                        frame
+                    }))
+                };
+                Ok::<_, Infallible>(response.map(body))
+            }
         }
     });
     let builder = shared.builder();
     let mut connection = std::pin::pin!(builder.serve_connection(TokioIo::new(io), service));
-    let mut silence = std::pin::pin!(tokio::time::sleep(patience));
-    let mut waiting = true;
     let mut stopping = false;
+    let mut closing = false;
     loop {
+        // While a request runs, look again later.
+        let patience = state.patience(&shared.limits);
+        let wait = if closing { GOODBYE } else { patience.unwrap_or(GOODBYE) };
         tokio::select! {
             ended = connection.as_mut() => {
                 if let Err(error) = ended {
@@ -227,12 +270,15 @@ where
                 stopping = true;
                 connection.as_mut().graceful_shutdown();
             }
-            () = silence.as_mut(), if waiting => {
+            () = tokio::time::sleep(wait) => match state.patience(&shared.limits) {
+                None => {}
+                Some(_) if closing => return,
                 // An idle connection gives its place to another.
-                waiting = false;
-                if !spoke.load(Relaxed) {
+                Some(left) if left.is_zero() => {
+                    closing = true;
                     connection.as_mut().graceful_shutdown();
                 }
+                Some(_) => {}
             }
         }
     }

@@ -71,6 +71,8 @@ pub struct Counters {
     pub connections_total: AtomicU64,
     pub connections_refused: AtomicU64,
     pub unauthorized: AtomicU64,
+    /// Requests that got 401, 403 or 429 before any handler saw them, and failed log-ins.
+    pub refused: AtomicU64,
     pub queries: AtomicU64,
     pub queries_failed: AtomicU64,
     /// Ended by the client going away or by `DELETE /api/v1/queries/{id}`.
@@ -124,16 +126,17 @@ impl Counters {
                 let _ = writeln!(out, "rollscope_ingest_{name}{{protocol=\"{}\"}} {value}", protocol.name());
             }
         }
-        let plain: [(&str, &str, &str, &AtomicU64); 8] = [
+        let plain: [(&str, &str, &str, &AtomicU64); 9] = [
             ("connections_open", "gauge", "open connections", &self.connections_open),
             ("connections_total", "counter", "connections accepted", &self.connections_total),
             (
                 "connections_refused_total",
                 "counter",
-                "connections refused because of max_connections",
+                "connections refused because of max_connections or max_connections_per_peer",
                 &self.connections_refused,
             ),
             ("unauthorized_total", "counter", "requests without a valid token", &self.unauthorized),
+            ("refused_total", "counter", "requests refused for want of a token, a scope or a rate", &self.refused),
             ("queries_total", "counter", "queries started", &self.queries),
             ("queries_failed_total", "counter", "queries that failed", &self.queries_failed),
             ("queries_cancelled_total", "counter", "queries whose client disconnected", &self.queries_cancelled),

@@ -6,9 +6,11 @@ use std::sync::LazyLock;
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri, header};
 use axum::response::{Html, IntoResponse, Response};
+use base64::Engine as _;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rust_embed::{EmbeddedFile, RustEmbed};
+use sha2::{Digest, Sha256};
 
 use crate::api::unknown_path;
 use crate::problem::Problem;
@@ -29,25 +31,46 @@ pub fn viewer() -> Option<String> {
 
 const PLACEHOLDER: &str = include_str!("placeholder.html");
 
-/// Scripts and connections only from here. Svelte writes `style` attributes, hence the exception for styles. `blob:` is for
-/// images of conversations, which the page makes itself from bytes it has checked.
-const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; \
-    font-src 'self'; connect-src 'self'; worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'self'; \
-    frame-ancestors 'none'";
+/// The log-in page.
+pub const LOGIN: &str = include_str!("login.html");
+
+/// Scripts, styles and connections only from here. Two small pages have their style inside, which is allowed by its hash.
+/// `blob:` is for images of conversations, which the page makes itself from bytes it has checked.
+static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
+    let hash = |page: &str| {
+        let style = page.split("<style>").nth(1).and_then(|rest| rest.split("</style>").next()).unwrap_or_default();
+        base64::engine::general_purpose::STANDARD.encode(Sha256::digest(style))
+    };
+    let (login, placeholder) = (hash(LOGIN), hash(PLACEHOLDER));
+    let policy = format!(
+        "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{login}' 'sha256-{placeholder}'; \
+         img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'self'; \
+         frame-ancestors 'none'"
+    );
+    HeaderValue::from_str(&policy).expect("the policy is plain text")
+});
+
+/// For files that others sent: whatever a browser makes of one, it runs nothing and loads nothing.
+pub const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'");
 
 const HEADERS: [(HeaderName, &str); 6] = [
-    (header::CONTENT_SECURITY_POLICY, POLICY),
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),
     (header::REFERRER_POLICY, "no-referrer"),
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
     (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (
+        HeaderName::from_static("permissions-policy"),
+        "camera=(), display-capture=(), geolocation=(), microphone=(), payment=(), usb=()",
+    ),
 ];
 
-/// On every answer of the page's port.
+/// On every answer. A stricter policy of the answer itself stays.
 pub async fn security_headers(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    headers.entry(header::CONTENT_SECURITY_POLICY).or_insert_with(|| POLICY.clone());
     for (name, value) in HEADERS {
-        response.headers_mut().insert(name, HeaderValue::from_static(value));
+        headers.insert(name, HeaderValue::from_static(value));
     }
     response
 }

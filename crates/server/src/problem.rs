@@ -82,6 +82,12 @@ impl Problem {
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, detail).with_limit(limit)
     }
 
+    pub fn too_many(limit: &str, detail: impl Into<String>) -> Self {
+        let mut problem = Self::new(StatusCode::TOO_MANY_REQUESTS, detail).with_limit(limit);
+        problem.retry_after = Some(Duration::from_secs(1));
+        problem
+    }
+
     pub fn unavailable(detail: impl Into<String>, retry_after: Duration) -> Self {
         let mut problem = Self::new(StatusCode::SERVICE_UNAVAILABLE, detail);
         problem.retry_after = Some(retry_after);

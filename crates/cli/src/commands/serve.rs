@@ -20,6 +20,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     start_logs(&config);
+    warn_of_flag(args.token.as_deref());
     let mut signals = StopSignals::listen()?;
     let (store, server) = tokio::select! {
         started = start(&config) => started?,
@@ -33,6 +34,17 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
 
 pub fn start_logs(config: &Config) {
     output::start_logs("info", config.log_json);
+}
+
+/// Every user of the machine can list the arguments of its processes.
+pub fn warn_of_flag(token: Option<&str>) {
+    if token
+        .is_some_and(|token| std::env::args().any(|arg| arg == token || arg.strip_prefix("--token=") == Some(token)))
+    {
+        tracing::warn!(
+            "every user of this machine can see the value of --token in the list of processes; use --token-file or ROLLSCOPE_TOKEN"
+        );
+    }
 }
 
 /// For commands that talk to a person: only what went wrong.
@@ -55,6 +67,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
                 | StartError::Address { .. }
                 | StartError::Scrape(_)
                 | StartError::EmptyToken
+                | StartError::TokenFile(_)
                 | StartError::Nothing => Usage(e.to_string()).into(),
                 other => other.into(),
             });

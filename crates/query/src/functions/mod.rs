@@ -15,6 +15,7 @@
 
 mod attr;
 mod attr_typed;
+mod bounded;
 mod ids;
 mod lookup;
 mod maps;
@@ -28,13 +29,14 @@ use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::ScalarUDF;
 
 pub use attr::{ATTRS_OF, AttrTypes};
+pub use bounded::Bounded;
 pub use ids::IdText;
 pub use maps::merge_attrs;
 pub use replaced::{hashes_literal, is_replaced};
 pub(crate) use table::register_table_functions;
 pub use table::{Argument, TableFunction};
 
-/// Functions of DataFusion that make a large value from a small text in one call, past every limit on memory.
+/// Functions of DataFusion whose only purpose is to make a large value from a small one. Others that can do so are [`Bounded`].
 const WITHHELD: &[&str] = &[
     "repeat",
     "lpad",

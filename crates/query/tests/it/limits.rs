@@ -57,6 +57,73 @@ async fn too_much_memory_is_refused() {
     assert_eq!(value(&engine, "select count(*) from spans").await, "0");
 }
 
+/// What functions return counts, too: else each of these would take gigabytes.
+#[tokio::test]
+async fn large_values_are_refused_and_small_ones_are_not() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 20_000));
+    let engine = store.engine_with(QueryLimits { memory_bytes: 64 << 20, ..limits() });
+    let long = "x".repeat(100_000);
+    let mut doubled = "select name as x from spans".to_string();
+    for _ in 0..24 {
+        doubled = format!("select concat(x, x) as x from ({doubled})");
+    }
+    let piped = doubled.replace("concat(x, x)", "x || x");
+    let listed = doubled.replace("concat(x, x)", "make_array(x, x)");
+    let bytes = piped.replace("name as x", "trace_id as x");
+    for sql in [
+        format!("select sum(length(x)) from (select replace(name, 'o', '{long}') as x from spans) order by 1"),
+        format!("select sum(length(x)) from (select regexp_replace(name, '.', '{long}', 'g') as x from spans)"),
+        format!("select max(replace('{long}', 'x', '{long}'))"),
+        format!("select replace(repeated, 'x', '{long}') from (select '{long}' as repeated from spans)"),
+        format!("select array_to_string(array_agg(name), '{long}') from spans"),
+        format!("select sum(length(x)) from ({doubled})"),
+        format!("select sum(length(x)) from ({piped})"),
+        format!("select count(x) from ({listed}) where x is not null"),
+        format!("select sum(octet_length(x)) from ({bytes})"),
+    ] {
+        // What can be computed batch by batch is: then it needs little at a time.
+        let Err(error) = try_rows(&engine, &sql).await else { continue };
+        let named = error.message.contains("memory_bytes = 67108864") || error.message.contains("made from literals");
+        assert!(named, "{}: {error}", &sql[..80]);
+    }
+    // All is given back, and what fits is computed, in portions if it is much.
+    for (sql, wanted) in [
+        ("select sum(length(replace(name, 'o', 'ooo'))) from spans", "180000"),
+        ("select sum(length(regexp_replace(name, 'o', '[\\0]', 'g'))) from spans", "150000"),
+        ("select sum(length(name || '-' || service)) from spans", "260000"),
+        ("select count(name || null) from spans", "0"),
+        ("select count(*) from spans where hex(trace_id || span_id) like hex(trace_id) || '%'", "20000"),
+        ("select sum(length(concat(name, null, 1))) from spans", "120000"),
+        ("select 'a' || 1 || concat_ws('-', 'b', name) from spans where name = 'tool' limit 1", "a1b-tool"),
+        ("select sum(length(array_to_string([name, service], ', '))) from spans", "280000"),
+        ("select array_length([1, 2] || [3])", "3"),
+    ] {
+        assert_eq!(value(&engine, sql).await, wanted, "{sql}");
+    }
+    let much = format!(
+        "select sum(length(x)) from (select replace(name, 'generate', '{}') as x from spans)",
+        "y".repeat(2000)
+    );
+    assert_eq!(value(&engine, &much).await, (5_000 * 2_000 + 15_000 * 4).to_string());
+}
+
+#[tokio::test]
+async fn a_long_literal_makes_short_batches() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 3_000));
+    store.add_tail(Table::Spans, spans("b", 0, 3_000));
+    let long = "x".repeat(500_000);
+    let mut running = store.engine().sql(&format!("select '{long}' as x from spans limit 100")).await.unwrap();
+    let mut rows = 0;
+    while let Some(batch) = running.stream.next().await {
+        let batch = batch.unwrap();
+        assert!(batch.num_rows() <= 8, "{}", batch.num_rows());
+        rows += batch.num_rows();
+    }
+    assert_eq!(rows, 100);
+}
+
 /// Rows that were read from the log share one buffer, and every piece of them counts as all of it.
 #[tokio::test]
 async fn a_large_tail_is_summed_up_in_little_memory() {

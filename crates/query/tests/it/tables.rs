@@ -258,3 +258,45 @@ async fn runs_are_listed_with_their_extent() {
     assert_eq!(words[3], "|stranger||1700000000000800000|1700000000000803500|4|0|", "{text}");
     assert_eq!(words[4], "|a|p|1700000000000000000|1700000000000409500|410|0|", "{text}");
 }
+
+/// DataFusion 55 takes two projections with equal expressions for one (`projections.rs`).
+#[tokio::test]
+async fn what_is_computed_twice_is_computed_twice() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 4));
+    store.add_tail(Table::Spans, spans("b", 0, 4));
+    let engine = store.engine();
+    for (sql, wanted) in [
+        ("select x + 1 as x from (select x + 1 as x from (select 1 as x))", "3"),
+        (
+            "select max(x) from (select x + 1 as x from (select x + 1 as x from (select x + 1 as x from (select 1 as x))))",
+            "4",
+        ),
+        ("select max(step) from (select step + 1 as step from (select step + 1 as step from spans))", "2"),
+        // They become neighbours when a filter or a limit is moved, or a column is left out.
+        (
+            "select max(step) from (select step + 1 as step from (select step + 1 as step from spans) where step < 5)",
+            "2",
+        ),
+        ("select max(step) from (select step + 1 as step, 5 as y from (select step + 1 as step from spans))", "2"),
+        ("select max(step) from (select step + 1 as step from (select step + 1 as step from spans limit 3))", "2"),
+        ("select max(s.step) from (select s.step + 1 as step from (select s.step + 1 as step from spans s) s) s", "2"),
+        (
+            "select max(x) from (select x || 'a' as x from (select x || 'a' as x from (select name as x from spans)))",
+            "toolaa",
+        ),
+        ("select max(a) from (select b as a, a as b from (select b as a, a as b from (select 1 as a, 2 as b)))", "1"),
+        (
+            "with a as (select 1 as x), b as (select x + 1 as x from a), c as (select x + 1 as x from b) select x from c",
+            "3",
+        ),
+        (
+            "select (select max(step) from (select step * 2 as step from (select step * 2 as step from (select 3 as step))))",
+            "12",
+        ),
+    ] {
+        assert_eq!(value(&engine, sql).await, wanted, "{sql}");
+    }
+    let plan = plan(&engine, "select x + 1 as x from (select step + 1 as x from spans)").await;
+    assert!(!plan.contains("__rollscope"), "{plan}");
+}

@@ -2,7 +2,7 @@
 
 use axum::body::Body;
 use axum::extract::{Path, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use rollscope_app::conversations::ask::Ask;
@@ -12,6 +12,7 @@ use rollscope_store::Store;
 
 use super::json;
 use crate::App;
+use crate::page;
 use crate::params::Params;
 use crate::problem::Problem;
 
@@ -174,7 +175,7 @@ fn respond(hash: &str, data: Bytes) -> Response {
         headers.insert(header::CONTENT_DISPOSITION, value);
     }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
-    headers.insert(HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin"));
+    headers.insert(header::CONTENT_SECURITY_POLICY, page::SANDBOX);
     (headers, data).into_response()
 }
 
@@ -187,6 +188,7 @@ mod tests {
         for forged in [&b"<svg onload=alert(1)>"[..], b"<html>", b"GIF89", b"", b"%PDF-1.7"] {
             let answer = respond("ab", Bytes::copy_from_slice(forged));
             assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/octet-stream");
+            assert!(answer.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().starts_with("sandbox;"));
             assert!(answer.headers()[header::CONTENT_DISPOSITION].to_str().unwrap().starts_with("attachment"));
         }
     }

@@ -15,6 +15,8 @@ use super::config::{ScrapeLimits, ScrapeTarget};
 const STALE: f64 = f64::from_bits(0x7ff0_0000_0000_0002);
 /// Pages after which a series that did not come again is forgotten.
 const FORGET_AFTER: u64 = 100;
+/// Series that are remembered, in pages of `max_samples`. Beyond that, only those of the last page are.
+const PAGES_REMEMBERED: usize = 4;
 /// Reasons that are kept in words.
 const MAX_REASONS: usize = 5;
 /// A time of the page may be this far ahead of ours.
@@ -35,6 +37,15 @@ pub struct Outcome {
     pub out_of_order: u64,
     /// The first few reasons, each with its line.
     pub reasons: Vec<String>,
+}
+
+/// A refused page leaves no trace: what it changed about a series is put back.
+struct Before<'t> {
+    series: &'t str,
+    /// None: it was not known.
+    page: Option<u64>,
+    last_ms: i64,
+    own_times: bool,
 }
 
 struct KnownSeries {
@@ -107,6 +118,7 @@ impl Pages {
             }
         };
         let mut line_reasons = Vec::new();
+        let mut before: Vec<Before> = Vec::new();
         prometheus::lines(
             text,
             open_metrics,
@@ -135,6 +147,7 @@ impl Pages {
                                 own_times: false,
                             };
                             known.insert(line.series.to_string(), new);
+                            before.push(Before { series: line.series, page: None, last_ms: 0, own_times: false });
                             out.added += 1;
                         }
                     }
@@ -150,6 +163,10 @@ impl Pages {
                 if out.samples > max_samples {
                     too_many = true;
                     return;
+                }
+                let KnownSeries { page: last, last_ms, own_times, .. } = *series;
+                if last > 0 {
+                    before.push(Before { series: line.series, page: Some(last), last_ms, own_times });
                 }
                 let own = line.time_ms.filter(|_| !ignore_timestamps);
                 let time_ms = own.unwrap_or(at_ms);
@@ -189,6 +206,7 @@ impl Pages {
             },
         );
         if too_many {
+            self.put_back(before);
             return Err(format!(
                 "the page has more than max_samples = {max_samples} samples, so none was stored; check for a label with too many values"
             ));
@@ -198,12 +216,26 @@ impl Pages {
         out.reasons.extend(reasons);
         out.reasons.truncate(MAX_REASONS);
         if out.samples == 0 && out.bad_lines > 0 {
+            self.put_back(before);
             return Err(format!("the page is not Prometheus text: {}", out.reasons.join("; ")));
         }
         self.end_missing(&mut builder, at_ms);
         self.figures(&mut builder, at_ms, took_s, Some(&out));
         let batch = builder.finish().map_err(|e: ArrowError| e.to_string())?;
         Ok((batch, out))
+    }
+
+    /// As if the page had not come.
+    fn put_back(&mut self, before: Vec<Before>) {
+        self.page -= 1;
+        for Before { series, page, last_ms, own_times } in before {
+            match (page, self.known.get_mut(series)) {
+                (Some(page), Some(known)) => (known.page, known.last_ms, known.own_times) = (page, last_ms, own_times),
+                (None, _) => drop(self.known.remove(series)),
+                (Some(_), None) => {}
+            }
+        }
+        self.known.shrink_to(self.max_samples);
     }
 
     /// Rows of a scrape that failed: every series ends, and `up` is 0.
@@ -233,8 +265,10 @@ impl Pages {
                 });
             }
         }
-        if page.is_multiple_of(FORGET_AFTER) {
-            self.known.retain(|_, series| series.page + FORGET_AFTER > page);
+        let many = self.known.len() > self.max_samples.saturating_mul(PAGES_REMEMBERED);
+        if many || page.is_multiple_of(FORGET_AFTER) {
+            let kept = if many { 1 } else { FORGET_AFTER };
+            self.known.retain(|_, series| series.page + kept > page);
             self.known.shrink_to_fit();
         }
     }
@@ -359,6 +393,34 @@ mod tests {
         let mut pages = pages(|_, limits| limits.max_samples = 10);
         let page: String = (0..20).map(|i| format!("a{{id=\"{i}\"}} 1\n")).collect();
         assert!(pages.read_page(&page, false, 1000, 0.0).unwrap_err().contains("max_samples"));
+    }
+
+    #[test]
+    fn a_refused_page_leaves_no_trace() {
+        let mut pages = pages(|_, limits| limits.max_samples = 10);
+        let exploded = |n: usize| (0..20).map(|i| format!("a{{id=\"{n}-{i}\"}} 1\n")).collect::<String>();
+        pages.read_page("a 1\nb 2\n", false, 1000, 0.0).unwrap();
+        assert!(pages.read_page(&format!("a 1\n{}", exploded(0)), false, 2000, 0.0).is_err());
+        // The series of the last good page end, also the one that the refused page had.
+        let ended: Vec<String> = rows(&pages.failed(2000, 0.0).unwrap()).into_iter().map(|r| r.0).collect();
+        assert_eq!(ended.len(), 2, "{ended:?}");
+        for n in 1..1000 {
+            assert!(pages.read_page(&exploded(n), false, 3000 + n as i64, 0.0).is_err());
+            pages.failed(3000 + n as i64, 0.0).unwrap();
+        }
+        assert!(pages.known.len() <= 10, "{}", pages.known.len());
+        assert!(pages.read_page("<html>\n", false, 9000, 0.0).is_err());
+        assert_eq!(rows(&pages.read_page("a 3\n", false, 9000, 0.0).unwrap().0)[0].3, 3.0);
+    }
+
+    #[test]
+    fn series_that_come_and_go_are_forgotten_before_they_are_too_many() {
+        let mut pages = pages(|_, limits| limits.max_samples = 10);
+        for n in 0..1000 {
+            let page: String = (0..10).map(|i| format!("a{{id=\"{n}-{i}\"}} 1\n")).collect();
+            pages.read_page(&page, false, 1000 + n, 0.0).unwrap();
+            assert!(pages.known.len() <= 10 * PAGES_REMEMBERED);
+        }
     }
 
     #[test]

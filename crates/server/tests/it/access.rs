@@ -5,6 +5,8 @@ use rollscope_query::QueryLimits;
 use rollscope_server::{Limits, Secret, Server, ServerConfig, StartError};
 use rollscope_store::{Store, StoreOptions};
 use std::sync::Arc;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::Code;
 use tonic::metadata::MetadataValue;
 
@@ -129,11 +131,14 @@ async fn what_is_not_safe_does_not_start() {
 async fn connections_are_bounded_and_the_refusal_says_so() {
     let limits = Limits { max_connections: 2, ..Limits::default() };
     let rig = rig_with(ServerConfig { limits, ..config() }).await;
-    let held = (
-        tokio::net::TcpStream::connect(rig.at.page.unwrap()).await.unwrap(),
-        tokio::net::TcpStream::connect(rig.at.page.unwrap()).await.unwrap(),
-    );
-    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    // A connection on which a request was answered keeps its place.
+    let hold = async || {
+        let mut stream = TcpStream::connect(rig.at.page.unwrap()).await.unwrap();
+        stream.write_all(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n").await.unwrap();
+        assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+        stream
+    };
+    let held = (hold().await, hold().await);
     let refused = rig.get("/healthz").await;
     assert_eq!((refused.status, refused.header("retry-after")), (503, "1"));
     assert!(refused.text().contains("max_connections"));
@@ -145,4 +150,140 @@ async fn connections_are_bounded_and_the_refusal_says_so() {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
     }
     panic!("the places were not given back");
+}
+
+/// What an HTTP/2 client sends first, and then nothing: the preface and empty settings.
+const SILENT_HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+async fn silent(rig: &Rig) -> TcpStream {
+    let mut stream = TcpStream::connect(rig.at.otlp_grpc.unwrap()).await.unwrap();
+    stream.write_all(SILENT_HTTP2).await.unwrap();
+    assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+    stream
+}
+
+/// The end of a stream, whatever comes before it.
+async fn ends(stream: &mut TcpStream) {
+    while stream.read(&mut [0; 1024]).await.is_ok_and(|n| n > 0) {}
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_without_a_token_give_way_to_those_with_one() {
+    let limits = Limits { max_connections: 20, header_timeout_s: 3600, ..Limits::default() };
+    let rig = rig_with(ServerConfig { limits, ..guarded() }).await;
+    let mut strangers = Vec::new();
+    for _ in 0..60 {
+        strangers.push(silent(&rig).await);
+    }
+    let token = [("authorization", "Bearer open sesame")];
+    let answer = send("GET", &rig.page("/api/v1/runs"), &token, vec![]).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    // The oldest went first.
+    ends(&mut strangers[0]).await;
+    // Asking with a wrong token does not make a stranger known.
+    for _ in 0..30 {
+        let mut stream = TcpStream::connect(rig.at.page.unwrap()).await.unwrap();
+        let ask = b"GET /api/v1/runs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer wrong\r\n\r\n";
+        stream.write_all(ask).await.unwrap();
+        assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
+        strangers.push(stream);
+    }
+    assert_eq!(send("GET", &rig.page("/api/v1/runs"), &token, vec![]).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn silent_connections_are_closed() {
+    let limits = Limits { header_timeout_s: 1, idle_timeout_s: 1, ..Limits::default() };
+    let rig = rig_with(ServerConfig { limits, ..guarded() }).await;
+    let mut stranger = silent(&rig).await;
+    // A log-in that never comes to its end holds nothing either.
+    let mut slow = TcpStream::connect(rig.at.page.unwrap()).await.unwrap();
+    slow.write_all(b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\ntoken").await.unwrap();
+    ends(&mut stranger).await;
+    ends(&mut slow).await;
+    // One with a token that does nothing: the next call makes a new connection.
+    let mut request = tonic::Request::new(spans("r", 1, 1));
+    request.metadata_mut().insert("authorization", MetadataValue::from_static("Bearer second"));
+    let mut client = rig.grpc().await;
+    client.export(request).await.unwrap();
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let mut request = tonic::Request::new(spans("r", 2, 1));
+    request.metadata_mut().insert("authorization", MetadataValue::from_static("Bearer second"));
+    client.export(request).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_opens_what_its_scopes_say_and_the_file_is_read_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, audit) = (dir.path().join("tokens"), dir.path().join("audit.log"));
+    std::fs::write(&file, "ingest iii trainers\nread rrr\nadmin aaa alice\n").unwrap();
+    let config = ServerConfig { token_file: Some(file.clone()), audit_log: Some(audit.clone()), ..config() };
+    let rig = rig_with(config).await;
+    let ask = async |method: &str, url: String, token: &str, body: Vec<u8>| {
+        let bearer = format!("Bearer {token}");
+        let headers = [("authorization", bearer.as_str()), ("content-type", "application/x-protobuf")];
+        send(method, &url, &headers, body).await.status
+    };
+    let body = || prost::Message::encode_to_vec(&spans("r", 1, 1));
+    for (token, sends, reads, deletes) in [("iii", 200, 403, 403), ("rrr", 403, 200, 403), ("aaa", 200, 200, 204)] {
+        assert_eq!(ask("POST", rig.otlp("/v1/traces"), token, body()).await, sends, "{token}");
+        assert_eq!(ask("GET", rig.page("/api/v1/runs"), token, vec![]).await, reads, "{token}");
+        assert_eq!(ask("DELETE", rig.page("/api/v1/runs/r"), token, vec![]).await, deletes, "{token}");
+    }
+    let form = [("content-type", "application/x-www-form-urlencoded")];
+    assert_eq!(send("POST", &rig.page("/login"), &form, b"token=iii".to_vec()).await.status, 401);
+    let cookie = send("POST", &rig.page("/login"), &form, b"token=rrr".to_vec()).await;
+    let cookie = cookie.header("set-cookie").split(';').next().unwrap().to_string();
+    let with_cookie = async || send("GET", &rig.page("/api/v1/runs"), &[("cookie", &cookie)], vec![]).await.status;
+    assert_eq!(with_cookie().await, 200);
+
+    // A token that is gone takes its log-ins with it.
+    std::fs::write(&file, "ingest iii trainers\nadmin bbb bob\n").unwrap();
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    assert_eq!(ask("GET", rig.page("/api/v1/runs"), "aaa", vec![]).await, 401);
+    assert_eq!(ask("GET", rig.page("/api/v1/runs"), "bbb", vec![]).await, 200);
+    assert_eq!(with_cookie().await, 401);
+
+    let lines: Vec<serde_json::Value> =
+        std::fs::read_to_string(&audit).unwrap().lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let has = |who: &str, method: &str, path: &str, status: u16| {
+        lines.iter().any(|l| l["who"] == who && l["method"] == method && l["path"] == path && l["status"] == status)
+    };
+    assert!(has("alice", "DELETE", "/api/v1/runs/r", 204), "{lines:?}");
+    assert!(has("trainers", "DELETE", "/api/v1/runs/r", 403) && has("nobody", "GET", "/api/v1/runs", 401), "{lines:?}");
+    assert!(has("nobody", "POST", "/login", 401) && lines.iter().all(|l| l["peer"] == "127.0.0.1"), "{lines:?}");
+    assert!(!lines.iter().any(|l| ["iii", "rrr", "aaa", "bbb"].iter().any(|t| l.to_string().contains(t))));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn too_many_requests_are_refused_and_those_with_a_token_are_counted_apart() {
+    let limits = Limits { max_unauthorized_per_peer_s: 1, max_requests_per_peer_s: 0, ..Limits::default() };
+    let rig = rig_with(ServerConfig { limits, ..guarded() }).await;
+    let mut statuses = Vec::new();
+    for _ in 0..40 {
+        let answer = rig.get("/api/v1/runs").await;
+        if answer.status == 429 {
+            assert_eq!(answer.header("retry-after"), "1");
+            assert!(answer.text().contains("max_unauthorized_per_peer_s"), "{}", answer.text());
+        }
+        statuses.push(answer.status);
+    }
+    assert!(statuses.starts_with(&[401; 10]) && statuses.contains(&429), "{statuses:?}");
+    let token = [("authorization", "Bearer second")];
+    assert_eq!(send("GET", &rig.page("/api/v1/runs"), &token, vec![]).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn every_answer_has_a_strict_policy() {
+    let rig = rig().await;
+    for path in ["/", "/login", "/api/v1/runs", "/nothing.js", "/metrics"] {
+        let answer = rig.get(path).await;
+        let policy = answer.header("content-security-policy");
+        assert!(policy.contains("default-src 'none'") && !policy.contains("unsafe"), "{path}: {policy}");
+        assert_eq!(answer.header("x-content-type-options"), "nosniff", "{path}");
+        assert!(answer.header("permissions-policy").contains("camera=()"), "{path}");
+    }
+    let hash = rig.store.media_put(b"\x89PNG\r\n\x1a\n".to_vec()).await.unwrap();
+    let media = rig.get(&format!("/api/v1/media/{hash}")).await;
+    assert_eq!((media.status, media.header("content-security-policy")), (200, "sandbox; default-src 'none'"));
 }

@@ -91,7 +91,7 @@ async fn tls_by_certificate_and_key() {
         .output()
         .expect("openssl makes the certificate");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
-    let tls = Some(TlsConfig { cert: cert.clone(), key: key.clone() });
+    let tls = Some(TlsConfig { cert: cert.clone(), key: key.clone(), client_ca: None });
     let rig = rig_with(ServerConfig { tls, ..config() }).await;
     let url = format!("https://localhost:{}/healthz", rig.at.page.unwrap().port());
     let text = tokio::task::spawn_blocking(move || {
@@ -102,7 +102,7 @@ async fn tls_by_certificate_and_key() {
     });
     assert_eq!(text.await.unwrap(), "ok\n");
 
-    let wrong = TlsConfig { cert: key.clone(), key };
+    let wrong = TlsConfig { cert: key.clone(), key, client_ca: None };
     let engine = rollscope_answers::Answers::new(
         std::sync::Arc::new(rig.store.clone()),
         rollscope_query::QueryLimits::default(),

@@ -6,19 +6,21 @@ mod otelcol;
 use rollscope_server::collect::{CollectFiles, Collector};
 use rollscope_server::{Secret, ServerConfig, StartError};
 
-use super::serve::{StopSignals, alive, until_told_to_stop};
+use super::serve::{StopSignals, alive, until_told_to_stop, warn_of_flag};
 use crate::args::{CollectArgs, OtelcolArgs};
 use crate::config::Usage;
 use crate::output;
 
 pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
     output::start_logs("info", args.log_json);
+    warn_of_flag(args.token.as_deref());
     let mut config = ServerConfig {
         listen: String::new(),
         otlp_grpc: args.otlp_grpc.clone(),
         otlp_http: args.otlp_http.clone(),
         insecure_no_auth: args.insecure_no_auth,
         tokens: args.token.iter().map(|t| Secret::new(t.clone())).collect(),
+        token_file: args.token_file.clone(),
         ..ServerConfig::default()
     };
     if let Some(bytes) = args.max_message_bytes {
@@ -42,9 +44,11 @@ async fn serve(config: &ServerConfig, files: &CollectFiles, args: Option<&Collec
         None => None,
     };
     let collector = Collector::start(config, files).await.map_err(|e| match e {
-        StartError::NoToken { .. } | StartError::Address { .. } | StartError::EmptyToken | StartError::Nothing => {
-            anyhow::Error::from(Usage(e.to_string()))
-        }
+        StartError::NoToken { .. }
+        | StartError::Address { .. }
+        | StartError::EmptyToken
+        | StartError::TokenFile(_)
+        | StartError::Nothing => anyhow::Error::from(Usage(e.to_string())),
         other => other.into(),
     })?;
     let mut signals = StopSignals::listen()?;

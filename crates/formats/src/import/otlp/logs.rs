@@ -4,6 +4,9 @@
 //!
 //! These are few beside spans, so this goes through the generated structs.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
+
 use arrow::array::RecordBatch;
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -20,7 +23,7 @@ use rollscope_model::names::event;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::span::{Reason, Rejects};
-use super::{DecodeError, DecodeOptions, RunSeen, logs_json};
+use super::{DecodeError, DecodeOptions, MAX_RUNS, RunSeen, logs_json};
 use crate::conversations::events::{self, Calls, Event};
 use crate::{any_value, conversation};
 
@@ -104,9 +107,10 @@ fn write(request: ExportLogsServiceRequest, rejects: Rejects, options: &DecodeOp
         conversations: ConversationsBuilder::default(),
         series: SeriesBuilder::default(),
         rows: [0; 3],
+        run_index: HashMap::new(),
     };
     for resource in request.resource_logs {
-        let inherited = Attributes(resource.resource.map_or_else(Vec::new, |r| r.attributes));
+        let inherited = Attributes::new(resource.resource.map_or_else(Vec::new, |r| r.attributes));
         for record in resource.scope_logs.into_iter().flat_map(|s| s.log_records) {
             if let Err(reason) = writer.record(&inherited, record) {
                 writer.rejects.add(reason, 1);
@@ -125,6 +129,8 @@ struct Writer<'o> {
     series: SeriesBuilder,
     /// Rows in the three builders above.
     rows: [usize; 3],
+    /// Where each run is among those seen.
+    run_index: HashMap<String, usize>,
 }
 
 impl Writer<'_> {
@@ -142,46 +148,57 @@ impl Writer<'_> {
     }
 
     fn record(&mut self, resource: &Attributes, record: LogRecord) -> Result<(), Reason> {
-        let attributes = Attributes(record.attributes);
+        let attributes = Attributes::new(record.attributes);
         // Senders of before the field put the name among the attributes.
         let name = match record.event_name.as_str() {
             "" => attributes.name(&["event.name"])?.unwrap_or_default(),
-            name => name.to_string(),
+            name => name.into(),
         };
         let tells = events::is_one(&name);
         if !tells && !name.starts_with(names::reserved::PREFIX) {
             return Err(Reason::Logs);
         }
-        let service = resource.first_text(&[names::SERVICE_NAME]);
-        let run = (self.options.run.clone())
+        let run = (self.options.run.as_deref().map(Cow::Borrowed))
             .or_else(|| attributes.first_text(names::RUN_ID))
             .or_else(|| resource.first_text(names::RUN_ID))
-            .or_else(|| service.clone())
-            .unwrap_or_else(|| "default".into());
+            .or_else(|| resource.first_text(&[names::SERVICE_NAME]))
+            .unwrap_or("default".into());
         if run.len() > RUN_ID_BYTES {
             return Err(Reason::RunTooLong);
+        }
+        let seen = self.run_index.get(&*run).copied();
+        if seen.is_none() && self.out.seen.len() >= MAX_RUNS {
+            return Err(Reason::TooManyRuns(MAX_RUNS));
         }
         let time = if record.time_unix_nano > 0 { record.time_unix_nano } else { record.observed_time_unix_nano };
         let time = self.time(time)?;
         let scene = Scene { run: &run, resource, attributes: &attributes, time };
-        match name.as_str() {
+        match &*name {
             name if tells => self.call(&scene, name, record.body, &record.trace_id, &record.span_id)?,
             event::RUN => self.run(&scene)?,
             event::METRICS => self.metrics(&scene, record.body)?,
             event::CONVERSATION => self.conversation(&scene, record.body, &record.trace_id, &record.span_id)?,
             event::MEDIA => return self.media(record.body),
-            event::STATS => self.stats(&scene, service.as_deref().unwrap_or("unknown_service"))?,
+            event::STATS => self.stats(&scene)?,
             _ => return Err(Reason::Event),
         }
-        match self.out.seen.iter_mut().find(|r| r.run_id == run) {
-            Some(seen) => seen.first_ns = seen.first_ns.min(time),
-            None => self.out.seen.push(RunSeen {
-                project: resource.name(&[names::PROJECT])?,
-                name: resource.name(&[names::RUN_NAME])?,
-                framework: resource.name(&[names::SYSTEM])?,
-                run_id: run,
-                first_ns: time,
-            }),
+        match seen {
+            Some(at) => {
+                let seen = &mut self.out.seen[at];
+                seen.first_ns = seen.first_ns.min(time);
+            }
+            None => {
+                let owned = |name: Option<Cow<str>>| name.map(Cow::into_owned);
+                let new = RunSeen {
+                    project: owned(resource.name(&[names::PROJECT])?),
+                    name: owned(resource.name(&[names::RUN_NAME])?),
+                    framework: owned(resource.name(&[names::SYSTEM])?),
+                    run_id: run.into_owned(),
+                    first_ns: time,
+                };
+                self.run_index.insert(new.run_id.clone(), self.out.seen.len());
+                self.out.seen.push(new);
+            }
         }
         Ok(())
     }
@@ -198,9 +215,13 @@ impl Writer<'_> {
 
     fn run(&mut self, scene: &Scene) -> Result<(), Reason> {
         let Scene { run, resource, attributes, time } = *scene;
-        let either = |key: &[&str]| Ok(attributes.name(key)?.or(resource.name(key)?));
+        // What a row takes from the resource would otherwise grow without end: a record may be a few bytes.
+        if self.out.runs.len() >= MAX_RUNS {
+            return Err(Reason::TooManyRuns(MAX_RUNS));
+        }
+        let either = |key: &[&str]| Ok(attributes.name(key)?.or(resource.name(key)?).map(Cow::into_owned));
         let json = |key| {
-            let text = attributes.first_text(&[key]);
+            let text = attributes.first_text(&[key]).map(Cow::into_owned);
             match text {
                 Some(text) if text.len() > self.options.limits.attribute_bytes => {
                     Err(Reason::AttributeBytes(self.options.limits.attribute_bytes))
@@ -220,7 +241,7 @@ impl Writer<'_> {
             tags: json(event::TAGS)?,
             started_ns,
             ended_ns,
-            status: attributes.name(&[event::STATUS])?,
+            status: attributes.name(&[event::STATUS])?.map(Cow::into_owned),
             updated_ns: time,
         };
         self.out.runs.push(record);
@@ -254,7 +275,7 @@ impl Writer<'_> {
         let Some(Value::StringValue(messages)) = body.and_then(|b| b.value) else { return Err(Reason::Body) };
         let attributes = scene.attributes;
         let metadata = attributes.first_text(&[event::METADATA]);
-        if messages.len() + metadata.as_ref().map_or(0, String::len) > CONVERSATION_BYTES {
+        if messages.len() + metadata.as_ref().map_or(0, |text| text.len()) > CONVERSATION_BYTES {
             return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
         let parsed: Vec<serde_json::Value> = serde_json::from_str(&messages).map_err(|_| Reason::NotJson)?;
@@ -264,8 +285,8 @@ impl Writer<'_> {
         };
         let said = |keys: &[&str]| {
             keys.iter().find_map(|key| match &extra[*key] {
-                serde_json::Value::String(s) if s.len() <= MAX_NAME_BYTES => Some(s.clone()),
-                serde_json::Value::Number(n) => Some(n.to_string()),
+                serde_json::Value::String(s) if s.len() <= MAX_NAME_BYTES => Some(Cow::Borrowed(s.as_str())),
+                serde_json::Value::Number(n) => Some(n.to_string().into()),
                 _ => None,
             })
         };
@@ -275,7 +296,7 @@ impl Writer<'_> {
         let key = attributes.name(&[event::KEY])?;
         let (step, index) = (scene.step(), attributes.int(event::INDEX));
         let id = match attributes.name(&[event::ID])? {
-            Some(id) => id,
+            Some(id) => id.into_owned(),
             None => format!(
                 "{}/{}/{}/{}/{}",
                 scene.run,
@@ -326,7 +347,7 @@ impl Writer<'_> {
         };
         let mut attributes = events::Attrs::new();
         let mut bytes = 0;
-        for pair in scene.attributes.0.iter().chain(&fields) {
+        for pair in scene.attributes.list.iter().chain(&fields) {
             let mut text = Vec::new();
             if !any_value::write_text(&mut text, pair.value.as_ref(), self.options.limits.nesting) {
                 return Err(Reason::Nesting(self.options.limits.nesting));
@@ -343,8 +364,8 @@ impl Writer<'_> {
             trace_id: trace.try_into().ok().filter(|id: &[u8; 16]| !rollscope_model::ids::is_zero(id)),
             span_id: span.try_into().ok().filter(|id: &[u8; 8]| !rollscope_model::ids::is_zero(id)),
             step: scene.step(),
-            sample_id: scene.attributes.name(names::SAMPLE_ID)?,
-            group_id: scene.attributes.name(names::GROUP_ID)?,
+            sample_id: scene.attributes.name(names::SAMPLE_ID)?.map(Cow::into_owned),
+            group_id: scene.attributes.name(names::GROUP_ID)?.map(Cow::into_owned),
             time_ns: scene.time,
             attributes,
         };
@@ -361,12 +382,13 @@ impl Writer<'_> {
     }
 
     /// Counters of the sender, as series: what it recorded, sent, spilled and dropped.
-    fn stats(&mut self, scene: &Scene, service: &str) -> Result<(), Reason> {
+    fn stats(&mut self, scene: &Scene) -> Result<(), Reason> {
+        let service = scene.resource.name(&[names::SERVICE_NAME])?.unwrap_or("unknown_service".into());
         let target = match scene.resource.name(&["service.instance.id"])? {
-            Some(instance) => format!("{service}/{instance}"),
-            None => service.to_string(),
+            Some(instance) => format!("{service}/{instance}").into(),
+            None => service,
         };
-        for pair in &scene.attributes.0 {
+        for pair in &scene.attributes.list {
             let Some(name) = pair.key.strip_prefix(event::STAT_PREFIX) else { continue };
             let Some(Value::IntValue(value)) = pair.value.as_ref().and_then(|v| v.value.as_ref()) else { continue };
             if name.len() > MAX_NAME_BYTES {
@@ -401,24 +423,37 @@ impl Scene<'_> {
     }
 }
 
-struct Attributes(Vec<KeyValue>);
+/// Attributes that are found by name. Every record asks its resource, which may have as many attributes as a request has room for.
+struct Attributes {
+    list: Vec<KeyValue>,
+    /// Places in `list` in the order of the keys. Of equal keys the first comes first.
+    by_key: Vec<u32>,
+}
 
 impl Attributes {
+    fn new(list: Vec<KeyValue>) -> Self {
+        let mut by_key: Vec<u32> = (0..list.len() as u32).collect();
+        by_key.sort_by(|a, b| list[*a as usize].key.cmp(&list[*b as usize].key));
+        Attributes { list, by_key }
+    }
+
     fn value(&self, key: &str) -> Option<&Value> {
-        self.0.iter().find(|a| a.key == key)?.value.as_ref()?.value.as_ref()
+        let at = self.by_key.partition_point(|i| self.list[*i as usize].key.as_str() < key);
+        let found = &self.list[*self.by_key.get(at)? as usize];
+        if found.key == key { found.value.as_ref()?.value.as_ref() } else { None }
     }
 
     /// The first of the names that is there, as text.
-    fn first_text(&self, keys: &[&str]) -> Option<String> {
+    fn first_text(&self, keys: &[&str]) -> Option<Cow<'_, str>> {
         keys.iter().find_map(|key| match self.value(key)? {
-            Value::StringValue(s) if !s.is_empty() => Some(s.clone()),
-            Value::IntValue(i) => Some(i.to_string()),
+            Value::StringValue(s) if !s.is_empty() => Some(s.as_str().into()),
+            Value::IntValue(i) => Some(i.to_string().into()),
             _ => None,
         })
     }
 
     /// The same for what must be short.
-    fn name(&self, keys: &[&str]) -> Result<Option<String>, Reason> {
+    fn name(&self, keys: &[&str]) -> Result<Option<Cow<'_, str>>, Reason> {
         match self.first_text(keys) {
             Some(text) if text.len() > MAX_NAME_BYTES => Err(Reason::AttributeBytes(MAX_NAME_BYTES)),
             text => Ok(text),

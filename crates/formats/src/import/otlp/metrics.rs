@@ -4,6 +4,8 @@
 //!
 //! Metrics are few beside spans, so this goes through the generated structs.
 
+use std::collections::HashMap;
+
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::metrics::v1::exponential_histogram_data_point::Buckets;
@@ -22,7 +24,7 @@ use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::deltas::{Delta, Total};
 use super::span::{Reason, Rejects};
-use super::{DecodeError, DecodeOptions, Decoded, RunSeen};
+use super::{DecodeError, DecodeOptions, Decoded, MAX_RUNS, RunSeen};
 use crate::any_value;
 
 /// Buckets of one histogram.
@@ -63,6 +65,7 @@ pub(super) struct SeriesWriter<'o> {
     rows: usize,
     label_bytes: usize,
     runs: Vec<RunSeen>,
+    run_index: HashMap<String, usize>,
     run: usize,
     target: String,
 }
@@ -77,6 +80,7 @@ impl<'o> SeriesWriter<'o> {
             rows: 0,
             label_bytes: 0,
             runs: Vec::new(),
+            run_index: HashMap::new(),
             run: 0,
             target: String::new(),
         }
@@ -92,6 +96,7 @@ impl<'o> SeriesWriter<'o> {
         self.label_bytes = 0;
         let rejects = std::mem::take(&mut self.rejects);
         let mut runs = std::mem::take(&mut self.runs);
+        self.run_index.clear();
         runs.retain(|r| r.first_ns != i64::MAX);
         Decoded {
             batch: self.columns.finish().expect("columns are written row by row"),
@@ -119,8 +124,7 @@ impl<'o> SeriesWriter<'o> {
         } else if self.target.len() > MAX_LABELS_BYTES {
             Some(Reason::AttributeBytes(MAX_LABELS_BYTES))
         } else {
-            self.see_run(run, &service, attributes);
-            None
+            self.see_run(run, &service, attributes).err()
         };
         for metric in resource.scope_metrics.iter().flat_map(|s| &s.metrics) {
             match refused {
@@ -130,21 +134,28 @@ impl<'o> SeriesWriter<'o> {
         }
     }
 
-    fn see_run(&mut self, run: String, service: &str, attributes: &[KeyValue]) {
-        self.run = self.runs.iter().position(|r| r.run_id == run).unwrap_or_else(|| {
-            let framework = first_text(attributes, &[names::SYSTEM]).unwrap_or_else(|| match service {
-                "sglang" | "smg" => "sglang".into(),
-                _ => "opentelemetry".into(),
-            });
-            self.runs.push(RunSeen {
-                run_id: run,
-                project: first_text(attributes, &[names::PROJECT]),
-                name: first_text(attributes, &[names::RUN_NAME]),
-                framework: Some(framework),
-                first_ns: i64::MAX,
-            });
-            self.runs.len() - 1
+    fn see_run(&mut self, run: String, service: &str, attributes: &[KeyValue]) -> Result<(), Reason> {
+        if let Some(index) = self.run_index.get(&run) {
+            self.run = *index;
+            return Ok(());
+        }
+        if self.runs.len() >= MAX_RUNS {
+            return Err(Reason::TooManyRuns(MAX_RUNS));
+        }
+        let framework = first_text(attributes, &[names::SYSTEM]).unwrap_or_else(|| match service {
+            "sglang" | "smg" => "sglang".into(),
+            _ => "opentelemetry".into(),
         });
+        self.run = self.runs.len();
+        self.run_index.insert(run.clone(), self.run);
+        self.runs.push(RunSeen {
+            run_id: run,
+            project: first_text(attributes, &[names::PROJECT]),
+            name: first_text(attributes, &[names::RUN_NAME]),
+            framework: Some(framework),
+            first_ns: i64::MAX,
+        });
+        Ok(())
     }
 
     fn metric(&mut self, metric: &Metric) {

@@ -27,6 +27,9 @@ use write::Writer;
 /// Arrow counts its bytes in 31 bits.
 pub const MAX_REQUEST_BYTES: usize = 256 << 20;
 
+/// Distinct runs in one request or file, and rows of `runs` in one request.
+const MAX_RUNS: usize = 4096;
+
 /// Limits of one request. Over a limit: the span is rejected (partial success), never truncated in silence.
 #[derive(Clone, Debug)]
 pub struct Limits {

@@ -14,13 +14,11 @@ use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::known::{KnownAttributes, Meaning};
 use super::span::{Attrs, Entity, Fault, Reason, Rejects, Resource, Scope, Span, Val};
-use super::{DecodeOptions, RunSeen};
+use super::{DecodeOptions, MAX_RUNS, RunSeen};
 
 /// All descriptions of scopes in one batch. A schema address of the resource is repeated in each, so this must not be
 /// left to the sender.
 const MAX_SCOPE_BYTES: usize = 256 << 20;
-/// Distinct runs in one request or file.
-const MAX_RUNS: usize = 4096;
 /// Longer names of projects and runs are not written to `runs`; they stay in the resource.
 const MAX_LABEL_BYTES: usize = 1024;
 const SDK_NAME: &str = "telemetry.sdk.name";

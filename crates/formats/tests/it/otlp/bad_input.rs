@@ -6,7 +6,7 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue, Key
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use prost::Message as _;
-use rollscope_formats::import::otlp::{DecodeOptions, Decoded, Limits, decode_traces, decode_traces_json};
+use rollscope_formats::import::otlp::{DecodeOptions, Decoded, Limits, decode_logs, decode_traces, decode_traces_json};
 use serde_json::json;
 
 use super::support::{Style, kv, request_of, span};
@@ -265,4 +265,44 @@ fn every_cut_of_a_request_is_an_error_or_a_smaller_request() {
     for cut in 0..text.len() {
         assert!(decode_traces_json(&text.as_bytes()[..cut], &options()).is_err(), "cut at {cut}");
     }
+}
+
+/// A resource with as many attributes as fit, and as many records as fit, each of which asks the resource for its run.
+/// If each looked through all of them, this would take hours.
+#[test]
+fn records_of_a_resource_with_many_attributes_are_read_in_time() {
+    use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+    use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+    use opentelemetry_proto::tonic::resource::v1::Resource;
+
+    let text = |key: String, value: &str| {
+        let value = Some(AnyValue { value: Some(Value::StringValue(value.into())) });
+        KeyValue { key, value, ..KeyValue::default() }
+    };
+    let mut attributes: Vec<KeyValue> = (0..1_000_000).map(|_| KeyValue::default()).collect();
+    attributes.push(text("service.name".into(), "first"));
+    attributes.push(text("service.name".into(), &"long".repeat(1_000_000)));
+    let record = |run: usize| LogRecord {
+        time_unix_nano: 1_700_000_000_000_000_000,
+        event_name: "rollscope.stats".into(),
+        attributes: match run {
+            0 => Vec::new(),
+            run => vec![text("rl.run.id".into(), &run.to_string())],
+        },
+        ..LogRecord::default()
+    };
+    let message = |records: Vec<LogRecord>| {
+        let resource = Some(Resource { attributes: attributes.clone(), ..Resource::default() });
+        let scope_logs = vec![ScopeLogs { log_records: records, ..ScopeLogs::default() }];
+        let resource_logs = vec![ResourceLogs { resource, scope_logs, ..ResourceLogs::default() }];
+        ExportLogsServiceRequest { resource_logs }.encode_to_vec()
+    };
+    let decoded = decode_logs(&message((0..200_000).map(|_| record(0)).collect()), &options()).unwrap();
+    // Of equal keys the first counts.
+    let seen: Vec<&str> = decoded.seen.iter().map(|run| run.run_id.as_str()).collect();
+    assert_eq!((seen, decoded.rejected), (vec!["first"], 0));
+    // As many runs as records: the first of them are taken.
+    let decoded = decode_logs(&message((1..=200_000).map(record).collect()), &options()).unwrap();
+    assert_eq!((decoded.seen.len(), decoded.rejected), (4096, 200_000 - 4096));
+    assert!(decoded.reasons[0].contains("more than 4096 runs"), "{:?}", decoded.reasons);
 }
