@@ -192,6 +192,8 @@ struct Sender {
     last_seal: Instant,
     last_stats: Option<Instant>,
     last_adopt: Option<Instant>,
+    /// The last look for what others left found something.
+    adopting: bool,
 }
 
 /// The server does not take anything now.
@@ -222,6 +224,7 @@ impl Sender {
             last_seal: Instant::now(),
             last_stats: None,
             last_adopt: None,
+            adopting: false,
         }
     }
 
@@ -643,7 +646,7 @@ impl Sender {
             let due = self.last_adopt.is_none_or(|at| at.elapsed() >= ADOPT_EVERY);
             if due && self.core.counters.requests.load(Relaxed) > 0 {
                 self.last_adopt = Some(Instant::now());
-                self.spill.adopt();
+                self.adopting |= self.spill.adopt();
             }
         }
         while self.away.is_none()
@@ -656,7 +659,14 @@ impl Sender {
                 self.core.note_error(format!("{damaged} lost: they were on disk in files that are damaged"));
                 self.core.lose(Signal::Records, damaged, &self.core.counters.dropped);
             }
-            let Some(spilled) = spilled else { break };
+            let Some(spilled) = spilled else {
+                // Where one process left something, others may have.
+                self.adopting = self.adopting && deadline.is_none() && self.spill.adopt();
+                if self.adopting {
+                    continue;
+                }
+                break;
+            };
             let doubted = self.doubted.len();
             self.deliver(Arc::new(Request::from_spilled(spilled)), None, deadline).await;
             if self.doubted.len() > doubted {

@@ -170,13 +170,13 @@ impl Spill {
         [&mut self.own, &mut self.adopted].into_iter().flatten().find(|folder| path.starts_with(&folder.path))
     }
 
-    /// Looks for what processes before us could not send.
-    pub fn adopt(&mut self) {
+    /// Looks for what a process before us could not send. Returns whether there is something.
+    pub fn adopt(&mut self) -> bool {
         if self.adopted.is_some() {
-            return;
+            return false;
         }
-        let Some(root) = &self.root else { return };
-        let Ok(entries) = fs::read_dir(root) else { return };
+        let Some(root) = &self.root else { return false };
+        let Ok(entries) = fs::read_dir(root) else { return false };
         for entry in entries.flatten().take(4096) {
             let path = entry.path();
             // Our own process would get its own lock again.
@@ -192,8 +192,9 @@ impl Spill {
             }
             crate::core::lock(&OURS).push(folder.path.clone());
             self.adopted = Some(folder);
-            return;
+            return true;
         }
+        false
     }
 
     /// Empty folders are removed; at the end of the process our own too.
