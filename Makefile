@@ -126,6 +126,7 @@ wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py
+	$(PYTHON) python/bench/faults.py
 
 bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)

@@ -101,12 +101,6 @@ class FaultyServer:
         old.rename(spill / "127.0.0.1_{}".format(self.http.server_address[1]))
 
 
-def closed_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def for_seconds(seconds, fault):
     """The fault from the first request on, for a while. Then everything is taken."""
     began = []
@@ -123,8 +117,12 @@ def poisoned(fault):
     return lambda path, body: fault if POISON in body else 200
 
 
-#: Every way in which a server can be unwell. `None`: there is none.
+#: Nobody listens there: tests have no server that may.
+DOWN = "http://127.0.0.1:1"
+
+#: Every way in which a server can be unwell. `None`: there is none, as at `DOWN`.
 FAULTS = {
+    "healthy": lambda path, body: 200,
     "down": None,
     "slow": lambda path, body: time.sleep(0.2) or 200,
     "hanging": lambda path, body: "hang",
@@ -135,3 +133,12 @@ FAULTS = {
     "503": lambda path, body: (503, {"retry-after": "1"}, b""),
     "418": lambda path, body: 418,
 }
+
+
+if __name__ == "__main__":
+    # For `python/bench/faults.py`: a server of its own process, until its input ends.
+    import sys
+
+    server = FaultyServer(FAULTS[sys.argv[1]])
+    print(server.address, flush=True)
+    sys.stdin.read()
