@@ -132,7 +132,8 @@ def main() -> None:
         print(json.dumps(figures))
         return
     print(
-        f"{'server':18}{'step':>9}{'added':>10}{'slower':>9}{'longest':>11}{'thread':>9}{'memory':>10}{'exit':>8}   what became of it"
+        f"{'server':18}{'step':>9}{'added':>10}{'slower':>9}{'longest':>11}{'thread':>9}{'memory':>10}{'exit':>8}"
+        "   what became of the data"
     )
     for name, f in figures.items():
         became = ", ".join(f"{f[key]:.0f} {key}" for key in ("recorded", "sent", "spilled", "dropped", "rejected"))

@@ -1,11 +1,13 @@
-"""Servers that misbehave as told, and what they took. They speak OTLP over HTTP, which any program can fake."""
+"""Servers that misbehave as told, and what they took."""
 
+import concurrent.futures
 import http.server
 import socket
 import struct
 import threading
 import time
 
+import grpc
 from rollscope.testing import _fields, _record, _span
 
 POISON = b"poison"
@@ -21,13 +23,34 @@ def items(path, body):
                         yield _span(item, {}) if path.endswith("traces") else _record(item)
 
 
-class FaultyServer:
-    """`answer(path, body)` decides: a status, or a status with headers and a body, or `"reset"`, or `"hang"`.
+class Taken:
+    """The requests that a server took, as paths of OTLP over HTTP and bodies."""
+
+    def __init__(self):
+        self.taken = []
+
+    def spans(self, name="s"):
+        """The ended spans of that name that were taken."""
+        return [item for path, body in list(self.taken) if path.endswith("traces") for item in items(path, body)
+                if item.name == name and item.end_ns]
+
+    @property
+    def numbers(self):
+        """The numbers of the spans, each once: the same one may come again after an answer was lost."""
+        return sorted({span.attributes["i"] for span in self.spans()})
+
+    def records(self, kind):
+        return [item for path, body in list(self.taken) if path.endswith("logs") for item in items(path, body)
+                if item.name == f"rollscope.{kind}"]
+
+
+class FaultyServer(Taken):
+    """OTLP over HTTP. `answer(path, body)` decides: a status, or a status with headers and a body, or `"reset"`, or `"hang"`.
     What it answers with 200 counts as taken."""
 
     def __init__(self, answer=lambda path, body: 200):
+        super().__init__()
         self.answer = answer
-        self.taken, self.asked = [], []
         self.ended = threading.Event()
         owner = self
 
@@ -37,7 +60,6 @@ class FaultyServer:
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
                 said = owner.answer(self.path, body)
-                owner.asked.append(said)
                 if said == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                     self.close_connection = True
@@ -81,40 +103,52 @@ class FaultyServer:
         self.http.shutdown()
         self.http.server_close()
 
-    def spans(self, name="s"):
-        """The ended spans of that name that were taken."""
-        return [item for path, body in list(self.taken) if path.endswith("traces") for item in items(path, body)
-                if item.name == name and item.end_ns]
-
-    @property
-    def numbers(self):
-        """The numbers of the spans, each once: the same one may come again after an answer was lost."""
-        return sorted({span.attributes["i"] for span in self.spans()})
-
-    def records(self, kind):
-        return [item for path, body in list(self.taken) if path.endswith("logs") for item in items(path, body)
-                if item.name == f"rollscope.{kind}"]
-
     def send_what_waits_here(self, spill):
         """Data waits in a folder per address. This makes it this server's."""
         old, = spill.iterdir()
         old.rename(spill / "127.0.0.1_{}".format(self.http.server_address[1]))
 
 
-def for_seconds(seconds, fault):
+class FaultyGrpcServer(Taken, grpc.GenericRpcHandler):
+    """OTLP over gRPC. `answer(path, body)` gives a status."""
+
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+        self.grpc = grpc.server(concurrent.futures.ThreadPoolExecutor(4), handlers=[self])
+        self.address = "http://127.0.0.1:%d" % self.grpc.add_insecure_port("127.0.0.1:0")
+        self.grpc.start()
+
+    def service(self, call):
+        path = "/v1/traces" if "TraceService" in call.method else "/v1/logs"
+
+        def export(body, context):
+            status = self.answer(path, body)
+            if status != grpc.StatusCode.OK:
+                context.abort(status, "as told")
+            self.taken.append((path, body))
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(export)
+
+    def stop(self):
+        self.grpc.stop(None)
+
+
+def for_seconds(seconds, fault, well=200):
     """The fault from the first request on, for a while. Then everything is taken."""
     began = []
 
     def answer(path, body):
         began.append(time.monotonic())
-        return fault if time.monotonic() - began[0] < seconds else 200
+        return fault if time.monotonic() - began[0] < seconds else well
 
     return answer
 
 
-def poisoned(fault):
+def poisoned(fault, well=200):
     """Everything is taken, except for what names the poison."""
-    return lambda path, body: fault if POISON in body else 200
+    return lambda path, body: fault if POISON in body else well
 
 
 #: Nobody listens there: tests have no server that may.
