@@ -359,7 +359,7 @@ impl Sender {
     /// Sends requests until there are none, or the server does not want any.
     async fn drain(&mut self, deadline: Option<Instant>) {
         loop {
-            if self.away.as_ref().is_some_and(|away| Instant::now() < away.until) {
+            if self.is_away() {
                 self.keep_while_away();
                 return;
             }
@@ -535,7 +535,7 @@ impl Sender {
     async fn retry_doubted(&mut self, deadline: Option<Instant>) {
         for _ in 0..self.doubted.len() {
             let now = Instant::now();
-            if self.away.is_some() || deadline.is_some_and(|d| now >= d) {
+            if self.is_away() || deadline.is_some_and(|d| now >= d) {
                 return;
             }
             let Some(at) = self.doubted.iter().position(|doubted| doubted.due <= now) else { return };
@@ -583,6 +583,11 @@ impl Sender {
             self.core.lose(request.signal, request.records, &self.core.counters.dropped);
             self.settle(request, false);
         }
+    }
+
+    /// Whether nothing is to be sent now. After that time, the next request shows whether the server is back.
+    fn is_away(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| Instant::now() < away.until)
     }
 
     fn stay_away(&mut self, after: Option<Duration>) {
@@ -649,7 +654,7 @@ impl Sender {
                 self.adopting |= self.spill.adopt();
             }
         }
-        while self.away.is_none()
+        while !self.is_away()
             && deadline.is_none_or(|d| Instant::now() < d)
             && self.spilled_until.is_none_or(|until| Instant::now() >= until)
         {

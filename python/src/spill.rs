@@ -4,9 +4,9 @@
 //! A file is one request: a header (magic, version, signal, records, checksum) and the message. It is written under
 //! another name first, so a half-written file is never taken for a whole one.
 //!
-//! All processes that send to one address share one limit. The length of a folder's lock file, which has no content, is what
-//! the folder holds. A process first claims the room there, then adds up all claims, and takes its own back if they are too
-//! many: so the limit holds without a lock, whoever writes at the same time.
+//! All processes that send to one address share one limit. The length of a folder's lock file, which has no content, is how
+//! many blocks the folder holds. A process first claims the room there, then adds up all claims, and takes its own back if they
+//! are too many: so the limit holds without a lock, whoever writes at the same time.
 
 use std::collections::VecDeque;
 use std::fs::{self, DirBuilder, File};
@@ -22,7 +22,7 @@ use crate::core::Signal;
 const MAGIC: &[u8; 4] = b"RSS1";
 const HEADER: usize = 4 + 1 + 8 + 4;
 const MAX_FILE_BYTES: u64 = 256 << 20;
-/// What a file takes at least: so the limit bounds how many there are, too.
+/// Room is counted in blocks: so the limit bounds how many files there are, too.
 const BLOCK_BYTES: u64 = 4096;
 /// A disk that refused is asked again after this.
 const REST: Duration = Duration::from_secs(1);
@@ -33,6 +33,7 @@ static OURS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
 pub struct Spill {
     root: Option<PathBuf>,
+    /// In bytes.
     limit: u64,
     own: Option<Folder>,
     /// A folder of a process that is gone.
@@ -48,8 +49,9 @@ struct Folder {
     files: VecDeque<PathBuf>,
     /// Files that [`Spill::next`] gave out.
     out: usize,
-    /// Holds the lock while it is open, and is as long as what the folder holds.
+    /// Holds the lock while it is open, and has one byte per block that the folder holds.
     lock: File,
+    /// In blocks.
     used: u64,
 }
 
@@ -85,9 +87,9 @@ impl Spill {
             self.own = Some(new_folder(root).map_err(told)?);
         }
         let Some(own) = &mut self.own else { return Err(String::new()) };
-        let size = charged((HEADER + message.len()) as u64);
+        let size = blocks((HEADER + message.len()) as u64);
         own.set_used(own.used + size).map_err(told)?;
-        let held = held_in(root);
+        let held = blocks_in(root) * BLOCK_BYTES;
         if held > self.limit {
             let _ = own.set_used(own.used - size);
             let (root, limit) = (root.display(), self.limit);
@@ -149,7 +151,7 @@ impl Spill {
 
     /// The request is settled: its file goes.
     pub fn done(&mut self, path: &Path) {
-        let size = fs::metadata(path).map_or(0, |found| charged(found.len()));
+        let size = fs::metadata(path).map_or(0, |found| blocks(found.len()));
         let gone = fs::remove_file(path).is_ok();
         let Some(folder) = self.folder_of(path) else { return };
         folder.out -= 1;
@@ -240,20 +242,19 @@ impl Folder {
                 None => continue,
                 _ => {}
             }
-            used += entry.metadata().map_or(0, |found| charged(found.len()));
+            used += entry.metadata().map_or(0, |found| blocks(found.len()));
         }
         self.files.make_contiguous().sort();
         let _ = self.set_used(used);
     }
 }
 
-/// What a file counts as.
-fn charged(bytes: u64) -> u64 {
-    bytes.next_multiple_of(BLOCK_BYTES)
+fn blocks(bytes: u64) -> u64 {
+    bytes.div_ceil(BLOCK_BYTES)
 }
 
 /// What all processes that send to this address hold.
-fn held_in(root: &Path) -> u64 {
+fn blocks_in(root: &Path) -> u64 {
     let folders = fs::read_dir(root).into_iter().flatten().flatten();
     folders.filter_map(|folder| fs::metadata(folder.path().join(LOCK)).ok()).map(|lock| lock.len()).sum()
 }
