@@ -3,7 +3,7 @@
     python python/bench/faults.py [--json] [--steps N] [FAULT ...]
 
 Each fault has a process of its own, with a fake server in another. A step is arithmetic (about 50 ms), 20 spans with three
-attributes, one call of `log` and, every tenth time, a conversation: 400 spans per second, many times what a real run has. The
+attributes, one call of `log` and, every tenth time, a conversation: 400 spans per second. The
 calls that record are timed apart from the arithmetic, by the clock: time that they wait counts. The figure is their share. Beside
 it stand the CPU time of the background thread, memory, and what became of the data.
 """
