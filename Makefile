@@ -126,6 +126,7 @@ wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl
 
 bench-sdk: $(VENV)/.package ## what the Python package costs its caller
 	$(PYTHON) python/bench/hot_path.py
+	$(PYTHON) python/bench/faults.py
 
 audit: ## licences and known weaknesses of dependencies; needs the network (cargo install cargo-deny)
 	cargo deny check

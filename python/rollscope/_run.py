@@ -39,6 +39,8 @@ _own_run_id: str | None = None
 _configured_for: str | None = None
 _exit_registered: set[int] = set()
 _media_sent: OrderedDict[str, None] = OrderedDict()
+#: How many records had been lost when `_media_sent` was last looked at: the media may be among them.
+_lost_before = 0
 _warned: set[str] = set()
 _embedded: Embedded | None = None
 
@@ -59,6 +61,7 @@ def _start(endpoint: str | None, service: str | None = None, instance: str | Non
             settings["resource"] = list(resource.items())
             _core.configure(settings)
             _configured_for = key
+            _media_sent.clear()
         _core.set_level(_settings.level())
         if exporter == "network":
             _register_exit()
@@ -113,7 +116,7 @@ def _at_exit() -> None:
     try:
         shutdown()
         counts = stats()
-        lost = counts.get("dropped", 0) + counts.get("rejected", 0)
+        lost = counts["dropped"] + counts["rejected"]
         waiting = counts.get("spilled", 0) - counts.get("recovered", 0)
         if counts.get("recorded"):
             level = logging.WARNING if lost or waiting > 0 else logging.INFO
@@ -185,6 +188,7 @@ class Run:
             self._report(status, _core.now_ns())
         if flush:
             _core.flush(_settings.exit_timeout())
+        _say_losses()
         with _lock:
             if _run is self:
                 _run = None
@@ -387,6 +391,7 @@ def _log(run: Run | None, values: Mapping[str, Any], step: int | None) -> None:
         if numbers:
             attrs: dict[str, Any] = {} if step is None else {"rl.step": step}
             _core.record("rollscope.metrics", attrs, numbers, now)
+        _say_losses()
     except Exception as error:
         _core.count_error()
         logger.error("rollscope.log: %s", error)
@@ -453,12 +458,7 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         _core.count_error()
         logger.error("rollscope.log: skipped the spans of a conversation: %s", error)
     for image in media:
-        if image.sha256 in _media_sent:
-            continue
-        _core.record("rollscope.media", {"rollscope.mime": image.mime}, image.data, now)
-        _media_sent[image.sha256] = None
-        if len(_media_sent) > _MEDIA_REMEMBERED:
-            _media_sent.popitem(last=False)
+        _send_once(image, now)
     attrs: dict[str, Any] = {"rollscope.id": _core.random_bytes(16).hex(), "rollscope.key": key, "rollscope.index": index}
     if step is not None:
         attrs["rl.step"] = step
@@ -469,6 +469,33 @@ def _conversation(trace: Trace, key: str, index: int, step: int | None, now: int
         return
     with attach(produced_by):
         _core.record("rollscope.conversation", attrs, messages, now, True)
+
+
+def _send_once(image: Image, now: int) -> None:
+    """Sends the content of an image, unless the server has it or will get it."""
+    global _lost_before
+    lost = _core.losses()[1]
+    if lost != _lost_before:
+        _lost_before = lost
+        _media_sent.clear()
+    if image.sha256 in _media_sent:
+        return
+    if _core.record("rollscope.media", {"rollscope.mime": image.mime}, image.data, now):
+        _media_sent[image.sha256] = None
+        if len(_media_sent) > _MEDIA_REMEMBERED:
+            _media_sent.popitem(last=False)
+
+
+def _say_losses() -> None:
+    """Says once that data is lost, when it begins. The counts are said at exit."""
+    if _core.losses()[0] and "lost" not in _warned:
+        counts = stats()
+        _warn_once(
+            "lost",
+            f"rollscope: data is being lost. {counts['dropped']} records were dropped because there was no room in memory "
+            f"(ROLLSCOPE_QUEUE_BYTES) or on disk (ROLLSCOPE_SPILL_BYTES), and {counts['rejected']} were rejected by the server. "
+            f"rollscope.stats() has the counts. The last error: {counts['last_error'] or 'none'}",
+        )
 
 
 def _warn_once(key: str, text: str) -> None:
@@ -487,20 +514,26 @@ def finish(status: str = "finished") -> None:
 
 def flush(timeout: float = 10.0) -> bool:
     """Waits until everything recorded so far has reached the server. Returns whether it has."""
-    return _core.flush(float(timeout))
+    sent = _core.flush(float(timeout))
+    _say_losses()
+    return sent
 
 
 def shutdown(timeout: float | None = None) -> None:
     """Ends the run, sends what it can within `timeout`, keeps the rest on disk, and stops recording. Called at exit."""
+    global _configured_for
     failed = getattr(sys, "last_value", None) is not None or getattr(sys, "last_exc", None) is not None
     if _run is not None and _run._owner and not _run.finished:
         _run.finish("failed" if failed else "finished", flush=False)
     _core.shutdown(_settings.exit_timeout() if timeout is None else float(timeout))
+    # The recorder takes nothing any more. The next `init` needs another one.
+    _configured_for = None
 
 
 def stats() -> dict[str, Any]:
-    """Returns the counters of this process: recorded, sent, spilled (to disk), recovered (sent from disk), dropped, rejected
-    (by the server), errors (of the package itself), and the last connection error."""
+    """Returns the counters of this process: recorded, sent, spilled (to disk), recovered (sent from disk), dropped (no room in
+    memory or on disk), rejected (by the server, or set aside because the server fails on them again and again), errors (of the
+    package itself), and the last error of sending."""
     empty = dict.fromkeys(("recorded", "sent", "spilled", "recovered", "dropped", "rejected", "errors", "requests"), 0)
     return {**empty, "queued_bytes": 0, "last_error": "", **_core.stats()}
 

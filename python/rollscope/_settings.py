@@ -27,7 +27,7 @@ ENVIRONMENT = {
     "ROLLSCOPE_DISABLED": "1 records nothing",
     "ROLLSCOPE_QUEUE_BYTES": "memory for data that waits to be sent (64 MiB)",
     "ROLLSCOPE_SPILL_DIR": "folder for data that cannot be sent yet (rollscope/spill in the user's cache); empty turns it off",
-    "ROLLSCOPE_SPILL_BYTES": "largest size of that folder per process (1 GiB)",
+    "ROLLSCOPE_SPILL_BYTES": "largest size of that folder per address, for all processes together (1 GiB)",
     "ROLLSCOPE_FLUSH_INTERVAL": "seconds between sends (0.2)",
     "ROLLSCOPE_TIMEOUT": "longest time for one request, in seconds (10)",
     "ROLLSCOPE_EXIT_TIMEOUT": "longest delay of the process's exit, in seconds (2)",

@@ -9,6 +9,7 @@ from ._media import Image
 # Not imported at run time: the package must be quick to import.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
 #: Deeper values are refused.
@@ -73,8 +74,8 @@ def plain(value: Any, media: list[Image], place: str, depth: int = 0, above: tup
         above = (*above, id(value))
         if isinstance(value, dict):
             return {
-                (key if isinstance(key, str) else str(key)): plain(item, media, f"{place}.{key}", depth + 1, above)
-                for key, item in value.items()
+                name: plain(item, media, f"{place}.{name}", depth + 1, above)
+                for name, item in ((_text(key, str), item) for key, item in value.items())
             }
         return [plain(item, media, f"{place}[{at}]", depth + 1, above) for at, item in enumerate(value)]
     return _other(value, media, place, depth, above)
@@ -83,22 +84,31 @@ def plain(value: Any, media: list[Image], place: str, depth: int = 0, above: tup
 def _other(value: Any, media: list[Image], place: str, depth: int, above: tuple[int, ...]) -> Any:
     if isinstance(value, (bytes, bytearray, memoryview)):
         return f"<{len(value)} bytes>"
-    # Scalars and arrays of numpy and torch, pydantic's models, dataclasses of clients.
+    try:
+        converted = _converted(value)
+    except Exception:
+        converted = ()
+    return plain(converted[0], media, place, depth + 1, above) if converted else _text(value, repr)
+
+
+def _converted(value: Any) -> tuple[Any, ...]:
+    """What scalars and arrays of numpy and torch, pydantic's models and dataclasses of clients say that they are."""
     for convert in ("tolist", "model_dump", "to_dict"):
         method = getattr(value, convert, None)
         if callable(method) and not isinstance(value, type):
             size = getattr(value, "size", 0)
             count = size if isinstance(size, int) else getattr(value, "numel", lambda: 0)()
             if isinstance(count, int) and count > 100_000:
-                return f"<{type(value).__name__} of {count} values>"
-            try:
-                return plain(method(), media, place, depth + 1, above)
-            except (ValueError, RecursionError):
-                raise
-            except Exception:
-                break
+                return (f"<{type(value).__name__} of {count} values>",)
+            return (method(),)
+    return ()
+
+
+def _text(value: Any, to_text: Callable[[Any], str]) -> str:
+    if isinstance(value, str):
+        return value
     try:
-        return repr(value)[:4096]
+        return to_text(value)[:4096]
     except Exception:
         return f"<{type(value).__name__}>"
 

@@ -68,8 +68,10 @@ pub struct Counters {
     /// Sent from spilled files, of this process or an earlier one.
     pub recovered: AtomicU64,
     pub dropped: AtomicU64,
-    /// Refused by the server, for good.
+    /// Refused by the server for good, or set aside because it fails on them.
     pub rejected: AtomicU64,
+    /// Of the dropped and the rejected, those that may have been records: no spans.
+    pub records_lost: AtomicU64,
     /// Errors of our own that were swallowed.
     pub errors: AtomicU64,
     pub requests: AtomicU64,
@@ -259,19 +261,27 @@ impl Core {
         (queue.recorded, queue.dropped + self.counters.dropped.load(Ordering::Relaxed))
     }
 
-    /// Appends one span or record, written by `write`, and counts it.
+    /// What was on its way is lost, and why: refused by the server, or nowhere to keep it.
+    pub fn lose(&self, signal: Signal, records: u64, counter: &AtomicU64) {
+        counter.fetch_add(records, Ordering::Relaxed);
+        if signal == Signal::Records {
+            self.counters.records_lost.fetch_add(records, Ordering::Relaxed);
+        }
+    }
+
+    /// Appends one span or record, written by `write`, and counts it. False: there was no room for it.
     #[inline]
-    fn record(&self, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn record(&self, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         let mut queue = self.queue();
-        self.record_locked(&mut queue, signal, len, write);
+        self.record_locked(&mut queue, signal, len, write)
     }
 
     #[inline]
-    fn record_locked(&self, queue: &mut Queue, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) {
+    fn record_locked(&self, queue: &mut Queue, signal: Signal, len: usize, write: impl FnOnce(&mut Vec<u8>)) -> bool {
         queue.recorded += 1;
         if queue.bytes + len > self.config.queue_bytes || self.closed.load(Ordering::Relaxed) {
             queue.dropped += 1;
-            return;
+            return false;
         }
         let buffer = match signal {
             Signal::Spans => &mut queue.spans,
@@ -289,6 +299,7 @@ impl Core {
         } else if !self.started.load(Ordering::Relaxed) {
             self.tell();
         }
+        true
     }
 
     /// Appends a finished span.
@@ -371,7 +382,7 @@ impl Queue {
     }
 }
 
-/// A log record with an event name: what OTLP's spans cannot carry.
+/// A log record with an event name: what OTLP's spans cannot carry. False: there was no room for it.
 pub fn record_event(
     core: &Core,
     name: &str,
@@ -379,7 +390,7 @@ pub fn record_event(
     attributes: &[u8],
     body: Option<&[u8]>,
     ids: Option<(&[u8; 16], &[u8; 8])>,
-) {
+) -> bool {
     let mut record = Vec::with_capacity(attributes.len() + body.map_or(0, <[u8]>::len) + 96);
     record.fixed64(0x09, time_ns);
     if let Some(body) = body {
@@ -392,7 +403,7 @@ pub fn record_event(
     }
     record.field(0x62, name.as_bytes());
     let len = wire::field_len(record.len());
-    core.record(Signal::Records, len, |out| out.field(0x12, &record));
+    core.record(Signal::Records, len, |out| out.field(0x12, &record))
 }
 
 /// The counters as a record, and as a sign of life. Not counted itself.

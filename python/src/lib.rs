@@ -21,6 +21,7 @@ mod sglang;
 mod slime;
 mod span;
 mod spill;
+mod split;
 mod transport;
 mod value;
 mod wire;
@@ -111,7 +112,7 @@ fn switch(on: bool) {
     }
 }
 
-/// A record that is no span: run, metrics, conversation, media.
+/// A record that is no span: run, metrics, conversation, media. Returns whether there was room for it.
 #[pyfunction]
 #[pyo3(signature = (name, attrs, body = None, time_ns = None, with_context = false))]
 fn record(
@@ -121,8 +122,8 @@ fn record(
     body: Option<&Bound<'_, PyAny>>,
     time_ns: Option<u64>,
     with_context: bool,
-) {
-    let Some(core) = core::core() else { return };
+) -> bool {
+    let Some(core) = core::core() else { return false };
     let mut encoded = Vec::new();
     for (key, item) in attrs.iter() {
         let key = value::text_of(&key);
@@ -146,7 +147,7 @@ fn record(
     });
     let ids = with_context.then(|| context::current(py).as_ref().and_then(context::ids_of)).flatten();
     let time = time_ns.unwrap_or_else(clock::now_ns);
-    core::record_event(core, name, time, &encoded, body.as_deref(), ids.as_ref().map(|(t, s)| (t, s)));
+    core::record_event(core, name, time, &encoded, body.as_deref(), ids.as_ref().map(|(t, s)| (t, s)))
 }
 
 /// The number in a scalar of numpy or torch, or a plain number. `None` for anything else.
@@ -210,6 +211,14 @@ fn stats(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     out.set_item("queued_bytes", core.queue().bytes)?;
     out.set_item("last_error", lock(&core.last_error).clone())?;
     Ok(out)
+}
+
+/// What was lost so far, and how much of it after it had found room: records that are no spans.
+#[pyfunction]
+fn losses() -> (u64, u64) {
+    let Some(core) = core::core() else { return (0, 0) };
+    let rejected = core.counters.rejected.load(Relaxed);
+    (core.totals().1 + rejected, core.counters.records_lost.load(Relaxed))
 }
 
 #[pyfunction]
@@ -341,6 +350,7 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(parse_context, module)?)?;
     module.add_function(wrap_pyfunction!(context_of, module)?)?;
     module.add_function(wrap_pyfunction!(stats, module)?)?;
+    module.add_function(wrap_pyfunction!(losses, module)?)?;
     module.add_function(wrap_pyfunction!(count_error, module)?)?;
     module.add_function(wrap_pyfunction!(flush, module)?)?;
     module.add_function(wrap_pyfunction!(shutdown, module)?)?;

@@ -1,7 +1,10 @@
 //! The background thread: takes full buffers, wraps them into requests, sends them, and keeps what cannot be sent on disk.
 //! It never needs Python's lock, so it cannot be in the way and cannot be stopped by an interpreter that shuts down.
 
+use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -9,8 +12,9 @@ use bytes::Bytes;
 
 use crate::clock;
 use crate::config::{Config, Exporter};
-use crate::core::{Chunk, Core, Queue, Signal, lock, set_level_from_server, stats_record};
+use crate::core::{Chunk, Core, Counters, Queue, Signal, lock, set_level_from_server, stats_record};
 use crate::spill::{Spill, Spilled};
+use crate::split;
 use crate::transport::{Link, Outcome};
 use crate::wire::{Out, field_len};
 
@@ -27,6 +31,13 @@ const SCAN_SLICE: usize = 256;
 /// Of the time to exit, what is kept for writing to disk.
 const SPILL_RESERVE: Duration = Duration::from_millis(300);
 
+/// A record that the server fails on is given up after this many tries, each with others that passed before it.
+const TRIES: u32 = 5;
+/// Requests that the server failed on are taken apart until there are this many.
+const MAX_DOUBTED: usize = 256;
+/// Of the memory for what waits, what they may have. More goes to disk.
+const DOUBTED_SHARE: usize = 4;
+
 /// One message, ready to send.
 pub struct Request {
     pub signal: Signal,
@@ -35,6 +46,14 @@ pub struct Request {
     pub queued: usize,
     /// Five bytes for the gRPC frame, then the message.
     pub framed: Bytes,
+    /// Where it is on disk, shared by the parts that it was taken apart into.
+    pub file: Option<Arc<OnDisk>>,
+}
+
+pub struct OnDisk {
+    path: PathBuf,
+    /// Some part of it could not be sent: it stays.
+    again: AtomicBool,
 }
 
 impl Request {
@@ -42,11 +61,59 @@ impl Request {
         &self.framed[5..]
     }
 
-    fn from_spilled(spilled: &Spilled) -> Request {
+    fn from_spilled(spilled: Spilled) -> Request {
         let mut framed = frame(spilled.message.len());
         framed.put(&spilled.message);
-        Request { signal: spilled.signal, records: spilled.records, queued: 0, framed: framed.into() }
+        let file = Some(Arc::new(OnDisk { path: spilled.path, again: AtomicBool::new(false) }));
+        Request { signal: spilled.signal, records: spilled.records, queued: 0, framed: framed.into(), file }
     }
+
+    fn of_chunk(chunk: &Chunk) -> Request {
+        Request {
+            signal: chunk.signal,
+            records: chunk.records,
+            queued: chunk.bytes.len(),
+            framed: envelope(&chunk.resource, &[&chunk.bytes]).into(),
+            file: None,
+        }
+    }
+
+    fn halves(&self) -> Option<[Request; 2]> {
+        let [first, second] = split::halves(self.signal, self.message())?;
+        let half = |(framed, records): (Vec<u8>, u64), queued| Request {
+            signal: self.signal,
+            records,
+            queued,
+            framed: framed.into(),
+            file: self.file.clone(),
+        };
+        Some([half(first, self.queued / 2), half(second, self.queued - self.queued / 2)])
+    }
+}
+
+/// How much the server has taken so far, of each signal.
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Passed([u64; 2]);
+
+impl Passed {
+    fn of(&self, signal: Signal) -> u64 {
+        self.0[signal as usize]
+    }
+}
+
+/// A request that the server failed on. If others pass, the request is to blame and not the server: it is taken apart, and in
+/// the end the record that is to blame is given up.
+struct Doubted {
+    request: Arc<Request>,
+    doubt: Doubt,
+    due: Instant,
+}
+
+#[derive(Clone, Copy)]
+struct Doubt {
+    tries: u32,
+    /// When it was tried last.
+    passed: Passed,
 }
 
 /// The frame of a gRPC message, with room for it.
@@ -113,11 +180,20 @@ struct Sender {
     spill: Spill,
     /// A request that could not be sent yet.
     held: Option<Arc<Request>>,
+    /// Requests that the server failed on.
+    doubted: VecDeque<Doubted>,
+    passed: Passed,
+    /// What had passed when the server failed last.
+    passed_at_failure: Passed,
+    /// What is on disk waits: the server failed on some of it.
+    spilled_until: Option<Instant>,
     away: Option<Away>,
     last_scan: Instant,
     last_seal: Instant,
     last_stats: Option<Instant>,
     last_adopt: Option<Instant>,
+    /// The last look for what others left found something.
+    adopting: bool,
 }
 
 /// The server does not take anything now.
@@ -139,11 +215,16 @@ impl Sender {
             link,
             spill: Spill::new(spill_dir.clone(), *spill_bytes),
             held: None,
+            doubted: VecDeque::new(),
+            passed: Passed::default(),
+            passed_at_failure: Passed::default(),
+            spilled_until: None,
             away: None,
             last_scan: Instant::now(),
             last_seal: Instant::now(),
             last_stats: None,
             last_adopt: None,
+            adopting: false,
         }
     }
 
@@ -158,19 +239,20 @@ impl Sender {
                 self.close(by).await;
                 return;
             }
-            if asked && let Some(away) = &mut self.away {
-                away.until = Instant::now();
+            if asked {
+                self.hurry();
             }
             self.scan_open();
             self.report_stats(false);
             self.seal(asked);
             self.drain(None).await;
+            self.retry_doubted(None).await;
             self.send_spilled(None).await;
             self.core.counters.thread_cpu_ns.store(thread_cpu_ns(), Relaxed);
             if asked {
                 let mut orders = lock(&self.core.orders);
                 orders.flush_done = flush;
-                orders.flush_sent = self.away.is_none() && self.spill.waiting() == 0;
+                orders.flush_sent = self.away.is_none() && self.doubted.is_empty() && self.spill.waiting() == 0;
                 self.core.done.notify_all();
                 continue;
             }
@@ -187,10 +269,9 @@ impl Sender {
         let deadline = by - SPILL_RESERVE.min(patience / 4);
         self.report_stats(true);
         self.seal(true);
-        if let Some(away) = &mut self.away {
-            away.until = Instant::now();
-        }
+        self.hurry();
         self.drain(Some(deadline)).await;
+        self.retry_doubted(Some(deadline)).await;
         self.send_spilled(Some(deadline)).await;
         if self.away.is_none() {
             // The last word: the counters as they are now.
@@ -198,11 +279,21 @@ impl Sender {
             self.seal(true);
             self.drain(Some(deadline)).await;
         }
-        self.spill_all();
+        self.empty();
         self.spill.close();
         self.core.counters.thread_cpu_ns.store(thread_cpu_ns(), Relaxed);
         lock(&self.core.orders).closed = true;
         self.core.done.notify_all();
+    }
+
+    /// Somebody waits: what was put off is tried now.
+    fn hurry(&mut self) {
+        let now = Instant::now();
+        self.spilled_until = None;
+        self.doubted.iter_mut().for_each(|doubted| doubted.due = now);
+        if let Some(away) = &mut self.away {
+            away.until = now;
+        }
     }
 
     fn seal(&mut self, now: bool) {
@@ -231,6 +322,9 @@ impl Sender {
             }
             let Queue { spans, bytes, open, .. } = &mut *queue;
             for span in (at..end).filter_map(|slot| open.get(slot)) {
+                if *bytes >= self.core.config.queue_bytes {
+                    return;
+                }
                 if span.start_ns() > before || span.reported().swap(true, Relaxed) {
                     continue;
                 }
@@ -256,14 +350,16 @@ impl Sender {
         self.last_stats = Some(Instant::now());
         let record = stats_record(self.core, clock::now_ns());
         let mut queue = self.core.queue();
-        queue.bytes += record.len();
-        queue.records.bytes.put(&record);
+        if queue.bytes < self.core.config.queue_bytes {
+            queue.bytes += record.len();
+            queue.records.bytes.put(&record);
+        }
     }
 
     /// Sends requests until there are none, or the server does not want any.
     async fn drain(&mut self, deadline: Option<Instant>) {
         loop {
-            if self.away.as_ref().is_some_and(|away| Instant::now() < away.until) {
+            if self.is_away() {
                 self.keep_while_away();
                 return;
             }
@@ -277,7 +373,7 @@ impl Sender {
                     None => return,
                 },
             };
-            self.deliver(request, deadline).await;
+            self.deliver(request, None, deadline).await;
         }
     }
 
@@ -307,20 +403,56 @@ impl Sender {
             records: chunks.iter().map(|c| c.records).sum(),
             queued: bytes,
             framed: envelope(&first.resource, &parts).into(),
+            file: None,
         };
         let mut queue = self.core.queue();
         chunks.into_iter().for_each(|chunk| queue.recycle(chunk.bytes));
         Some(request)
     }
 
-    async fn deliver(&mut self, request: Arc<Request>, deadline: Option<Instant>) {
-        let Some(link) = &mut self.link else {
+    /// Sends one request and deals with the answer. `doubt`: the server failed on it before.
+    async fn deliver(&mut self, request: Arc<Request>, doubt: Option<Doubt>, deadline: Option<Instant>) {
+        let Some(outcome) = self.exchange(&request, deadline).await else {
             // Measuring: it went nowhere.
             self.core.counters.sent.fetch_add(request.records, Relaxed);
-            let mut queue = self.core.queue();
-            queue.bytes = queue.bytes.saturating_sub(request.queued);
+            self.settle(request, false);
             return;
         };
+        match outcome {
+            Outcome::Taken { rejected, message, level } => {
+                self.away = None;
+                self.passed.0[request.signal as usize] += 1;
+                set_level_from_server(level);
+                let rejected = rejected.min(request.records);
+                if rejected > 0 {
+                    self.core.note_error(message);
+                    self.core.lose(request.signal, rejected, &self.core.counters.rejected);
+                }
+                let Counters { sent, recovered, .. } = &self.core.counters;
+                let counter = if request.file.is_some() { recovered } else { sent };
+                counter.fetch_add(request.records - rejected, Relaxed);
+                self.settle(request, false);
+            }
+            Outcome::Refused { why } => {
+                self.away = None;
+                self.give_up(request, why);
+            }
+            Outcome::Later { why, after } => {
+                self.core.note_error(why);
+                self.stay_away(after);
+                match doubt {
+                    Some(doubt) => self.doubted.push_back(Doubted { request, doubt, due: Instant::now() }),
+                    None if request.file.is_some() => self.settle(request, true),
+                    None => self.held = Some(request),
+                }
+            }
+            Outcome::Failed { why } => self.failed(request, doubt, why),
+        }
+    }
+
+    /// Sends one request. While that lasts, memory is kept under its bound. `None`: there is nowhere to send to.
+    async fn exchange(&mut self, request: &Arc<Request>, deadline: Option<Instant>) -> Option<Outcome> {
+        let link = self.link.as_mut()?;
         *lock(&self.core.inflight) = Some(request.clone());
         let mut timeout = self.core.config.timeout;
         if let Some(deadline) = deadline {
@@ -355,35 +487,107 @@ impl Sender {
             }
         };
         *lock(&self.core.inflight) = None;
-        match outcome {
-            Outcome::Taken { rejected, message, level } => {
-                self.away = None;
-                set_level_from_server(level);
-                self.taken(rejected, message);
-                self.core.counters.sent.fetch_add(request.records.saturating_sub(rejected), Relaxed);
-                let mut queue = self.core.queue();
-                queue.bytes = queue.bytes.saturating_sub(request.queued);
+        Some(outcome)
+    }
+
+    /// The server failed on a request. If nothing has passed since it failed last, it is unwell, and everything waits.
+    /// If others of the same kind pass, the request is to blame.
+    fn failed(&mut self, request: Arc<Request>, doubt: Option<Doubt>, why: String) {
+        let passed = self.passed;
+        if passed == self.passed_at_failure {
+            self.stay_away(None);
+        }
+        self.passed_at_failure = passed;
+        let mut tries = 1;
+        if let Some(doubt) = doubt {
+            tries = doubt.tries;
+            if doubt.passed != passed
+                && self.doubted.len() < MAX_DOUBTED
+                && let Some(halves) = request.halves()
+            {
+                let (due, doubt) = (Instant::now(), Doubt { tries: 0, passed });
+                self.doubted.extend(halves.map(|half| Doubted { request: Arc::new(half), doubt, due }));
+                return;
             }
-            Outcome::Refused { why } => {
-                self.away = None;
-                self.core.note_error(why);
-                self.core.counters.rejected.fetch_add(request.records, Relaxed);
-                let mut queue = self.core.queue();
-                queue.bytes = queue.bytes.saturating_sub(request.queued);
+            if doubt.passed.of(request.signal) != passed.of(request.signal) {
+                tries += 1;
             }
-            Outcome::Later { why, after } => {
-                self.core.note_error(why);
-                self.stay_away(after);
-                self.held = Some(request);
+        }
+        if tries >= TRIES {
+            let text =
+                format!("{} set aside: the server failed {TRIES} times while it took others: {why}", request.records);
+            return self.give_up(request, text);
+        }
+        self.core.note_error(why);
+        let due = Instant::now() + FIRST_BACKOFF * (1 << tries);
+        self.doubted.push_back(Doubted { request, doubt: Doubt { tries, passed }, due });
+        while self.doubted.len() > 1 && self.doubted_bytes() > self.core.config.queue_bytes / DOUBTED_SHARE {
+            let Some(first) = self.doubted.pop_front() else { return };
+            self.shelve_or_drop(first.request);
+        }
+    }
+
+    fn doubted_bytes(&self) -> usize {
+        self.doubted.iter().map(|doubted| doubted.request.framed.len()).sum()
+    }
+
+    /// Tries again what the server failed on and what is due.
+    async fn retry_doubted(&mut self, deadline: Option<Instant>) {
+        for _ in 0..self.doubted.len() {
+            let now = Instant::now();
+            if self.is_away() || deadline.is_some_and(|d| now >= d) {
+                return;
+            }
+            let Some(at) = self.doubted.iter().position(|doubted| doubted.due <= now) else { return };
+            let Some(Doubted { request, doubt, .. }) = self.doubted.remove(at) else { return };
+            self.deliver(request, Some(doubt), deadline).await;
+            // What is new comes first.
+            self.seal(false);
+            self.drain(deadline).await;
+        }
+    }
+
+    /// The server will never take it.
+    fn give_up(&mut self, request: Arc<Request>, why: String) {
+        self.core.note_error(why);
+        self.core.lose(request.signal, request.records, &self.core.counters.rejected);
+        self.settle(request, false);
+    }
+
+    /// Memory is done with a request. Its file, if it has one, stays if some part of it must be sent again.
+    fn settle(&mut self, request: Arc<Request>, again: bool) {
+        release(self.core, &request);
+        let Ok(request) = Arc::try_unwrap(request) else { return };
+        let Some(file) = request.file else { return };
+        file.again.fetch_or(again, Relaxed);
+        if let Some(OnDisk { path, again }) = Arc::into_inner(file) {
+            if again.into_inner() {
+                self.spill.put_back(path);
+            } else {
+                self.spill.done(&path);
             }
         }
     }
 
-    fn taken(&self, rejected: u64, message: String) {
-        if rejected > 0 {
-            self.core.counters.rejected.fetch_add(rejected, Relaxed);
-            self.core.note_error(message);
+    /// Puts a request on disk, if it is not there already. Comes back if there is no room.
+    fn shelve(&mut self, request: Arc<Request>) -> Result<(), Arc<Request>> {
+        if request.file.is_none() && !keep(self.core, &mut self.spill, &request) {
+            return Err(request);
         }
+        self.settle(request, true);
+        Ok(())
+    }
+
+    fn shelve_or_drop(&mut self, request: Arc<Request>) {
+        if let Err(request) = self.shelve(request) {
+            self.core.lose(request.signal, request.records, &self.core.counters.dropped);
+            self.settle(request, false);
+        }
+    }
+
+    /// Whether nothing is to be sent now. After that time, the next request shows whether the server is back.
+    fn is_away(&self) -> bool {
+        self.away.as_ref().is_some_and(|away| Instant::now() < away.until)
     }
 
     fn stay_away(&mut self, after: Option<Duration>) {
@@ -402,23 +606,41 @@ impl Sender {
 
     fn keep_while_away(&mut self) {
         let long = self.away.as_ref().is_some_and(|away| away.since.elapsed() >= PATIENCE);
-        if long {
-            self.spill_all();
-        } else {
+        if !long {
             overflow(self.core, &mut self.spill);
+        } else if !self.spill.is_resting() {
+            self.spill_all();
         }
     }
 
-    /// Everything that waits in memory goes to disk, or is dropped where there is no room.
+    /// Everything that waits in memory goes to disk. What has no room there goes on waiting.
     fn spill_all(&mut self) {
         if self.link.is_none() {
             return;
         }
-        if let Some(held) = self.held.take() {
-            keep(self.core, &mut self.spill, &held);
+        while let Some(first) = self.doubted.pop_front() {
+            let Doubted { request, doubt, due } = first;
+            if let Err(request) = self.shelve(request) {
+                return self.doubted.push_front(Doubted { request, doubt, due });
+            }
         }
-        while let Some(request) = self.next_request() {
-            keep(self.core, &mut self.spill, &request);
+        while let Some(request) = self.held.take().or_else(|| self.next_request().map(Arc::new)) {
+            if let Err(request) = self.shelve(request) {
+                self.held = Some(request);
+                return;
+            }
+        }
+    }
+
+    /// The process ends: what waits in memory goes to disk, and what has no room there is dropped.
+    fn empty(&mut self) {
+        if self.link.is_none() {
+            return;
+        }
+        let doubted: Vec<_> = self.doubted.drain(..).map(|doubted| doubted.request).collect();
+        doubted.into_iter().for_each(|request| self.shelve_or_drop(request));
+        while let Some(request) = self.held.take().or_else(|| self.next_request().map(Arc::new)) {
+            self.shelve_or_drop(request);
         }
     }
 
@@ -429,34 +651,31 @@ impl Sender {
             let due = self.last_adopt.is_none_or(|at| at.elapsed() >= ADOPT_EVERY);
             if due && self.core.counters.requests.load(Relaxed) > 0 {
                 self.last_adopt = Some(Instant::now());
-                self.spill.adopt();
+                self.adopting |= self.spill.adopt();
             }
         }
-        while self.away.is_none() && deadline.is_none_or(|d| Instant::now() < d) {
-            let Some(spilled) = self.spill.next() else { break };
-            let request = Arc::new(Request::from_spilled(&spilled));
-            let Some(link) = &mut self.link else { return };
-            let mut timeout = self.core.config.timeout;
-            if let Some(deadline) = deadline {
-                timeout = timeout.min(deadline.saturating_duration_since(Instant::now()));
+        while !self.is_away()
+            && deadline.is_none_or(|d| Instant::now() < d)
+            && self.spilled_until.is_none_or(|until| Instant::now() >= until)
+        {
+            let spilled = self.spill.next();
+            let damaged = self.spill.take_damaged();
+            if damaged > 0 {
+                self.core.note_error(format!("{damaged} lost: they were on disk in files that are damaged"));
+                self.core.lose(Signal::Records, damaged, &self.core.counters.dropped);
             }
-            self.core.counters.requests.fetch_add(1, Relaxed);
-            match link.send(request.signal, request.framed.clone(), timeout).await {
-                Outcome::Taken { rejected, message, level } => {
-                    set_level_from_server(level);
-                    self.taken(rejected, message);
-                    self.core.counters.recovered.fetch_add(request.records.saturating_sub(rejected), Relaxed);
-                    self.spill.done(&spilled);
+            let Some(spilled) = spilled else {
+                // Where one process left something, others may have.
+                self.adopting = self.adopting && deadline.is_none() && self.spill.adopt();
+                if self.adopting {
+                    continue;
                 }
-                Outcome::Refused { why } => {
-                    self.core.note_error(why);
-                    self.core.counters.rejected.fetch_add(request.records, Relaxed);
-                    self.spill.done(&spilled);
-                }
-                Outcome::Later { why, after } => {
-                    self.core.note_error(why);
-                    self.stay_away(after);
-                }
+                break;
+            };
+            let doubted = self.doubted.len();
+            self.deliver(Arc::new(Request::from_spilled(spilled)), None, deadline).await;
+            if self.doubted.len() > doubted {
+                self.spilled_until = Some(Instant::now() + PATIENCE);
             }
             // What is new comes first.
             self.seal(false);
@@ -466,9 +685,9 @@ impl Sender {
     }
 }
 
-/// Keeps memory under its bound while a request is on its way: the oldest buffers go to disk.
+/// Keeps memory under its bound while a request is on its way: the oldest buffers go to disk, as far as there is room.
 fn overflow(core: &Core, spill: &mut Spill) {
-    loop {
+    while !spill.is_resting() {
         let chunk = {
             let mut queue = core.queue();
             if queue.bytes <= core.config.queue_bytes / 2 {
@@ -479,24 +698,32 @@ fn overflow(core: &Core, spill: &mut Spill) {
                 None => return,
             }
         };
-        let request = Request {
-            signal: chunk.signal,
-            records: chunk.records,
-            queued: chunk.bytes.len(),
-            framed: envelope(&chunk.resource, &[&chunk.bytes]).into(),
-        };
+        let request = Request::of_chunk(&chunk);
+        if !keep(core, spill, &request) {
+            core.queue().full.push_front(chunk);
+            return;
+        }
         core.queue().recycle(chunk.bytes);
-        keep(core, spill, &request);
+        release(core, &request);
     }
 }
 
-/// Puts a request on disk, or counts it as lost.
-fn keep(core: &Core, spill: &mut Spill, request: &Request) {
-    if spill.write(request.signal, request.records, request.message()) {
-        core.counters.spilled.fetch_add(request.records, Relaxed);
-    } else {
-        core.counters.dropped.fetch_add(request.records, Relaxed);
+/// Puts a request on disk. False: there is no room.
+fn keep(core: &Core, spill: &mut Spill, request: &Request) -> bool {
+    match spill.write(request.signal, request.records, request.message()) {
+        Ok(()) => {
+            core.counters.spilled.fetch_add(request.records, Relaxed);
+            true
+        }
+        Err(why) => {
+            core.note_error(why);
+            false
+        }
     }
+}
+
+/// A request no longer takes memory.
+fn release(core: &Core, request: &Request) {
     let mut queue = core.queue();
     queue.bytes = queue.bytes.saturating_sub(request.queued);
 }
@@ -504,24 +731,22 @@ fn keep(core: &Core, spill: &mut Spill, request: &Request) {
 /// The process ends and the background thread does not answer: what it had goes to disk from here.
 pub fn rescue(core: &Core) {
     let mut spill = Spill::new(core.config.spill_dir.clone(), core.config.spill_bytes);
+    let mut rescue = |request: &Request| {
+        if request.file.is_none() && !keep(core, &mut spill, request) {
+            core.lose(request.signal, request.records, &core.counters.dropped);
+        }
+    };
     if let Ok(mut inflight) = core.inflight.try_lock()
         && let Some(request) = inflight.take()
-        && spill.write(request.signal, request.records, request.message())
     {
-        core.counters.spilled.fetch_add(request.records, Relaxed);
+        rescue(&request);
     }
     let Some(mut queue) = core.try_queue() else { return };
     queue.seal(Signal::Spans);
     queue.seal(Signal::Records);
-    for chunk in std::mem::take(&mut queue.full) {
-        let framed = envelope(&chunk.resource, &[&chunk.bytes]);
-        if spill.write(chunk.signal, chunk.records, &framed[5..]) {
-            core.counters.spilled.fetch_add(chunk.records, Relaxed);
-        } else {
-            core.counters.dropped.fetch_add(chunk.records, Relaxed);
-        }
-    }
+    let full = std::mem::take(&mut queue.full);
     drop(queue);
+    full.iter().for_each(|chunk| rescue(&Request::of_chunk(chunk)));
     spill.close();
 }
 

@@ -27,8 +27,10 @@ const LEVEL_HEADER: HeaderName = HeaderName::from_static(event::LEVEL_HEADER);
 pub enum Outcome {
     /// Stored, except for what was rejected.
     Taken { rejected: u64, message: String, level: Option<u8> },
-    /// Not now; the same request is welcome later.
+    /// Not now, and not because of this request: the server is away, busy, or lets nobody in.
     Later { why: String, after: Option<Duration> },
+    /// The server had the request and did not cope with it. Whether the request is to blame shows in what becomes of others.
+    Failed { why: String },
     /// Never.
     Refused { why: String },
 }
@@ -51,21 +53,18 @@ impl Link {
 
     /// Sends one message, which has room for a gRPC frame in its first five bytes.
     pub async fn send(&mut self, signal: Signal, framed: Bytes, timeout: Duration) -> Outcome {
-        let exchange = self.exchange(signal, framed);
-        match tokio::time::timeout(timeout, exchange).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(why)) => {
-                self.connection = None;
-                Outcome::Later { why, after: None }
-            }
-            Err(_) => {
-                self.connection = None;
-                Outcome::Later { why: format!("no answer within {timeout:?}"), after: None }
-            }
-        }
+        let mut reached = false;
+        let why = match tokio::time::timeout(timeout, self.exchange(signal, framed, &mut reached)).await {
+            Ok(Ok(outcome)) => return outcome,
+            Ok(Err(why)) => why,
+            Err(_) => format!("no answer within {timeout:?}"),
+        };
+        self.connection = None;
+        if reached { Outcome::Failed { why } } else { Outcome::Later { why, after: None } }
     }
 
-    async fn exchange(&mut self, signal: Signal, framed: Bytes) -> Result<Outcome, String> {
+    /// `reached`: there is a connection, and the request is on its way.
+    async fn exchange(&mut self, signal: Signal, framed: Bytes, reached: &mut bool) -> Result<Outcome, String> {
         if self.connection.as_ref().is_none_or(|c| match c {
             Connection::Two(two) => two.is_closed(),
             Connection::One(one) => one.is_closed(),
@@ -76,10 +75,12 @@ impl Link {
         let sent = match self.connection.as_mut() {
             Some(Connection::Two(two)) => {
                 two.ready().await.map_err(|e| said(&e))?;
+                *reached = true;
                 two.send_request(request).await
             }
             Some(Connection::One(one)) => {
                 one.ready().await.map_err(|e| said(&e))?;
+                *reached = true;
                 one.send_request(request).await
             }
             None => return Err("no connection".into()),
@@ -235,18 +236,30 @@ fn grpc_outcome(status: &HeaderMap, message: &[u8], level: Option<u8>) -> Outcom
         // Malformed, unknown, too large without a delay, not implemented: it would be the same next time.
         3 | 5 | 6 | 9 | 12 => Outcome::Refused { why },
         8 if !status.contains_key("grpc-status-details-bin") => Outcome::Refused { why },
-        _ => Outcome::Later { why, after: None },
+        // Cancelled, too slow, not allowed, too busy, aborted, unavailable, not known: the same for every request.
+        1 | 4 | 7 | 8 | 10 | 14 | 16 => Outcome::Later { why, after: None },
+        _ => Outcome::Failed { why },
     }
 }
 
 fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], level: Option<u8>) -> Outcome {
     if (200..300).contains(&status) {
+        let kind = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+        // A login page or a proxy says yes to everything. What it was given is not stored.
+        if !body.is_empty() && kind.starts_with("text/") {
+            return Outcome::Later {
+                why: format!("not an OTLP server: HTTP status {status} with {kind}"),
+                after: None,
+            };
+        }
         let (rejected, message) = partial_success(body);
         return Outcome::Taken { rejected, message, level };
     }
     let why = format!("HTTP status {status}");
     match status {
         400 | 404 | 405 | 411 | 413 | 415 | 431 => Outcome::Refused { why },
+        500.. if !matches!(status, 502..=504) => Outcome::Failed { why },
+        402..500 if !matches!(status, 403 | 407 | 408 | 425 | 429) => Outcome::Failed { why },
         _ => {
             let after = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.parse().ok()).map(Duration::from_secs);
             Outcome::Later { why, after }
@@ -272,13 +285,13 @@ fn partial_success(message: &[u8]) -> (u64, String) {
     (rejected, text)
 }
 
-enum Value<'a> {
+pub enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// The varint and length-delimited fields of a message, as far as it can be followed.
-fn fields(mut message: &[u8]) -> Vec<(u64, Value<'_>)> {
+/// The fields of a message, as far as it can be followed.
+pub fn fields(mut message: &[u8]) -> Vec<(u64, Value<'_>)> {
     fn varint(bytes: &mut &[u8]) -> Option<u64> {
         let mut value = 0u64;
         for shift in (0..64).step_by(7) {
@@ -305,6 +318,20 @@ fn fields(mut message: &[u8]) -> Vec<(u64, Value<'_>)> {
                     found.push((tag >> 3, Value::Bytes(bytes)));
                 }
                 _ => break,
+            },
+            1 => match message.split_first_chunk() {
+                Some((number, rest)) => {
+                    message = rest;
+                    found.push((tag >> 3, Value::Number(u64::from_le_bytes(*number))));
+                }
+                None => break,
+            },
+            5 => match message.split_first_chunk() {
+                Some((number, rest)) => {
+                    message = rest;
+                    found.push((tag >> 3, Value::Number(u64::from(u32::from_le_bytes(*number)))));
+                }
+                None => break,
             },
             _ => break,
         }

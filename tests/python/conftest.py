@@ -66,8 +66,8 @@ class Program:
             environment["ROLLSCOPE_ENDPOINT"] = endpoint
         environment.update({k: str(v) for k, v in env.items()})
         return subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=environment, cwd=self.tmp_path)
+            [sys.executable, "-c", textwrap.dedent(code)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True, env=environment, cwd=self.tmp_path)
 
     def run(self, code, endpoint=None, **env):
         """Runs it to its end, which must be good; the last line it prints, as JSON."""
