@@ -260,13 +260,14 @@ impl<'a> Judge<'a> {
             let least = UNUSUAL.iter().find(|(up_to, _)| share <= *up_to).map_or(1.0, |(_, times)| *times);
             median(of.iter().map(|u| u.times)).is_some_and(|times| times >= least)
         };
-        // Or those alone that the step waited for longest: one far beyond the others is not excused by many a little beyond.
+        // Of outputs, those alone that the step waited for longest: one far beyond the others is not excused by many a little beyond.
         let mut of = evident(effect);
-        is_far(&of) || {
-            let middle = (last_end(step) + end_without(step, std::iter::once(effect))) / 2.0;
-            of.retain(|u| step.samples[u.sample as usize].end > middle);
-            is_far(&of)
-        }
+        is_far(&of)
+            || effect.cause == Cause::Tokens && {
+                let middle = (last_end(step) + end_without(step, std::iter::once(effect))) / 2.0;
+                of.retain(|u| step.samples[u.sample as usize].end > middle);
+                is_far(&of)
+            }
     }
 
     /// What was weighed: every cause with what it cost the samples, the costliest first.

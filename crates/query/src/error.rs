@@ -54,6 +54,16 @@ impl QueryError {
         {
             return own.clone();
         }
+        if is_exhausted(root) {
+            return QueryError::new(
+                ErrorKind::Limit,
+                format!(
+                    "the query needs more memory than memory_bytes = {} allows for all queries together; \
+                     narrow it (one run, one step, fewer columns or groups) or raise the limit",
+                    limits.memory_bytes
+                ),
+            );
+        }
         let kind = match root {
             DataFusionError::SQL(..) => ErrorKind::Parse,
             DataFusionError::Plan(_)
@@ -71,16 +81,6 @@ impl QueryError {
                 | ArrowError::NotYetImplemented(_) => ErrorKind::Plan,
                 _ => ErrorKind::Internal,
             },
-            DataFusionError::ResourcesExhausted(_) => {
-                return QueryError::new(
-                    ErrorKind::Limit,
-                    format!(
-                        "the query needs more memory than memory_bytes = {} allows for all queries together; \
-                         narrow it (one run, one step, fewer columns or groups) or raise the limit",
-                        limits.memory_bytes
-                    ),
-                );
-            }
             _ => ErrorKind::Internal,
         };
         let text = match root {
@@ -100,4 +100,12 @@ impl QueryError {
 
 fn without_backtrace(text: &str) -> String {
     text.split(DataFusionError::BACK_TRACE_SEP).next().unwrap_or_default().to_string()
+}
+/// Arrow and Parquet wrap the error of a filter as text.
+fn is_exhausted(error: &DataFusionError) -> bool {
+    matches!(error, DataFusionError::ResourcesExhausted(_))
+        || matches!(
+            error,
+            DataFusionError::ArrowError(..) | DataFusionError::ParquetError(_) | DataFusionError::External(_)
+        ) && error.to_string().contains("ResourcesExhausted(")
 }

@@ -50,9 +50,6 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     HeaderValue::from_str(&policy).expect("the policy is plain text")
 });
 
-/// For files that others sent: whatever a browser makes of one, it runs nothing and loads nothing.
-pub const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'");
-
 const HEADERS: [(HeaderName, &str); 6] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),

@@ -12,9 +12,11 @@ use rollscope_store::Store;
 
 use super::json;
 use crate::App;
-use crate::page;
 use crate::params::Params;
 use crate::problem::Problem;
+
+/// For files that others sent: whatever a browser makes of one, it runs nothing and loads nothing.
+const SANDBOX: HeaderValue = HeaderValue::from_static("sandbox; default-src 'none'");
 
 fn conversations(app: &App) -> Result<&Conversations, Problem> {
     app.conversations.as_ref().ok_or_else(|| {
@@ -175,7 +177,7 @@ fn respond(hash: &str, data: Bytes) -> Response {
         headers.insert(header::CONTENT_DISPOSITION, value);
     }
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, max-age=31536000, immutable"));
-    headers.insert(header::CONTENT_SECURITY_POLICY, page::SANDBOX);
+    headers.insert(header::CONTENT_SECURITY_POLICY, SANDBOX);
     (headers, data).into_response()
 }
 
