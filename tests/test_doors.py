@@ -224,7 +224,7 @@ def test_sql_stays_within_its_memory(serve, tmp_path):
         stub.Export(request([span(1 + batch * 5000 + i) for i in range(5000)]), timeout=60)
     long = "x" * 450_000
     doubled = "select name as x from spans"
-    for _ in range(30):
+    for _ in range(14):
         doubled = f"select x || x as x from ({doubled})"
     before = memory_mib(server)
     for query in (f"select max(replace(name, 'o', '{long}')) from spans",
