@@ -16,7 +16,7 @@ beforeAll(async () => {
   mkdirSync('artifacts', { recursive: true });
   const prepare = (dir: string): void => {
     run('demo', '--no-serve', '--steps', '26', '--data', dir);
-    run('import', join(ROOT, 'fixtures/sglang/sglang_otel.jsonl'), '--run', 'sglang', '--data', dir);
+    run('import', join(ROOT, 'fixtures/sglang/sglang_otel.jsonl'), '--run', 'engines', '--data', dir);
   };
   [server, browser] = await Promise.all([serve('serve', [], prepare), launch()]);
 });
@@ -74,13 +74,13 @@ it('a run lists what stands out; two steps are compared part by part', async () 
 });
 
 it('traces are found, and one is a tree with its threads, its path and its statistics', async () => {
-  await open('#/traces?run=sglang');
+  await open('#/traces?run=engines');
   await page.getByText('6 found').waitFor();
   await page.getByLabel('at least').fill('1h');
   await page.keyboard.press('Enter');
   await page.getByText('No traces match').waitFor();
   await page.getByRole('button', { name: 'clear' }).click();
-  await page.getByRole('textbox', { name: 'run', exact: true }).fill('sglang');
+  await page.getByRole('textbox', { name: 'run', exact: true }).fill('engines');
   await page.keyboard.press('Enter');
   await page.getByText('6 found').waitFor();
   await shot('traces');
