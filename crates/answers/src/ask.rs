@@ -237,9 +237,9 @@ impl Answers {
             let snapshot = self.engine.snapshot();
             let segments = snapshot.tables.get(&Table::Spans).map_or(&[][..], |rows| &rows.segments);
             let mut newest: HashMap<&str, i64> = HashMap::new();
-            for segment in segments.iter().filter(|segment| segment.steps.is_some()) {
-                let latest = newest.entry(segment.run_id.as_str()).or_insert(i64::MIN);
-                *latest = segment.max_time.max(*latest);
+            for part in segments.iter().flat_map(|segment| segment.parts()).filter(|part| part.steps.is_some()) {
+                let latest = newest.entry(part.run_id).or_insert(i64::MIN);
+                *latest = part.max_time.max(*latest);
             }
             let mut newest: Vec<(i64, &str)> = newest.into_iter().map(|(run, at)| (at, run)).collect();
             newest.sort_unstable();

@@ -2,7 +2,7 @@
 //!
 //! A step's fingerprint is the sum of the marks of its rows, and of those that name no step and were there at its time
 //! ([`Census`]). It does not change when rows move from the tail to segments, when these are merged, and when the server starts
-//! again. Segments that have no census count by their names.
+//! again. Segments that have no census, and those that the run shares with others, count by their names.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -53,7 +53,7 @@ pub struct Extent {
     has_rows: bool,
 }
 
-/// A segment without a census.
+/// A segment without a census, or with one that is not of the run alone.
 struct Unknown {
     /// Of this run; else it may hold spans that name no step and belong to one of the run.
     own: bool,
@@ -76,12 +76,12 @@ impl Extent {
         let widest = |a: (i64, i64), b: (i64, i64)| (a.0.min(b.0), a.1.max(b.1));
         let in_tail = tables().flat_map(|(table, rows)| rows.tail.iter().map(move |batch| (table, batch)));
         let tail_times = in_tail.filter_map(|(table, batch)| out.add_tail(table, batch, run)).reduce(widest);
-        let own = tables().flat_map(|(_, rows)| &rows.segments).filter(|s| s.run_id == run);
-        let times = own.map(|s| (s.min_time, s.max_time)).chain(tail_times).reduce(widest);
+        let own = tables().flat_map(|(_, rows)| &rows.segments).filter_map(|s| s.part(run));
+        let times = own.map(|part| (part.min_time, part.max_time)).chain(tail_times).reduce(widest);
         let Some((from, to)) = times else { return out };
         let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
         let may_belong = |table: Table, s: &Segment| {
-            s.run_id == run || table == Table::Spans && s.min_time <= to && s.max_time >= from
+            s.part(run).is_some() || table == Table::Spans && s.min_time <= to && s.max_time >= from
         };
         let segments = tables().flat_map(|(table, rows)| rows.segments.iter().map(move |segment| (table, segment)));
         let segments: Vec<(Table, &Arc<Segment>)> = segments.filter(|(table, s)| may_belong(*table, s)).collect();
@@ -90,19 +90,22 @@ impl Extent {
             read.extend(join_all(some.iter().map(|(_, segment)| censuses.of(snapshot, segment))).await);
         }
         for ((table, segment), census) in segments.into_iter().zip(read) {
-            let own = segment.run_id == run;
-            out.has_rows |= own;
-            let Some(census) = census else {
+            let own = segment.part(run);
+            out.has_rows |= own.is_some();
+            // The census of a segment that several runs share says nothing of each.
+            if census.is_none() || own.is_some() && segment.is_shared() {
                 let mut hasher = DefaultHasher::new();
                 segment.path.hash(&mut hasher);
-                let times = (segment.min_time, segment.max_time);
-                out.unknown.push(Unknown { own, steps: segment.steps, times, path: hasher.finish() });
-                continue;
-            };
+                let (steps, times) = own.map_or((segment.steps, (segment.min_time, segment.max_time)), |part| {
+                    (part.steps, (part.min_time, part.max_time))
+                });
+                out.unknown.push(Unknown { own: own.is_some(), steps, times, path: hasher.finish() });
+            }
+            let Some(census) = census else { continue };
             if table == Table::Spans {
                 out.spans.push(census.clone());
             }
-            if own {
+            if own.is_some() && !segment.is_shared() {
                 out.own.push(census);
             }
         }

@@ -97,12 +97,12 @@ impl Extent {
 /// Rows and range of one table by run.
 fn extents(table: Table, snapshot: &TableSnapshot) -> BTreeMap<String, Extent> {
     let mut runs: BTreeMap<String, Extent> = BTreeMap::new();
-    for segment in &snapshot.segments {
-        let extent = runs.entry(segment.run_id.clone()).or_default();
-        extent.rows += segment.rows;
+    for part in snapshot.segments.iter().flat_map(|segment| segment.parts()) {
+        let extent = runs.entry(part.run_id.to_string()).or_default();
+        extent.rows += part.rows;
         // Samples may come without times: then the manifest has zeros.
-        if (segment.min_time, segment.max_time) != (0, 0) {
-            extent.widen(segment.min_time, segment.max_time);
+        if (part.min_time, part.max_time) != (0, 0) {
+            extent.widen(part.min_time, part.max_time);
         }
     }
     for batch in &snapshot.tail {

@@ -118,7 +118,7 @@ impl Engine {
         self.snapshot()
             .tables
             .values()
-            .any(|rows| rows.segments.iter().any(|s| s.run_id == id) || rows.tail.iter().any(named))
+            .any(|rows| rows.segments.iter().any(|s| s.part(id).is_some()) || rows.tail.iter().any(named))
     }
 }
 

@@ -35,8 +35,9 @@ const REST: Duration = Duration::from_secs(2);
 /// What a commit covers.
 #[derive(Default, Serialize, Deserialize)]
 struct Covered {
-    /// Paths of segments, with their run and rows.
-    segments: BTreeMap<String, (String, u64)>,
+    /// Paths of segments, with their runs.
+    #[serde(default)]
+    runs_of: BTreeMap<String, Vec<String>>,
     /// Runs that have conversations in the index.
     #[serde(default)]
     runs: BTreeSet<String>,
@@ -202,7 +203,7 @@ impl<'s> Indexer<'s> {
         }
         self.seen = table.tail.clone();
         for segment in &table.segments {
-            if !self.covered.segments.contains_key(&segment.path) {
+            if !self.covered.runs_of.contains_key(&segment.path) {
                 self.cover(snapshot, table, segment, handle)?;
             }
         }
@@ -212,7 +213,7 @@ impl<'s> Indexer<'s> {
 
     /// Runs of which nothing is left.
     fn forget_runs(&mut self, table: &TableSnapshot) {
-        let mut live: BTreeSet<&str> = table.segments.iter().map(|s| s.run_id.as_str()).collect();
+        let mut live: BTreeSet<&str> = table.segments.iter().flat_map(|s| s.runs()).collect();
         for batch in &table.tail {
             live.extend(column::<Text>(batch, "run_id").iter().flat_map(Text::distinct));
         }
@@ -315,7 +316,7 @@ impl<'s> Indexer<'s> {
                 }
             }
         }
-        self.covered.segments.insert(segment.path.clone(), (segment.run_id.clone(), segment.rows));
+        self.covered.runs_of.insert(segment.path.clone(), segment.runs().map(str::to_string).collect());
         self.dirty = true;
         Ok(())
     }
@@ -329,18 +330,17 @@ impl<'s> Indexer<'s> {
         handle: &tokio::runtime::Handle,
     ) -> Result<(), SearchError> {
         let live: HashSet<&str> = table.segments.iter().map(|s| s.path.as_str()).collect();
-        let gone: Vec<String> = self.covered.segments.keys().filter(|p| !live.contains(p.as_str())).cloned().collect();
-        if gone.is_empty() {
+        let gone = self.covered.runs_of.extract_if(.., |path, _| !live.contains(path.as_str()));
+        let runs: BTreeSet<String> = gone.flat_map(|(_, runs)| runs).collect();
+        if runs.is_empty() {
             return Ok(());
         }
-        let runs: BTreeSet<String> =
-            gone.iter().filter_map(|p| self.covered.segments.remove(p)).map(|(run, _)| run).collect();
         self.dirty = true;
         self.commit()?;
         for run in runs {
             // Merged and flushed segments hold what the old ones held: most of the time nothing is lost.
-            let of_run = table.segments.iter().filter(|s| s.run_id == run);
-            let stored = of_run.map(|s| s.rows).sum::<u64>().saturating_sub(table.replaced.len() as u64);
+            let of_run = table.segments.iter().filter_map(|s| s.part(&run));
+            let stored = of_run.map(|part| part.rows).sum::<u64>().saturating_sub(table.replaced.len() as u64);
             let indexed = self.searcher.doc_freq(&Term::from_field_text(self.search.inner.fields.run, &run))?;
             if indexed <= stored {
                 continue;
@@ -352,7 +352,7 @@ impl<'s> Indexer<'s> {
                     (0..rows.len()).filter(|r| rows.text_at("run_id", *r) == Some(&*run)).map(|r| id_hash(rows.id(r))),
                 );
             }
-            for segment in table.segments.iter().filter(|s| s.run_id == run) {
+            for segment in table.segments.iter().filter(|s| s.part(&run).is_some()) {
                 for batch in handle.block_on(snapshot.read_segment(Table::Conversations, segment, &["id"]))? {
                     let batch = batch?;
                     let rows = Rows::new(&batch);

@@ -78,7 +78,7 @@ pub(crate) async fn find(root: &Root) -> Result<Found, StoreError> {
     }
     let Some(bytes) = read(COMMITS).await? else {
         // Before version 2 there was none.
-        if found.manifest.as_ref().is_some_and(|m| m.format_version >= VERSION) {
+        if found.manifest.as_ref().is_some_and(|m| m.format_version >= 2) {
             found.damage.push((COMMITS, "it is missing".into()));
             found.is_incomplete = true;
         }

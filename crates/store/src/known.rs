@@ -102,12 +102,8 @@ impl KnownSegments {
             self.clock += 1;
             if let Some(entry) = self.entries.get_mut(&segment.path) {
                 entry.used = self.clock;
-                found.push(KnownSegment {
-                    min_time: segment.min_time,
-                    max_time: segment.max_time,
-                    identities: entry.identities.clone(),
-                    open: entry.open.clone(),
-                });
+                let (identities, open) = (entry.identities.clone(), entry.open.clone());
+                found.push(KnownSegment { segment, identities, open });
             }
         }
         found

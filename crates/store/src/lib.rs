@@ -46,7 +46,7 @@ pub use census::Census;
 pub use disk::{Change, Disk, Watch};
 pub use error::StoreError;
 pub use identity::{identity_hashes, identity_hashes_of};
-pub use manifest::{AttrTypes, Segment, SetAside};
+pub use manifest::{AttrTypes, Part, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;
 pub use segment::{SegmentBatches, parquet_file};

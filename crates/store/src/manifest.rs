@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 
 use crate::error::StoreError;
 
-/// 2: commits after it are in the journal, which version 1 did not have.
-pub(crate) const VERSION: u32 = 2;
+/// 2: commits after it are in the journal, which version 1 did not have. 3: runs may share a segment.
+pub(crate) const VERSION: u32 = 3;
 
 /// For each attribute column, each key and the types seen under it (bits of `rollscope_model::attrs::Type`).
 pub type AttrTypes = BTreeMap<String, BTreeMap<String, u8>>;
@@ -19,11 +19,27 @@ pub type AttrTypes = BTreeMap<String, BTreeMap<String, u8>>;
 /// Most attribute keys remembered per column: beyond this `attr()` treats a key as text.
 pub(crate) const MAX_ATTR_KEYS: usize = 10_000;
 
+/// The rows of one run in a segment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Part<Name = String> {
+    pub run_id: Name,
+    pub rows: u64,
+    /// As of a segment.
+    pub min_time: i64,
+    pub max_time: i64,
+    pub steps: Option<(i64, i64)>,
+}
+
 /// One Parquet file.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Segment {
     pub table: String,
+    /// The run that has it for itself. Empty where several share it.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub run_id: String,
+    /// The runs that share it, in the order of their names: small ones do.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shared_by: Vec<Part>,
     /// Path under the root of the store.
     pub path: String,
     pub rows: u64,
@@ -46,6 +62,43 @@ pub struct Segment {
     /// Segments this one was made from: how a lost manifest can be rebuilt without counting rows twice.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub replaces: Vec<String>,
+}
+
+impl Segment {
+    /// What it holds of each run.
+    pub fn parts(&self) -> impl Iterator<Item = Part<&str>> {
+        let own = self.shared_by.is_empty().then_some(Part {
+            run_id: self.run_id.as_str(),
+            rows: self.rows,
+            min_time: self.min_time,
+            max_time: self.max_time,
+            steps: self.steps,
+        });
+        own.into_iter().chain(self.shared_by.iter().map(Part::borrowed))
+    }
+
+    pub fn part(&self, run_id: &str) -> Option<Part<&str>> {
+        if self.shared_by.is_empty() {
+            return self.parts().next().filter(|own| own.run_id == run_id);
+        }
+        let at = self.shared_by.binary_search_by(|part| part.run_id.as_str().cmp(run_id)).ok()?;
+        Some(self.shared_by[at].borrowed())
+    }
+
+    pub fn runs(&self) -> impl Iterator<Item = &str> {
+        self.parts().map(|part| part.run_id)
+    }
+
+    pub fn is_shared(&self) -> bool {
+        !self.shared_by.is_empty()
+    }
+}
+
+impl Part {
+    fn borrowed(&self) -> Part<&str> {
+        let Part { run_id, rows, min_time, max_time, steps } = self;
+        Part { run_id, rows: *rows, min_time: *min_time, max_time: *max_time, steps: *steps }
+    }
 }
 
 /// A file that was damaged and is kept aside.

@@ -1,4 +1,5 @@
-//! Segments: Parquet files of one table and one run, immutable once written.
+//! Segments: Parquet files of one table, immutable once written. A run has its own, except where many small ones come
+//! together: these share one, in which the rows of each run lie together.
 //!
 //! Rows are ordered so that what is read together lies together and compresses well: rows that share the table's
 //! cluster column (the spans of a trace) are next to each other, ordered by time; clusters are ordered by their first
@@ -29,7 +30,7 @@ use crate::attr_types;
 use crate::census::Census;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
-use crate::manifest::{AttrTypes, Segment};
+use crate::manifest::{AttrTypes, Part, Segment};
 
 /// A trace is looked up by reading one row group: small enough to be quick, large enough to compress.
 const ROW_GROUP_ROWS: usize = 128 << 10;
@@ -66,10 +67,20 @@ pub(crate) enum Effort {
     Thin,
 }
 
+/// A run below both of these is small: it is not worth a file.
+pub(crate) const SMALL_RUN_ROWS: u64 = 4096;
+pub(crate) const SMALL_RUN_BYTES: u64 = 1 << 20;
+/// So many small runs share a file. Fewer have one each: it is read faster, and goes as a whole when its run is deleted.
+pub(crate) const SHARED_AT: usize = 8;
+/// What shares a file at most: a run that is deleted, or a row that is replaced, makes it necessary to write it again.
+pub(crate) const SHARED_RUNS: usize = 1024;
+pub(crate) const SHARED_ROWS: u64 = 64 << 10;
+pub(crate) const SHARED_BYTES: u64 = 64 << 20;
+
 /// `Segment::level` of rows that were thinned.
 pub(crate) const THINNED: u8 = 2;
 
-/// Writes batches of one table as one segment per run. `name` gives each file its unique stem.
+/// Writes batches of one table as segments. `name` gives each file its unique stem.
 pub(crate) fn build(
     table: Table,
     batches: &[RecordBatch],
@@ -80,14 +91,18 @@ pub(crate) fn build(
 ) -> Result<Vec<NewSegment>, StoreError> {
     let all = concat_batches(&table.schema(), batches)?;
     let mut segments = Vec::new();
-    for (run_id, rows) in rows_by_run(&all) {
-        let order = order(table, &all, rows);
-        let batch = take_record_batch(&all, &order)?;
-        let path = format!("{}/run={}/{}-{writer}.parquet", table.name(), path_safe(&run_id), name());
+    for group in by_file(rows_by_run(&all), all.get_array_memory_size() as u64) {
+        let batch = take_record_batch(&all, &order_of_group(table, &all, &group))?;
         let (min_time, max_time) = time_range(table, &batch);
+        let (folder, run_id, shared_by) = match <[(String, Vec<u32>); 1]>::try_from(group) {
+            Ok([(run_id, _)]) => (path_safe(&run_id), run_id, Vec::new()),
+            Err(several) => (SHARED_FOLDER.into(), String::new(), parts(table, &batch, several)),
+        };
+        let path = format!("{}/run={folder}/{}-{writer}.parquet", table.name(), name());
         let mut segment = Segment {
             table: table.name().into(),
             run_id,
+            shared_by,
             path,
             rows: batch.num_rows() as u64,
             memory_bytes: batch.get_array_memory_size() as u64,
@@ -122,6 +137,68 @@ pub(crate) fn build(
         segments.push(NewSegment { segment, data, identities });
     }
     Ok(segments)
+}
+
+/// Runs with their rows, in the order of their names: one, or those that share a file.
+type Group = Vec<(String, Vec<u32>)>;
+
+fn by_file(runs: Group, bytes: u64) -> Vec<Group> {
+    let all: u64 = runs.iter().map(|(_, rows)| rows.len() as u64).sum();
+    let bytes_of = |rows: u64| bytes / all.max(1) * rows;
+    let is_small = |(_, rows): &(String, Vec<u32>)| {
+        let rows = rows.len() as u64;
+        rows < SMALL_RUN_ROWS && bytes_of(rows) < SMALL_RUN_BYTES
+    };
+    let (mut small, large): (Group, Group) = runs.into_iter().partition(is_small);
+    let mut groups: Vec<Group> = large.into_iter().map(|run| vec![run]).collect();
+    if small.len() < SHARED_AT {
+        groups.extend(small.into_iter().map(|run| vec![run]));
+        return groups;
+    }
+    small.sort_unstable_by(|a, b| a.0.cmp(&b.0));
+    let mut shared: Vec<Group> = Vec::new();
+    let mut rows = 0;
+    for run in small {
+        let more = run.1.len() as u64;
+        match shared.last_mut() {
+            Some(last)
+                if last.len() < SHARED_RUNS && rows + more <= SHARED_ROWS && bytes_of(rows + more) <= SHARED_BYTES =>
+            {
+                rows += more;
+                last.push(run);
+            }
+            _ => {
+                rows = more;
+                shared.push(vec![run]);
+            }
+        }
+    }
+    groups.extend(shared);
+    groups
+}
+
+/// Rows of a run lie together.
+fn order_of_group(table: Table, batch: &RecordBatch, group: &Group) -> UInt32Array {
+    let rows = order(table, batch, group.iter().flat_map(|(_, rows)| rows).copied().collect());
+    if group.len() == 1 {
+        return rows;
+    }
+    let run_of = ranks(runs(batch));
+    let mut rows: Vec<u32> = rows.values().to_vec();
+    rows.sort_by_key(|row| run_of[*row as usize]);
+    rows.into()
+}
+
+/// What a batch in the order of a segment holds of each run.
+fn parts(table: Table, batch: &RecordBatch, group: Group) -> Vec<Part> {
+    let mut at = 0;
+    let part = |(run_id, rows): (String, Vec<u32>)| {
+        let own = batch.slice(at, rows.len());
+        at += rows.len();
+        let (min_time, max_time) = time_range(table, &own);
+        Part { run_id, rows: rows.len() as u64, min_time, max_time, steps: step_range(&own) }
+    };
+    group.into_iter().map(part).collect()
 }
 
 /// All rows as one batch, in the order of a segment.
@@ -379,6 +456,9 @@ fn step_range(batch: &RecordBatch) -> Option<(i64, i64)> {
     let steps = batch.column_by_name("step")?.as_primitive::<Int64Type>();
     Some((arrow::compute::min(steps)?, arrow::compute::max(steps)?))
 }
+
+/// Of segments that runs share. No run is called that: see below.
+const SHARED_FOLDER: &str = "_";
 
 /// A name that is safe in any file system and object store: letters, digits, `.` and `-` stay, the rest is `_hh`.
 pub(crate) fn path_safe(run_id: &str) -> String {

@@ -19,7 +19,7 @@ use rollscope_model::tables::Keep;
 use crate::attr_types;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
-use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest};
+use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest, Part, Segment};
 use crate::segment::runs;
 use crate::snapshot::{Snapshot, TableSnapshot};
 
@@ -118,8 +118,7 @@ type Index = HashMap<u128, Place, BuildHasherDefault<PassThrough>>;
 
 /// The identities of a segment that may hold a row that comes again.
 pub(crate) struct KnownSegment {
-    pub min_time: i64,
-    pub max_time: i64,
+    pub segment: Arc<Segment>,
     pub identities: Arc<IdentitySet>,
     pub open: Arc<HashSet<u128>>,
 }
@@ -138,8 +137,8 @@ pub(crate) struct Admitted {
     incoming: Incoming,
     dead: Vec<u32>,
     kills: Vec<(bool, Place)>,
-    /// Rows that replace one of a segment, or of the generation that is becoming segments.
-    replacing: Vec<u32>,
+    /// Rows that replace one of a segment, with its path, or of the generation that is becoming segments.
+    replacing: Vec<(u32, Option<String>)>,
     undo: Vec<(u128, Option<Place>)>,
     pub accepted: u64,
     pub duplicates: u64,
@@ -193,15 +192,16 @@ impl TableIndex {
                     continue;
                 }
                 out.kills.push((true, *old));
-                out.replacing.push(row as u32);
-            } else if let Some(segment) = known.iter().find(|s| {
-                by_time.is_none_or(|t| (s.min_time..=s.max_time).contains(&t[row])) && s.identities.contains(key)
+                out.replacing.push((row as u32, None));
+            } else if let Some(old) = known.iter().find(|s| {
+                by_time.is_none_or(|t| (s.segment.min_time..=s.segment.max_time).contains(&t[row]))
+                    && s.identities.contains(key)
             }) {
-                if !replaces(segment.open.contains(&key)) {
+                if !replaces(old.open.contains(&key)) {
                     out.dead.push(row as u32);
                     continue;
                 }
-                out.replacing.push(row as u32);
+                out.replacing.push((row as u32, Some(old.segment.path.clone())));
             }
             let place = Place { chunk, row: row as u32, open };
             out.undo.push((key, self.active.insert(key, place)));
@@ -242,7 +242,7 @@ fn run_of(batch: &RecordBatch, row: usize) -> &str {
 }
 
 /// Segments of the manifest that may hold rows of this batch.
-pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec<&'a Arc<crate::manifest::Segment>> {
+pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec<&'a Arc<Segment>> {
     if manifest.segments.is_empty() || incoming.keys.is_empty() {
         return Vec::new();
     }
@@ -253,8 +253,8 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
     });
     manifest
         .segments_of(incoming.table)
-        .filter(|s| runs.contains(s.run_id.as_str()))
         .filter(|s| range.is_none_or(|(min, max)| s.min_time <= max && min <= s.max_time))
+        .filter(|s| runs.iter().any(|run| s.part(run).is_some()))
         .collect()
 }
 
@@ -262,13 +262,19 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
 #[derive(Clone, Default)]
 pub(crate) struct Replaced {
     pub keys: HashSet<u128>,
+    /// Paths of segments that hold such a row, as long as they are not merged.
+    found_in: HashSet<String>,
+    /// The path is not known of each.
+    is_elsewhere: bool,
     /// For each run, the first and the last time that such a row can have.
     ranges: HashMap<String, (i64, i64)>,
 }
 
 impl Replaced {
-    fn add(&mut self, key: u128, run: &str, time: Option<i64>) {
+    fn add(&mut self, key: u128, run: &str, time: Option<i64>, path: Option<String>) {
         self.keys.insert(key);
+        self.is_elsewhere |= path.is_none();
+        self.found_in.extend(path);
         let (first, last) = time.map_or((i64::MIN, i64::MAX), |time| (time, time));
         match self.ranges.get_mut(run) {
             Some(range) => *range = (range.0.min(first), range.1.max(last)),
@@ -276,9 +282,21 @@ impl Replaced {
         }
     }
 
-    pub fn may_be_in(&self, segment: &crate::manifest::Segment) -> bool {
-        let range = self.ranges.get(&segment.run_id);
-        range.is_some_and(|(first, last)| segment.min_time <= *last && *first <= segment.max_time)
+    /// The segments that may hold such a row.
+    pub fn in_segments(&self, table: Table, manifest: &Manifest) -> Vec<Arc<Segment>> {
+        let of_table = || manifest.segments_of(table);
+        let named = of_table().filter(|s| self.found_in.contains(&s.path)).count();
+        let is_all = !self.is_elsewhere && named == self.found_in.len();
+        let may_hold = |s: &&Arc<Segment>| if is_all { self.found_in.contains(&s.path) } else { self.may_be_in(s) };
+        of_table().filter(may_hold).cloned().collect()
+    }
+
+    fn may_be_in(&self, segment: &Segment) -> bool {
+        let is_in = |part: Part<&str>| {
+            let range = self.ranges.get(part.run_id);
+            range.is_some_and(|(first, last)| part.min_time <= *last && *first <= part.max_time)
+        };
+        !self.ranges.is_empty() && segment.parts().any(is_in)
     }
 }
 
@@ -356,9 +374,10 @@ impl State {
         if !replacing.is_empty() {
             let all = Arc::make_mut(&mut state.replaced);
             let times = by_time.then(|| times(table, &batch));
-            for row in replacing.into_iter().map(|row| row as usize) {
+            for (row, path) in replacing {
+                let row = row as usize;
                 all.insert(keys[row]);
-                state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]));
+                state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]), path);
             }
         }
         // Nothing replaces a row of which the first stays, so its place is never needed.
@@ -376,7 +395,7 @@ impl State {
                 chunk.kill(row);
                 // The current flush writes it anyway, and at its own time, which need not be that of the new row.
                 let time = by_time.then(|| times(table, &chunk.batch)[row]);
-                state.replaced_by_active.add(chunk.keys[row], run_of(&chunk.batch, row), time);
+                state.replaced_by_active.add(chunk.keys[row], run_of(&chunk.batch, row), time, None);
             } else {
                 state.active[place.chunk as usize].kill(row);
             }
@@ -434,7 +453,7 @@ impl State {
             let batch = chunk.visible();
             (0..batch.num_rows()).any(|row| run_of(&batch, row) == run_id)
         };
-        self.manifest.kept().any(|s| s.run_id == run_id)
+        self.manifest.kept().any(|s| s.part(run_id).is_some())
             || self.tables.iter().any(|t| t.sealed.iter().chain(&t.active).any(in_tail))
     }
 

@@ -94,7 +94,7 @@ fn free_run_id(store: &Store, seed: u64) -> (String, u64) {
     let snapshot = store.snapshot();
     let taken = |id: &str| {
         let runs = &snapshot.tables[&Table::Runs];
-        runs.segments.iter().any(|s| s.run_id == id)
+        runs.segments.iter().any(|s| s.part(id).is_some())
             || runs.tail.iter().any(|batch| read::runs(Table::Runs, batch).contains_key(id))
     };
     (0u64..)

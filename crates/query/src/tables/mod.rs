@@ -213,7 +213,7 @@ impl SnapshotTable {
         let rows: u64 = segments.iter().map(|s| s.rows).sum();
         let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
         let mut columns = vec![ColumnStatistics::new_unknown(); self.schema.fields().len()];
-        let runs = || segments.iter().map(|s| s.run_id.as_str());
+        let runs = || segments.iter().flat_map(|s| s.runs());
         if let (Ok(index), Some(min), Some(max)) = (self.schema.index_of("run_id"), runs().min(), runs().max()) {
             let value = |run: &str| {
                 let text = Box::new(ScalarValue::from(run));

@@ -46,15 +46,16 @@ impl Manifest<'_> {
         Some(Arc::new(self.segments.iter().map(|s| value(s)).collect::<Int64Array>()))
     }
 
-    fn runs(&self) -> Option<ArrayRef> {
-        Some(Arc::new(StringArray::from_iter_values(self.segments.iter().map(|s| &s.run_id))))
+    /// A run of each segment.
+    fn runs(&self, of: impl Fn(&Segment) -> Option<&str>) -> Option<ArrayRef> {
+        Some(Arc::new(self.segments.iter().map(|s| of(s)).collect::<StringArray>()))
     }
 }
 
 impl PruningStatistics for Manifest<'_> {
     fn min_values(&self, column: &Column) -> Option<ArrayRef> {
         match column.name() {
-            "run_id" => self.runs(),
+            "run_id" => self.runs(|s| s.runs().min()),
             "step" => self.int(|s| Some(s.steps?.0)),
             name if name == self.table.time_column() => self.int(|s| Some(s.min_time)),
             _ => None,
@@ -63,7 +64,7 @@ impl PruningStatistics for Manifest<'_> {
 
     fn max_values(&self, column: &Column) -> Option<ArrayRef> {
         match column.name() {
-            "run_id" => self.runs(),
+            "run_id" => self.runs(|s| s.runs().max()),
             "step" => self.int(|s| Some(s.steps?.1)),
             name if name == self.table.time_column() => self.int(|s| Some(s.max_time)),
             // The latest end bounds every end. Ends have no lower bound: a span may claim to end before it starts.
@@ -84,12 +85,18 @@ impl PruningStatistics for Manifest<'_> {
         Some(Arc::new(self.segments.iter().map(|s| Some(s.rows)).collect::<UInt64Array>()))
     }
 
-    /// A segment belongs to one run: also long lists of runs prune.
+    /// The manifest names the runs of each segment: also long lists of runs prune.
     fn contained(&self, column: &Column, values: &HashSet<ScalarValue>) -> Option<BooleanArray> {
         if column.name() != "run_id" {
             return None;
         }
         let runs: HashSet<&str> = values.iter().filter_map(|v| v.try_as_str().flatten()).collect();
-        Some(self.segments.iter().map(|s| Some(runs.contains(s.run_id.as_str()))).collect())
+        let contained =
+            |s: &Arc<Segment>| match (s.runs().any(|r| runs.contains(r)), s.runs().all(|r| runs.contains(r))) {
+                (false, _) => Some(false),
+                (true, true) => Some(true),
+                (true, false) => None,
+            };
+        Some(self.segments.iter().map(contained).collect())
     }
 }

@@ -68,7 +68,7 @@ impl Shared {
                 self.doom(path, grace);
             }
         }
-        let runs: HashSet<String> = manifest.kept().map(|segment| derived_folder(&segment.run_id)).collect();
+        let runs: HashSet<String> = manifest.kept().flat_map(|s| s.runs()).map(derived_folder).collect();
         for path in self.root.list(DERIVED).await? {
             if !path.rsplit_once('/').is_some_and(|(folder, _)| runs.contains(folder)) {
                 self.doom(path, Duration::ZERO);

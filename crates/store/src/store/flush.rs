@@ -13,7 +13,7 @@ use super::writer::WRITER;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
 use crate::journal::Journal;
-use crate::manifest::{Manifest, Segment};
+use crate::manifest::{Manifest, Segment, Unread};
 use crate::segment::{self, Effort, NewSegment};
 use crate::tail::{Replaced, TableIndex, TableState};
 use crate::wal::{self, Log};
@@ -69,6 +69,13 @@ impl Shared {
     /// A flush that leaves out a run, and drops its segments in the same commit.
     pub(super) async fn flush_but(&self, run_id: &str) -> Result<(), StoreError> {
         let mut commit = self.commit.lock().await;
+        let shares = |unread: &&Unread| unread.segment.is_shared() && unread.segment.part(run_id).is_some();
+        if let Some(Unread { segment, why }) = self.state.read().manifest.unread.iter().find(shares) {
+            return Err(StoreError::Unreadable(format!(
+                "{} ({why}), which this run shares with others; make it readable for the user that runs rollscope, then restart",
+                segment.path
+            )));
+        }
         let mut flushed = async || {
             // A generation left over from a flush that failed was closed before: it goes first.
             if self.state.read().has_sealed() {
@@ -106,16 +113,21 @@ impl Shared {
         let mut gone: Vec<String> = Vec::new();
         let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
         if let Some(run) = but {
-            let deleted: Vec<Segment> = manifest.kept().filter(|s| s.run_id == run).cloned().collect();
-            manifest.remove(|s| s.run_id == run);
+            let is_own = |s: &Segment| !s.is_shared() && s.part(run).is_some();
+            let deleted: Vec<Segment> = manifest.kept().filter(|s| is_own(s)).cloned().collect();
+            manifest.remove(is_own);
             self.media_named_in(&deleted, &mut doomed_media).await;
         }
         for (table, mut batches, replaced) in work {
             // Rows of older segments that newer rows replace: those segments are written again without them. One that has
             // no others is replaced by what is flushed now.
             let mut emptied = Vec::new();
-            for old in manifest.segments_of(table).filter(|s| replaced.may_be_in(s)).cloned().collect::<Vec<_>>() {
-                match self.rewrite_without(table, &old, &replaced.keys).await {
+            let is_deleted_from = |s: &Segment| but.is_some_and(|run| s.part(run).is_some());
+            let mut changed = replaced.in_segments(table, &manifest);
+            let shared = manifest.segments_of(table).filter(|s| is_deleted_from(s) && !changed.contains(s));
+            changed.extend(shared.cloned().collect::<Vec<_>>());
+            for old in changed {
+                match self.rewrite_without(table, &old, &replaced.keys, but, &mut doomed_media).await {
                     Ok(None) => {}
                     Ok(Some(rewritten)) => {
                         if rewritten.is_empty() {
@@ -129,7 +141,7 @@ impl Shared {
                         manifest.remove(|s| s.path == old.path);
                         manifest.set_aside.push(self.quarantine(&old.path, why).await);
                     }
-                    Err(StoreError::Unreadable(why)) => manifest.leave_out(&old.path, &why),
+                    Err(StoreError::Unreadable(why)) if !is_deleted_from(&old) => manifest.leave_out(&old.path, &why),
                     Err(e) => return Err(e),
                 }
             }
@@ -173,25 +185,40 @@ impl Shared {
         Ok(())
     }
 
+    /// What a segment becomes without rows that are replaced, and without the run `but`, whose media are `doomed`. `None`:
+    /// it stays as it is.
     async fn rewrite_without(
         &self,
         table: Table,
         old: &Arc<Segment>,
         replaced: &HashSet<u128>,
+        but: Option<&str>,
+        doomed: &mut HashSet<String>,
     ) -> Result<Option<Vec<NewSegment>>, StoreError> {
+        let but = but.filter(|run| old.part(run).is_some());
         let holds_one = |identities: &IdentitySet| replaced.iter().any(|key| identities.contains(*key));
         let damaged = |e: StoreError| StoreError::Damaged(e.to_string());
         let known = self.writer.lock().known.get(old);
-        if known.as_deref().is_some_and(|identities| !holds_one(identities)) {
+        if but.is_none() && known.as_deref().is_some_and(|identities| !holds_one(identities)) {
             return Ok(None);
         }
         let data = self.read_segment(old).await?;
-        if known.is_none() && !holds_one(&segment::read_identities(table, data.clone()).map_err(damaged)?.0) {
+        let is_known = but.is_some() || known.is_some();
+        if !is_known && !holds_one(&segment::read_identities(table, data.clone()).map_err(damaged)?.0) {
             return Ok(None);
         }
         let mut kept = Vec::new();
         for batch in segment::read_batches(table, data).map_err(damaged)? {
-            kept.push(segment::without(table, batch, replaced)?);
+            let batch = segment::without(table, batch, replaced)?;
+            kept.push(match but {
+                None => batch,
+                Some(run) => {
+                    if table == Table::Conversations {
+                        crate::media::named_in(&batch, Some(run), doomed);
+                    }
+                    segment::without_run(&batch, run)?
+                }
+            });
         }
         if kept.iter().all(|b| b.num_rows() == 0) {
             return Ok(Some(Vec::new()));

@@ -19,7 +19,7 @@ use crate::segment::{self, Effort};
 const TIDY_EVERY: Duration = Duration::from_secs(10);
 /// Segments below this share of the target are small.
 const SMALL: u64 = 2;
-/// Small segments of one run that are merged in the background when there are this many.
+/// Small segments that are merged into one in the background when there are this many.
 const MERGE_AT: usize = 6;
 /// Most memory that the rows of one merge may take.
 const MERGE_BYTES: u64 = 512 << 20;
@@ -112,24 +112,25 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Merges small segments of the same table and run. With `full`, also when there are few, and compresses again what a
-/// flush compressed in a hurry.
+/// Merges small segments of the same table and run, and those of small runs. With `full`, also when there are few, and
+/// compresses again what a flush compressed in a hurry.
 pub(super) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreError> {
     let manifest = shared.state.read().manifest.clone();
     // What was thinned is never mixed with what was not.
-    let mut groups: BTreeMap<(String, String, bool), Vec<Arc<Segment>>> = BTreeMap::new();
+    let mut tables: BTreeMap<(&str, bool), Vec<Arc<Segment>>> = BTreeMap::new();
     for s in &manifest.segments {
-        let small = s.rows < shared.options.segment_rows / SMALL && s.memory_bytes < MERGE_BYTES / SMALL;
+        let target = if s.is_shared() { segment::SHARED_ROWS } else { shared.options.segment_rows };
+        let small = s.rows < target / SMALL && s.memory_bytes < MERGE_BYTES / SMALL;
         if small || (full && s.level == 0) {
-            let thinned = s.level == segment::THINNED;
-            groups.entry((s.table.clone(), s.run_id.clone(), thinned)).or_default().push(s.clone());
+            tables.entry((&s.table, s.level == segment::THINNED)).or_default().push(s.clone());
         }
     }
-    for ((table, _, thinned), segments) in groups {
+    for ((table, thinned), segments) in tables {
         let effort = if thinned { Effort::Thin } else { Effort::Compact };
-        let table = Table::from_name(&table).expect("manifests name known tables");
-        for batch in batches_of(segments, shared.options.segment_rows) {
-            let worth = batch.len() >= MERGE_AT || (full && (batch.len() > 1 || batch[0].level == 0));
+        let table = Table::from_name(table).expect("manifests name known tables");
+        for batch in groups_of(segments).into_iter().flat_map(|group| batches_of(group, shared.options.segment_rows)) {
+            let saved = batch.len().saturating_sub(files_after(&batch));
+            let worth = saved >= MERGE_AT - 1 || (full && (saved > 0 || batch.iter().any(|s| s.level == 0)));
             if worth && !shared.is_closed() {
                 merge(shared, table, batch, effort).await?;
             }
@@ -138,7 +139,25 @@ pub(super) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreErro
     Ok(())
 }
 
-/// Neighbours in time, as many as fit into one segment.
+/// Those that are merged with each other: of a run, and of all small runs.
+fn groups_of(segments: Vec<Arc<Segment>>) -> Vec<Vec<Arc<Segment>>> {
+    let (mut small, own): (Vec<_>, Vec<_>) = segments.into_iter().partition(|s| s.is_shared());
+    let mut by_run: BTreeMap<String, Vec<Arc<Segment>>> = BTreeMap::new();
+    for segment in own {
+        by_run.entry(segment.run_id.clone()).or_default().push(segment);
+    }
+    let is_small = |segments: &[Arc<Segment>]| {
+        let rows: u64 = segments.iter().map(|s| s.rows).sum();
+        let bytes: u64 = segments.iter().map(|s| s.bytes).sum();
+        rows < segment::SMALL_RUN_ROWS && bytes < segment::SMALL_RUN_BYTES
+    };
+    if !small.is_empty() || by_run.values().filter(|segments| is_small(segments)).count() >= segment::SHARED_AT {
+        small.extend(by_run.extract_if(.., |_, segments| is_small(segments)).flat_map(|(_, segments)| segments));
+    }
+    by_run.into_values().chain([small]).collect()
+}
+
+/// Neighbours in time, as many as one merge can hold.
 fn batches_of(mut segments: Vec<Arc<Segment>>, segment_rows: u64) -> Vec<Vec<Arc<Segment>>> {
     segments.sort_by_key(|s| s.min_time);
     let mut batches: Vec<Vec<Arc<Segment>>> = Vec::new();
@@ -157,6 +176,16 @@ fn batches_of(mut segments: Vec<Arc<Segment>>, segment_rows: u64) -> Vec<Vec<Arc
         }
     }
     batches
+}
+
+/// Files that a merge leaves, about.
+fn files_after(batch: &[Arc<Segment>]) -> usize {
+    let runs = batch.iter().flat_map(|s| s.runs()).collect::<HashSet<&str>>().len();
+    if runs < segment::SHARED_AT {
+        return runs;
+    }
+    let rows: u64 = batch.iter().map(|s| s.rows).sum();
+    runs.div_ceil(segment::SHARED_RUNS).max(rows.div_ceil(segment::SHARED_ROWS) as usize)
 }
 
 /// Thins series that are older than `series_full_age_s`, a segment at a time.

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 use rollscope_model::build::{NewSample, SamplesBuilder};
-use rollscope_store::SnapshotSource;
+use rollscope_store::{SnapshotSource, Store};
 
-use crate::{batches, expected, open, seen, spans};
+use crate::{batches, expected, open, open_with, seen, spans};
 
 pub fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
@@ -159,7 +159,7 @@ async fn a_flush_goes_on_past_a_damaged_segment() {
         // And rows of its own run.
         store.append(Table::Samples, samples("b", 10, 20)).await.unwrap();
         store.flush().await.unwrap();
-        let rows = |store: &rollscope_store::Store| -> usize {
+        let rows = |store: &Store| -> usize {
             batches(store, Table::Samples).iter().map(|b| b.num_rows()).sum()
         };
         for _ in 0..200 {
@@ -248,6 +248,30 @@ async fn a_file_that_cannot_be_read_is_left_out_until_it_can_be() {
     assert_eq!(seen(&open(dir.path()).await), [expected("a", 0..10), expected("c", 0..3)].concat());
 }
 
+/// Only the file that holds a replaced row is written again. The others are not looked at, also where there are too many
+/// to remember what is in them.
+#[tokio::test]
+async fn a_replaced_row_leaves_other_files_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_with(dir.path(), |options| options.duplicate_check_bytes = 16 * 10).await;
+    for first in [0, 10, 20] {
+        store.append(Table::Samples, samples("a", first, 10)).await.unwrap();
+        store.flush().await.unwrap();
+    }
+    let before: Vec<String> = segments(&store);
+    let hidden = dir.path().join(&before[0]);
+    std::fs::remove_file(&hidden).unwrap();
+    std::os::unix::fs::symlink(&hidden, &hidden).unwrap();
+    store.append(Table::Samples, samples("a", 25, 1)).await.unwrap();
+    store.flush().await.unwrap();
+    let after = segments(&store);
+    assert!(after.contains(&before[0]) && after.contains(&before[1]) && !after.contains(&before[2]), "{after:?}");
+}
+
+fn segments(store: &Store) -> Vec<String> {
+    store.snapshot().tables[&Table::Samples].segments.iter().map(|s| s.path.clone()).collect()
+}
+
 fn samples(run: &str, first: u64, n: u64) -> RecordBatch {
     let mut b = SamplesBuilder::default();
     for i in first..first + n {
@@ -287,6 +311,6 @@ async fn a_newer_format_is_refused_with_what_to_do() {
     std::fs::create_dir(dir.path().join("wal")).unwrap();
     std::fs::write(dir.path().join("manifest.json"), b"{\"format_version\": 999}").unwrap();
     let options = rollscope_store::StoreOptions::at(dir.path());
-    let Err(error) = rollscope_store::Store::open(options).await else { panic!("opened") };
+    let Err(error) = Store::open(options).await else { panic!("opened") };
     assert!(error.to_string().contains("upgrade rollscope"), "{error}");
 }

@@ -5,6 +5,7 @@ mod faults;
 mod once;
 mod power;
 mod rows;
+mod sharing;
 mod upkeep;
 
 use arrow::array::cast::AsArray;

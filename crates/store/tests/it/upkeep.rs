@@ -19,7 +19,12 @@ async fn compaction_merges_small_segments_of_a_run() {
     assert_eq!(store.snapshot().tables[&Table::Spans].segments.len(), 20);
     store.compact().await.unwrap();
     let snapshot = store.snapshot();
-    let mut runs: Vec<_> = snapshot.tables[&Table::Spans].segments.iter().map(|s| (s.run_id.clone(), s.rows)).collect();
+    let mut runs: Vec<_> = snapshot.tables[&Table::Spans]
+        .segments
+        .iter()
+        .flat_map(|s| s.parts())
+        .map(|part| (part.run_id.to_string(), part.rows))
+        .collect();
     runs.sort();
     assert_eq!(runs, [("a".to_string(), 100), ("b".to_string(), 100)]);
     let all = [expected("a", 0..100), expected("b", 1000..1100)].concat();
