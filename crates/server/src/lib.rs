@@ -45,7 +45,7 @@ use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use rollscope_answers::Answers;
 use rollscope_app::conversations::Conversations;
-use rollscope_app::listings::runs::SampleCounts;
+use rollscope_app::listings::runs::KnownRuns;
 use rollscope_app::sinks::Sinks;
 use rollscope_app::steps::{StepCounters, StepWatcher};
 use rollscope_query::Engine;
@@ -115,7 +115,7 @@ pub(crate) struct Shared {
     sinks: Sinks,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
-    sample_counts: SampleCounts,
+    known_runs: KnownRuns,
 }
 
 impl Deref for App {
@@ -224,7 +224,7 @@ impl Server {
             sinks,
             steps,
             stop: shared.stop.clone(),
-            sample_counts: SampleCounts::default(),
+            known_runs: KnownRuns::default(),
         }));
         let vitals = app.store.vitals().clone();
         for (listener, router) in

@@ -66,40 +66,72 @@ impl RunInfo {
 /// Of more runs without steps it is not looked at whether they are services.
 const MAX_SERVICES: usize = 100;
 
-/// Runs whose samples were counted, those asked for last.
-const MAX_COUNTED: NonZeroUsize = NonZeroUsize::new(1000).unwrap();
+/// Runs that are known, those asked for last.
+const MAX_KNOWN: NonZeroUsize = NonZeroUsize::new(50_000).unwrap();
 
-/// How many samples the spans of a run name, and of how many spans that was: counting takes a while, and lists are requested often.
-pub struct SampleCounts(Mutex<LruCache<String, (i64, i64)>>);
+/// What takes a while to find out about runs, and lists of them are requested often.
+pub struct KnownRuns {
+    /// How many samples the spans of a run name, and of how many spans that was.
+    samples: Mutex<LruCache<String, (i64, i64)>>,
+    /// Whether it is a service, and since when it was there.
+    services: Mutex<LruCache<String, (Option<String>, bool)>>,
+}
 
-impl Default for SampleCounts {
+impl Default for KnownRuns {
     fn default() -> Self {
-        SampleCounts(Mutex::new(LruCache::new(MAX_COUNTED)))
+        KnownRuns { samples: Mutex::new(LruCache::new(MAX_KNOWN)), services: Mutex::new(LruCache::new(MAX_KNOWN)) }
     }
 }
 
-impl SampleCounts {
-    async fn of(&self, engine: &Engine, run: &str, spans: i64) -> Result<i64, Problem> {
-        if let Some((_, samples)) = self.0.lock().get(run).filter(|(counted, _)| *counted == spans) {
-            return Ok(*samples);
+impl KnownRuns {
+    async fn is_service(&self, engine: &Engine, run: &RunInfo) -> Result<bool, Problem> {
+        if let Some((_, known)) = self.services.lock().get(&run.run_id).filter(|(since, _)| *since == run.started_ns) {
+            return Ok(*known);
         }
+        let is_service = engine.is_service(&run.run_id).await?;
+        self.services.lock().put(run.run_id.clone(), (run.started_ns.clone(), is_service));
+        Ok(is_service)
+    }
+
+    /// Counts the samples of runs from their spans, in one pass over those that are not known.
+    async fn count_samples(&self, engine: &Engine, runs: Vec<&mut RunInfo>) -> Result<(), Problem> {
+        let mut unknown = Vec::new();
+        {
+            let mut known = self.samples.lock();
+            for run in runs {
+                match known.get(&run.run_id).filter(|(spans, _)| *spans == run.spans) {
+                    Some((_, samples)) => run.samples = *samples,
+                    None => unknown.push(run),
+                }
+            }
+        }
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        let names: Vec<String> = unknown.iter().map(|run| sql_text(&run.run_id)).collect();
         // A sample's id is unique within its step, which a span need not name.
         let sql = format!(
-            "select sum(case when steps > 0 then steps else 1 end) as samples from \
-             (select sample_id, count(distinct step) as steps from spans \
-              where run_id = {} and sample_id is not null group by sample_id)",
-            sql_text(run)
+            "select run_id, sum(case when steps > 0 then steps else 1 end) as samples from \
+             (select run_id, sample_id, count(distinct step) as steps from spans \
+              where run_id in ({}) and sample_id is not null group by run_id, sample_id) group by run_id",
+            names.join(", ")
         );
-        let rows = collect(engine, &sql).await?;
-        let samples = rows.first().map(|batch| int_column(batch, "samples")).transpose()?;
-        let samples = samples.and_then(|samples| samples.first().copied()?).unwrap_or(0);
-        self.0.lock().put(run.to_string(), (spans, samples));
-        Ok(samples)
+        let mut counted: HashMap<String, i64> = HashMap::new();
+        for batch in collect(engine, &sql).await? {
+            let (runs, samples) = (text_column(&batch, "run_id")?, int_column(&batch, "samples")?);
+            counted.extend(runs.into_iter().zip(samples).filter_map(|(run, samples)| run.zip(samples)));
+        }
+        let mut known = self.samples.lock();
+        for run in unknown {
+            run.samples = counted.get(&run.run_id).copied().unwrap_or(0);
+            known.put(run.run_id.clone(), (run.spans, run.samples));
+        }
+        Ok(())
     }
 }
 
 /// The newest first.
-pub async fn list(engine: &Engine, counts: &SampleCounts) -> Result<Vec<RunInfo>, Problem> {
+pub async fn list(engine: &Engine, known: &KnownRuns) -> Result<Vec<RunInfo>, Problem> {
     // A run that is being deleted may vanish between the snapshot and the reading: then the next snapshot knows.
     let batch = match engine.runs().await {
         Err(_) => engine.runs().await?,
@@ -136,12 +168,11 @@ pub async fn list(engine: &Engine, counts: &SampleCounts) -> Result<Vec<RunInfo>
         })
         .collect();
     for run in runs.iter_mut().filter(|run| run.says_nothing()).take(MAX_SERVICES) {
-        run.service = engine.is_service(&run.run_id).await?;
+        run.service = known.is_service(engine, run).await?;
     }
     // Without dumps, the spans tell.
-    for run in runs.iter_mut().filter(|run| run.samples == 0 && run.spans > 0 && run.steps > 0) {
-        run.samples = counts.of(engine, &run.run_id, run.spans).await?;
-    }
+    let uncounted = runs.iter_mut().filter(|run| run.samples == 0 && run.spans > 0 && run.steps > 0);
+    known.count_samples(engine, uncounted.collect()).await?;
     Ok(runs)
 }
 
@@ -169,10 +200,12 @@ fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
     let mut runs: HashMap<String, Extent> = HashMap::new();
     for rows in snapshot.tables.values() {
         for segment in &rows.segments {
-            let extent = runs.entry(segment.run_id.clone()).or_default();
-            extent.segment_bytes += segment.bytes;
-            if let Some(steps) = segment.steps {
-                extent.widen(steps);
+            for part in segment.parts() {
+                let extent = runs.entry(part.run_id.to_string()).or_default();
+                extent.segment_bytes += segment.bytes * part.rows / segment.rows.max(1);
+                if let Some(steps) = part.steps {
+                    extent.widen(steps);
+                }
             }
         }
         for batch in &rows.tail {

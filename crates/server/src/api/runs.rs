@@ -26,7 +26,7 @@ pub struct RunsAnswer {
 #[utoipa::path(get, path = "/api/v1/runs", tag = "runs", responses((status = 200, body = RunsAnswer)))]
 pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    to_json(&RunsAnswer { runs: listing::list(&app.engine, &app.sample_counts).await? })
+    to_json(&RunsAnswer { runs: listing::list(&app.engine, &app.known_runs).await? })
 }
 
 /// Returns one run, by its id, its name, `project/name`, or the beginning of one of these if it fits only one run. All paths
@@ -38,7 +38,7 @@ pub async fn runs(State(app): State<App>, params: Params) -> Result<Response, Pr
 ))]
 pub async fn run(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
     params.done()?;
-    match listing::list(&app.engine, &app.sample_counts).await?.into_iter().find(|listed| listed.run_id == run) {
+    match listing::list(&app.engine, &app.known_runs).await?.into_iter().find(|listed| listed.run_id == run) {
         Some(found) => to_json(&found),
         None => Err(Problem::not_found(format!("there is no run `{run}`"))),
     }
