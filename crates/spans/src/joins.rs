@@ -89,7 +89,9 @@ impl Connections {
         let several = pairs.chunk_by(|a, b| a.0 == b.0).filter(|links| links.len() > 1).map(|links| links[0].0);
         let mut batches: HashSet<u32> = several.filter(|trace| !reached[*trace as usize]).collect();
         if !batches.is_empty() {
-            self.requests.iter().for_each(|(_, row)| drop(batches.remove(&trace_of(*row))));
+            for (_, row) in &self.requests {
+                batches.remove(&trace_of(*row));
+            }
         }
         for group in groups(&self.requests).chain(groups(&self.rooms)) {
             same_request(forest, group, &mut pairs);
