@@ -184,7 +184,7 @@ fn a_room_connects_the_two_sides_of_a_request() {
     let rows = [
         caller[0],
         row(1, 2, 1, (10, 90), "d"),
-        row(1, 3, 1, (14, 60), "e"),
+        row(1, 3, 1, (10, 60), "e"),
         side("0x1", row(2, 4, 0, (11, 89), "d")),
         side("0x1", row(3, 5, 0, (15, 59), "e")),
         side("0x1", row(4, 6, 0, (11, 50), "p")),
