@@ -139,6 +139,73 @@ def test_of_ids_that_occur_again_time_decides(server):
         assert names(report(server, step))["decode_loop"] == 2
 
 
+def test_what_an_engine_did_for_a_batch_belongs_to_the_steps_of_its_requests(server):
+    """One trace of the scheduler for requests of two steps that overlap, linked to both. What is connected with nothing stays with the engine."""
+    batch = span(21, 1, "run_batch", 10, 12, link=(90, 3), thread_label="Scheduler")
+    batch["links"] += span(21, 1, "", 0, 0, link=(91, 3))["links"]
+    send(server, trainer(1, 0, ("a",)), trainer(2, 5, ("b",)), engine(90, "a", 2, 39), engine(91, "b", 7, 44),
+         message("sglang", [batch, span(21, 2, "forward", 10, 11, 1)]), message("sglang", [span(22, 1, "housekeeping", 10, 12)]))
+    for step, sample in ((1, "a"), (2, "b")):
+        found = names(report(server, step))
+        assert {name: found.get(name) for name in ("run_batch", "forward", "decode_loop", "housekeeping")} == {
+            "run_batch": 1, "forward": 1, "decode_loop": 1, "housekeeping": None}
+        rows = timeline(server, "mine", step=step)[2]
+        assert [row["name"].strip() for row in rows if "Req " in row["name"]] == [f"Req {sample}"]
+        assert {row["sample"] for row in rows if row["name"] in ("run_batch", "forward")} == {None}, "it is of no single sample"
+
+
+def side(trace, role, rid, room, slices, at, end):
+    """One side of a disaggregated request, as SGLang writes it. A slice is a name and when it ends; each begins where the last ended."""
+    spans = [span(trace, 1, f"{role} Req {rid[:8]}", at, end, rid=rid, bootstrap_room=room),
+             span(trace, 2, f"{role} Scheduler (host:{role} | pid:7)", at, end, 1, thread_label=f"{role} Scheduler", host_id=role, pid=7)]
+    for local, (name, until) in enumerate(slices, 3):
+        spans.append(span(trace, local, name, at, until, 2, link=(trace, local - 1) if local > 3 else None))
+        at = until
+    return message("sglang", spans)
+
+
+def disaggregated(trace, rid, room, at):
+    """What serves one request in 38 s: a prefill side, the sender of the cache with the room for a request id, and a decode side."""
+    prefill = [("prefill_bootstrap", at + 1), ("prefill_waiting", at + 6), ("prefill_forward", at + 16), ("prefill_transfer_kv_cache", at + 18)]
+    decode = [("decode_bootstrap", at + 2), ("decode_transferred", at + 18), ("decode_forward", at + 38)]
+    return (side(trace, "prefill", f"{rid}-of-the-prefill-side", room, prefill, at, at + 18.5),
+            side(trace + 1, "Sender", room, room, [("mooncake_send", at + 17)], at + 16, at + 17.5),
+            side(trace + 2, "decode", rid, room, decode, at, at + 38))
+
+
+def test_a_room_joins_the_sides_of_a_request(server, tmp_path):
+    """The caller knows the request id of the decode side alone. Everything that asks joins the rest by the room."""
+    send(server, trainer(1, 0), *disaggregated(90, "a", "0x5eed01", 2), *disaggregated(93, "b", "0x5eed02", 2))
+    # No room at all, and the same room much later: neither is of the step.
+    send(server, side(96, "prefill", "c", "0x0", [("prefill_forward", 30)], 2, 31), side(97, "prefill", "d", "0x0", [("prefill_forward", 30)], 2, 31),
+         side(98, "prefill", "e", "0x5eed01", [("prefill_forward", 330)], 302, 331))
+    found = report(server, 1)
+    served = {"prefill_forward": 2, "decode_forward": 2, "mooncake_send": 2, "sglang_generate": 2}
+    assert {name: names(found)[name] for name in served} == served
+    rows = timeline(server, "mine", step=1)[2]
+    roots = sorted((row["name"].split()[0], row["sample"], row["depth"]) for row in rows if " Req " in row["name"])
+    assert roots == [(role, sample, 2) for role in ("Sender", "decode", "prefill") for sample in ("s0", "s1")]
+    window = timeline(server, "mine", from_ns=START, to_ns=START + 100 * SECOND)[2]
+    assert told(window) == told(rows)
+    assert server.one("select spans from breakdown('mine', 1) where name = 'prefill_forward'") == 2
+    assert server.one("select bootstrap_room from spans where name = 'decode Req a'") == "0x5eed01"
+    # While the decode side waits, the path is on the prefill side. It adds up.
+    path = {}
+    for part in found["critical_path"]["totals"]:
+        path[part["kind"]] = path.get(part["kind"], 0) + part["seconds"]
+    assert sum(path.values()) == pytest.approx(100)
+    assert (path["queue"], path["prefill"], path["transfer"], path["decode"]) == pytest.approx((6, 10, 2, 20))
+    # The waterfall of the sample has them, and so has that of either side; exports have what the report has.
+    for trace, spans in ((1010, 2 + 6 + 3 + 5), (90, 6 + 3 + 5), (92, 6 + 3 + 5)):
+        body = server.get(f"/api/v1/traces/{trace:032x}/view").content
+        assert json.loads(body[4:4 + int.from_bytes(body[:4], "little")])["spans"] == spans, trace
+    server.stop()
+    out = tmp_path / "step.json"
+    run("export", "perfetto", "--data", server.data, "--run", "mine", "--step", 1, "--format", "chrome", "-o", out)
+    events = [e.get("name") for e in json.loads(out.read_text())["traceEvents"] if e.get("ph") == "X"]
+    assert events.count("prefill_forward") == 2 and events.count("mooncake_send") == 2
+
+
 def test_an_engine_whose_clock_is_off(server):
     send(server, trainer(1, 0), engine(90, "a", 2, 39, clock=-7.0), engine(91, "b", 2, 40, clock=-7.0))
     found = report(server, 1)
@@ -247,6 +314,16 @@ def test_who_names_no_run_is_listed_as_a_service(server):
     assert listed() == {"sglang": True, "gateway": True, "mine": False, "my-loop": False, "said": False}
     assert server.get("/api/v1/runs/sglang").json()["spans"] == 5
     assert report(server, "-", "sglang")["wall_s"] == 37
+
+
+def test_what_served_a_deleted_run_stays_with_its_service(server):
+    """An engine may serve several runs. What it sent is deleted by its own name."""
+    send(server, trainer(1, 0), engine(90, "a", 2, 39))
+    assert server.delete("/api/v1/runs/mine").ok
+    assert [(r["run_id"], r.get("service")) for r in server.get("/api/v1/runs").json()["runs"]] == [("sglang", True)]
+    assert server.one("select count(*) from spans") == 5
+    assert server.delete("/api/v1/runs/sglang").ok
+    assert server.one("select count(*) from spans") == 0
 
 
 @pytest.mark.parametrize("shape", ["per-sample", "per-step", "async"])

@@ -342,9 +342,6 @@ def test_disaggregated_with_traceparent(pairs_by_traceparent):
     assert pairs_by_traceparent.one("select count(distinct pid) from spans where thread like 'Prefill%' or thread like 'Decode%'") == 2 * 2 * (1 + RANKS)
 
 
-# What does not hold today. Each is strict: whoever makes it hold removes its mark.
-
-
 @BOTH
 def test_engines_are_no_runs(served):
     # What is listed apart from the runs says so.
@@ -438,12 +435,10 @@ def test_the_trace_of_a_step_is_no_sample(by_traceparent):
     assert {t["sample_id"] for t in traces} == {None}
 
 
-@pytest.mark.xfail(strict=True, reason="report does not join by request id, and the prefill side not by its `bootstrap_room`")
 def test_disaggregated_without_traceparent(pairs_by_request_id):
     check_parts_of_pairs(pairs_by_request_id)
 
 
-@pytest.mark.xfail(strict=True, reason="while the decode side waits for the prefill side, the critical path calls all of it transfer; the samples' parts do not")
 def test_disaggregated_the_path_enters_the_prefill_side(pairs_by_traceparent):
     for truth in pairs_by_traceparent.truth:
         path = held(report(pairs_by_traceparent, truth["step"]))

@@ -3,6 +3,8 @@
 //! Start at the step's end in the step itself. Being in span `S` at time `t`:
 //! 1. Among the spans that `S` waits for ([`StepData::waiter`]), take the one that ended last at or before `t`, and after
 //!    `S` started: it was the last to arrive. The time from its end to `t` is `S`'s own; go on in it, at its end.
+//!    A transfer of a cache also waits for what the prefill side did last ([`StepData::handed_over`]), which may be over a little
+//!    later by its own clock: it has arrived when the transfer has ended.
 //! 2. If there is none, everything down to `S`'s start is `S`'s own. What made it start? Of the spans it is linked to
 //!    and the siblings its parent waited for, the one that ended last before; the time between is the parent's. Otherwise the
 //!    parent itself, at that moment.
@@ -65,6 +67,24 @@ pub fn walk(data: &StepData) -> Vec<Segment> {
             left -= 1;
         }
         next[slot] = waited.ends[slot] + left as u32;
+        let arrived = list[..left].last().map_or(begin, |row| data.end[*row as usize]);
+        let handed_over = data.handed_over.get(&at).filter(|row| !entered[**row as usize]);
+        if let Some(row) = handed_over.copied()
+            && let Some(end) = Some(data.end[row as usize].min(t)).filter(|end| *end > arrived.max(begin))
+            && data.start[row as usize] < end
+        {
+            push(at, end, t, lead[slot]);
+            // With a faster prefill side, the decode side would have waited for itself.
+            let gain = lead[slot].min(end - begin);
+            let mut above = row;
+            while above != NONE && !entered[above as usize] {
+                entered[above as usize] = true;
+                lead[waited.slot(above)] = gain;
+                above = data.parent[above as usize];
+            }
+            (at, t) = (row, end);
+            continue;
+        }
         if left > 0 && data.end[list[left - 1] as usize] > begin {
             let row = list[left - 1];
             let own = lead[slot];

@@ -209,6 +209,7 @@ impl Sink {
         s.group_id.push_opt(sample.map(|k| k.group_id));
         s.attempt.append_option(attempt);
         s.request_id.push_opt(row.request);
+        s.bootstrap_room.push_opt(None);
         start_attrs(&mut s.start_attrs);
         s.start_attrs.end_row();
         end_attrs(&mut s.end_attrs);

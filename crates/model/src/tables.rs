@@ -206,6 +206,12 @@ fn columns(table: Table) -> Vec<Column> {
             ("attempt", Int32, true, "0 for the first attempt"),
             ("request_id", dict(), true, "request id of the serving engine (SGLang's rid)"),
             (
+                "bootstrap_room",
+                dict(),
+                true,
+                "connects the prefill and decode sides of a disaggregated request; a hexadecimal number",
+            ),
+            (
                 "start_attrs",
                 attrs_type(),
                 false,

@@ -46,6 +46,8 @@ pub const REQUEST_ID: &[&str] = &[
     "x_request_id",
     "request_id",
 ];
+/// What the prefill and the decode side of a disaggregated request agree on, where each has a request id of its own. SGLang's name.
+pub const BOOTSTRAP_ROOM: &str = "bootstrap_room";
 
 /// Tokens of a generation. The standard's names first: of several that a span carries, they say it most precisely.
 pub const PROMPT_TOKENS: &[&str] =

@@ -12,7 +12,8 @@
 //! A trace in which nothing names a step belongs to the step if it is connected with it ([`Connections`]): its spans link to spans
 //! of the step, or these to them, or both name the same request. A sample's span knows the serving engine's request id
 //! (`sglang_request_id`), the engine's spans know it too (`rid`); both are `spans.request_id`. This goes on from there, from a
-//! sample over a gateway to an engine. A trace that lasts longer than the step on both sides is around it, and does not belong.
+//! sample over a gateway to an engine, and from the decode side of a request to the prefill side, which names the same room
+//! (`spans.bootstrap_room`). A trace that lasts longer than the step on both sides is around it, and does not belong.
 //!
 //! **A trace** has its spans and, where they are wanted, those of traces that served its requests.
 //!
@@ -42,11 +43,11 @@ pub const MAX_JOINED: usize = 1000;
 /// Traces that a query lists by name, at most.
 const MAX_LISTED: usize = 200;
 
-/// From a sample over a gateway and a router to an engine.
-const MAX_SERVED: usize = 3;
+/// From a sample over a gateway and a router to an engine, and to the other side of its request.
+const MAX_SERVED: usize = 4;
 
 /// The columns by which it is decided what belongs.
-const DECIDING: [&str; 10] = [
+const DECIDING: [&str; 11] = [
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -56,6 +57,7 @@ const DECIDING: [&str; 10] = [
     "state",
     "sample_id",
     "request_id",
+    "bootstrap_room",
     "links",
 ];
 
@@ -318,20 +320,27 @@ impl Engine {
         Ok(ScopeSpans { batches, filter })
     }
 
-    /// Traces whose first spans carry a request id that a span of this trace carries, and traces that served these.
+    /// Traces whose first spans carry a request id or a room that a span of this trace carries, and traces that served these.
     async fn traces_that_served(&self, trace: &TraceId) -> Result<Traces, QueryError> {
         let (mut served, mut last) = (Traces::new(), Traces::from_iter([*trace]));
         for _ in 0..MAX_SERVED {
             let by = sql_trace_ids(&last);
-            let sql = format!(
-                "select distinct s.trace_id as trace_id from spans s \
-                 join (select request_id, start_ns, coalesce(end_ns, start_ns) as end_ns from spans \
-                       where trace_id in ({by}) and request_id is not null) r on s.request_id = r.request_id \
-                 where s.trace_id not in ({by}) and s.parent_span_id is null \
-                   and s.start_ns <= r.end_ns + {SKEW_NS} and coalesce(s.end_ns, s.start_ns) >= r.start_ns - {SKEW_NS} \
-                 limit {MAX_JOINED}"
-            );
-            let (rows, _) = self.sql_rows(&sql, MAX_JOINED).await?.collect().await?;
+            let sharing = |name: &str| {
+                format!(
+                    "select distinct s.trace_id as trace_id from spans s \
+                     join (select {name}, start_ns, coalesce(end_ns, start_ns) as end_ns from spans \
+                           where trace_id in ({by}) and {name} is not null) r on s.{name} = r.{name} \
+                     where s.trace_id not in ({by}) and s.parent_span_id is null \
+                       and s.start_ns <= r.end_ns + {SKEW_NS} and coalesce(s.end_ns, s.start_ns) >= r.start_ns - {SKEW_NS} \
+                     limit {MAX_JOINED}"
+                )
+            };
+            let rooms = format!("select 1 from spans where trace_id in ({by}) and bootstrap_room is not null limit 1");
+            let (mut rows, _) = self.sql_rows(&sharing("request_id"), MAX_JOINED).await?.collect().await?;
+            // Few requests have rooms, and all spans are looked at for them.
+            if !self.sql_rows(&rooms, 1).await?.collect().await?.0.is_empty() {
+                rows.extend(self.sql_rows(&sharing("bootstrap_room"), MAX_JOINED).await?.collect().await?.0);
+            }
             last = traces(&rows).map_err(internal)?;
             last.retain(|found| found != trace && !served.contains(found));
             if last.is_empty() || served.len() + last.len() > MAX_JOINED {

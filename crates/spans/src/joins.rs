@@ -1,5 +1,5 @@
-//! What belongs together although no context was sent: spans of different trees that name the same request, or that a link
-//! connects.
+//! What belongs together although no context was sent: spans of different trees that name the same request or the same bootstrap
+//! room, or that a link connects.
 //!
 //! - [`Connections`] finds such spans.
 //! - [`Connections::reach`] goes from traces to those that are connected with them.
@@ -8,6 +8,10 @@
 //!
 //! A request id may occur again: a request is retried, an engine starts and counts anew. Then time decides: the spans overlap,
 //! but for clocks that differ by [`SKEW_NS`] at most.
+//!
+//! A disaggregated request has two sides, one that prefills and one that decodes. Each has a request id of its own, and the caller knows
+//! one of them. Both name the same room: what called one side called the other. So it is with what sends the cache from one to the
+//! other: SGLang traces it per rank, always in a trace of its own, with the room as its request id, too.
 
 use std::cmp::Reverse;
 
@@ -31,21 +35,28 @@ const MAX_SHARERS: usize = 64;
 pub struct Connections {
     /// Requests by number, and a span that names each; sorted.
     requests: Vec<(u32, u32)>,
+    /// Bootstrap rooms in the same way.
+    rooms: Vec<(u32, u32)>,
     /// Spans, and spans of other traces that they link to.
     links: Vec<(u32, u32)>,
 }
 
 impl Connections {
-    /// From the columns `request_id` and `links`, as far as they are there.
+    /// From the columns `request_id`, `bootstrap_room` and `links`, as far as they are there.
     pub fn read(forest: &Forest, batches: &[RecordBatch]) -> Result<Connections, ArrowError> {
         let has = |name: &str| batches.iter().all(|batch| batch.column_by_name(name).is_some());
-        let mut out = Connections::default();
-        if has("request_id") {
-            let numbers = forest.texts(batches, "request_id", &mut Texts::default())?;
-            let named = numbers.into_iter().enumerate().filter(|(_, number)| *number != NONE);
-            out.requests.extend(named.map(|(row, number)| (number, row as u32)));
-            out.requests.sort_unstable();
-        }
+        let by_text = |name: &str| {
+            if !has(name) {
+                return Ok(Vec::new());
+            }
+            let numbers = forest.texts(batches, name, &mut Texts::default())?.into_iter().enumerate();
+            let named = numbers.filter(|(_, number)| *number != NONE);
+            let mut named: Vec<(u32, u32)> = named.map(|(row, number)| (number, row as u32)).collect();
+            named.sort_unstable();
+            Ok::<_, ArrowError>(named)
+        };
+        let mut out =
+            Connections { requests: by_text("request_id")?, rooms: by_text("bootstrap_room")?, links: Vec::new() };
         if has("links") {
             for batch in batches {
                 let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
@@ -65,25 +76,33 @@ impl Connections {
         Ok(out)
     }
 
-    /// Spans by the request that they name, where several do.
-    fn groups(&self) -> impl Iterator<Item = &[(u32, u32)]> {
-        self.requests.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1)
-    }
-
     /// Adds the traces that are connected with those of `reached`, directly or through others, and that `may` be.
     /// Both go by the numbers of [`Forest::trace`].
+    ///
+    /// A trace that names no request and links to several others, such as an engine's batch to the requests in it, belongs to all of
+    /// them and connects none of them with each other.
     pub fn reach(&self, forest: &Forest, reached: &mut [bool], may: impl Fn(usize) -> bool) {
         let trace_of = |row: u32| forest.trace[row as usize];
         let mut pairs: Vec<(u32, u32)> = self.links.iter().map(|(from, to)| (trace_of(*from), trace_of(*to))).collect();
-        for group in self.groups() {
+        pairs.sort_unstable();
+        pairs.dedup();
+        let several = pairs.chunk_by(|a, b| a.0 == b.0).filter(|links| links.len() > 1).map(|links| links[0].0);
+        let mut batches: HashSet<u32> = several.filter(|trace| !reached[*trace as usize]).collect();
+        if !batches.is_empty() {
+            for (_, row) in &self.requests {
+                batches.remove(&trace_of(*row));
+            }
+        }
+        for group in groups(&self.requests).chain(groups(&self.rooms)) {
             same_request(forest, group, &mut pairs);
         }
         for _ in 0..MAX_HOPS {
             let mut new = Vec::new();
             for (a, b) in &pairs {
-                for (from, to) in [(*a as usize, *b as usize), (*b as usize, *a as usize)] {
-                    if reached[from] && !reached[to] && may(to) {
-                        new.push(to);
+                for (from, to) in [(a, b), (b, a)] {
+                    let new_one = reached[*from as usize] && !reached[*to as usize] && may(*to as usize);
+                    if new_one && !batches.contains(from) {
+                        new.push(*to as usize);
                     }
                 }
             }
@@ -95,32 +114,36 @@ impl Connections {
     }
 
     /// Hangs trees under the spans that called them: by request id, and by links where the tree names no sample and the caller's
-    /// does. `sample` has the samples that spans name. Returns the rows that got a parent.
+    /// does. The other side of a request, which shares its room, hangs beside it. `sample` has the samples that spans name. Returns
+    /// the rows that got a parent.
     ///
     /// A caller begins before what it called and ends after it. Of several the one fits that the tree sticks out of least,
     /// then the shortest, which is the innermost. A tree that outlives its caller fits too, if it begins within it.
     pub fn attach(&self, forest: &mut Forest, sample: &[u32]) -> Vec<u32> {
-        if self.links.is_empty() && self.groups().next().is_none() {
+        if self.links.is_empty() && groups(&self.requests).chain(groups(&self.rooms)).next().is_none() {
             return Vec::new();
         }
         let tops = tops(&forest.parent);
         // By root: its tree names a sample.
         let mut of_sample = vec![false; forest.len()];
         (0..forest.len()).filter(|row| sample[*row] != NONE).for_each(|row| of_sample[tops[row] as usize] = true);
+        let room: HashMap<u32, u32> = self.rooms.iter().map(|(room, row)| (*row, *room)).collect();
         let mut found: HashMap<u32, Caller> = HashMap::new();
         let mut consider = |forest: &Forest, root: u32, caller: u32, by_link: bool| {
             let top = tops[caller as usize];
             // Samples call; nothing that knows of none calls them.
             let backwards = of_sample[root as usize] && !of_sample[top as usize];
+            let beside = room.get(&root).is_some_and(|of_root| room.get(&caller) == Some(of_root));
             if top != root
                 && !backwards
+                && !beside
                 && let Some(new) = Caller::of(forest, root as usize, caller, by_link)
             {
                 let best = found.entry(root).or_insert(new);
                 *best = (*best).min(new);
             }
         };
-        for group in self.groups() {
+        for group in groups(&self.requests) {
             let roots: HashSet<u32> = group.iter().map(|(_, row)| tops[*row as usize]).collect();
             if !(2..=MAX_SHARERS).contains(&roots.len()) {
                 continue;
@@ -139,6 +162,7 @@ impl Connections {
                 }
             }
         }
+        self.other_sides(forest, &tops, &mut found);
         let mut order: Vec<(Caller, Reverse<u32>)> =
             found.into_iter().map(|(root, best)| (best, Reverse(root))).collect();
         order.sort_unstable();
@@ -160,6 +184,40 @@ impl Connections {
         }
         attached
     }
+
+    /// Adds callers of trees that nothing is known to have called, but another side of the same request. Where nothing called that either,
+    /// a side hangs under the longest one: the decode side waits for the prefill side.
+    fn other_sides(&self, forest: &Forest, tops: &[u32], found: &mut HashMap<u32, Caller>) {
+        let mut new = Vec::new();
+        for group in groups(&self.rooms).filter(|group| group.len() <= MAX_SHARERS) {
+            let alone =
+                |row: u32| tops[row as usize] == row && !forest.is_lost(row as usize) && !found.contains_key(&row);
+            let caller_of = |row: u32| match found.get(&row) {
+                Some(caller) => caller.row,
+                None => forest.parent[row as usize],
+            };
+            for (_, root) in group.iter().filter(|(_, row)| alone(*row)) {
+                let start = forest.start[*root as usize];
+                // Both sides are asked at once: should a room occur twice, the nearest start is the other side.
+                let nearest = |callers: &dyn Fn(u32) -> Option<Caller>| {
+                    let others = group.iter().map(|(_, row)| *row).filter(|row| tops[*row as usize] != *root);
+                    let fits =
+                        others.filter_map(|row| Some((start.abs_diff(forest.start[row as usize]), callers(row)?)));
+                    fits.min().map(|(_, caller)| caller)
+                };
+                let fits = |caller: u32| Caller::of(forest, *root as usize, caller, false);
+                let called = |row: u32| Some(caller_of(row)).filter(|caller| *caller != NONE).and_then(fits);
+                let longer = |row: u32| fits(row).filter(|side| alone(row) && !side.outlived);
+                new.extend(nearest(&called).or_else(|| nearest(&longer)).map(|caller| (*root, caller)));
+            }
+        }
+        found.extend(new);
+    }
+}
+
+/// Spans by the request or room that they name, where several do.
+fn groups(named: &[(u32, u32)]) -> impl Iterator<Item = &[(u32, u32)]> {
+    named.chunk_by(|a, b| a.0 == b.0).filter(|group| group.len() > 1)
 }
 
 /// Traces of spans that name one request and overlap in time. What overlaps nothing goes with the nearest that is alone, too.

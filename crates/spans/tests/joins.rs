@@ -15,13 +15,15 @@ struct Row {
     /// Seconds.
     time: (i64, i64),
     request: Option<&'static str>,
+    room: Option<&'static str>,
     sample: Option<&'static str>,
     /// Trace and span.
     link: Option<(u8, u8)>,
 }
 
 fn row(trace: u8, id: u8, parent: u8, time: (i64, i64), request: &'static str) -> Row {
-    Row { trace, id, parent, time, request: Some(request).filter(|id| !id.is_empty()), sample: None, link: None }
+    let request = Some(request).filter(|id| !id.is_empty());
+    Row { trace, id, parent, time, request, room: None, sample: None, link: None }
 }
 
 fn batch(rows: &[Row]) -> RecordBatch {
@@ -38,6 +40,7 @@ fn batch(rows: &[Row]) -> RecordBatch {
             end_ns: Some(row.time.1 * SECOND),
             sample_id: row.sample,
             request_id: row.request,
+            bootstrap_room: row.room,
             links: link.as_slice(),
             ..NewSpan::default()
         });
@@ -148,6 +151,64 @@ fn links_connect_and_attach_what_has_no_sample() {
     let trainer = row(1, 1, 0, (0, 100), "");
     let rows = [trainer, Row { sample: Some("s"), link: Some((1, 1)), ..row(2, 2, 0, (1, 9), "") }];
     assert_eq!((reached(&rows), parents(&rows)), (vec![1, 2], vec![0, 0]));
+}
+
+#[test]
+fn a_room_connects_the_two_sides_of_a_request() {
+    let side = |room, row| Row { room: Some(room), ..row };
+    let caller = [row(1, 1, 0, (0, 100), ""), row(1, 2, 1, (10, 50), "d")];
+    let decode = side("0x1", row(2, 3, 0, (11, 49), "d"));
+    let prefill = side("0x1", row(3, 4, 0, (11, 30), "p"));
+    let rows = [caller[0], caller[1], decode, prefill, row(3, 5, 4, (12, 29), "")];
+    assert_eq!((reached(&rows), parents(&rows)), (vec![1, 2, 3], vec![0, 1, 2, 2, 4]), "beside each other");
+    // The ranks that send the cache have the room for a request id.
+    let sender = |trace, id, end| side("0x1", row(trace, id, 0, (15, end), "0x1"));
+    let senders = [sender(4, 6, 30), sender(5, 7, 29)];
+    let all = [rows.as_slice(), &senders].concat();
+    assert_eq!((reached(&all), parents(&all)), (vec![1, 2, 3, 4, 5], vec![0, 1, 2, 2, 4, 2, 2]));
+    // The caller may know the other side, and a side that broke off may be the shorter one.
+    let rows = [caller[0], caller[1], Row { request: Some("p"), ..decode }, Row { request: Some("d"), ..prefill }];
+    assert_eq!((reached(&rows), parents(&rows)), (vec![1, 2, 3], vec![0, 1, 2, 2]));
+    // One side got a context.
+    let rows = [caller[0], caller[1], side("0x1", row(1, 3, 2, (11, 49), "other")), prefill];
+    assert_eq!((reached(&rows), parents(&rows)), (vec![1, 3], vec![0, 1, 2, 2]));
+    // Nobody is known to have called either: the decode side waits for the prefill side.
+    assert_eq!(parents(&[decode, prefill]), [0, 3]);
+    // Another room, and the same room much later, are other requests.
+    let late = SKEW_NS / SECOND + 60;
+    for other in [side("0x2", prefill), side("0x1", row(3, 4, 0, (late, late + 20), "p"))] {
+        let rows = [caller[0], caller[1], decode, other];
+        assert_eq!((reached(&rows), parents(&rows)), (vec![1, 2], vec![0, 1, 2, 0]));
+    }
+    // Twice at the same time: the sides of a request begin together.
+    let rows = [
+        caller[0],
+        row(1, 2, 1, (10, 90), "d"),
+        row(1, 3, 1, (10, 60), "e"),
+        side("0x1", row(2, 4, 0, (11, 89), "d")),
+        side("0x1", row(3, 5, 0, (15, 59), "e")),
+        side("0x1", row(4, 6, 0, (11, 50), "p")),
+        side("0x1", row(5, 7, 0, (15, 40), "q")),
+    ];
+    assert_eq!(parents(&rows), [0, 1, 1, 2, 3, 2, 3]);
+    // A room is no request id.
+    let rows = [Row { request: Some("0x1"), ..caller[0] }, Row { request: None, ..prefill }];
+    assert_eq!((reached(&rows), parents(&rows)), (vec![1], vec![0, 0]));
+}
+
+#[test]
+fn a_batch_belongs_to_its_requests_and_connects_none_of_them() {
+    // Requests of two steps in one batch, whose two spans link to them.
+    let linked = |id, link| Row { link: Some(link), ..row(4, id, 0, (12, 14), "") };
+    let rows = [
+        row(1, 1, 0, (10, 50), "a"),
+        row(2, 2, 0, (11, 49), "a"),
+        row(3, 3, 0, (11, 49), "b"),
+        linked(4, (2, 2)),
+        linked(5, (3, 3)),
+    ];
+    assert_eq!(reached(&rows), [1, 2, 4]);
+    assert_eq!(parents(&rows), [0, 1, 0, 0, 0]);
 }
 
 #[test]

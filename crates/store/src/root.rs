@@ -88,6 +88,24 @@ impl Root {
         .await
     }
 
+    /// The files below a folder, with their sizes; what was written last comes first.
+    pub async fn sizes(&self, folder: &str) -> Result<Vec<(String, u64)>, StoreError> {
+        let mut found = self
+            .change(folder, |root, folder| {
+                let (mut files, mut found) = (Vec::new(), Vec::new());
+                files_below(&folder, &mut files)?;
+                for file in files {
+                    // One that has gone meanwhile takes no room.
+                    let (Ok(path), Ok(about)) = (file.strip_prefix(&root.folder), file.metadata()) else { continue };
+                    found.extend(path.to_str().map(|path| (about.modified().ok(), path.to_string(), about.len())));
+                }
+                Ok(found)
+            })
+            .await?;
+        found.sort_unstable_by(|a, b| b.cmp(a));
+        Ok(found.into_iter().map(|(_, path, bytes)| (path, bytes)).collect())
+    }
+
     /// Removes what writers that were killed had not finished.
     pub async fn remove_partial(&self) -> Result<(), StoreError> {
         self.change("", |root, folder| {

@@ -9,6 +9,8 @@
 //! - **waits**: who waits for a span ([`StepData::waiter`]) is its parent, if that ends later; a child that outlives its
 //!   parent is waited for by the nearest ancestor that outlives it, or by nobody. A root that is linked to a span around
 //!   it (slime's samples to the trainer's rollout) or belongs to a sample inside a rollout is waited for by that.
+//! - **hand-overs**: where one engine prefills and another decodes, the transfer on the decode side waits for what the prefill side
+//!   did last ([`StepData::handed_over`]).
 
 pub mod clocks;
 mod read;
@@ -78,6 +80,8 @@ pub struct StepData {
     pub parent: Vec<u32>,
     /// Who waits for it; [`NONE`]: the step itself, [`DETACHED`]: nobody.
     pub waiter: Vec<u32>,
+    /// Transfers on the side of a request that decodes, and the last span of the prefill side, which they wait for.
+    pub handed_over: HashMap<u32, u32>,
     /// The span that stands for it where a span was written once for each member of a group; else itself.
     pub shared: Vec<u32>,
     pub trace: Vec<u32>,

@@ -34,6 +34,7 @@ pub const SPAN_COLUMNS: &[&str] = &[
     "group_id",
     "attempt",
     "request_id",
+    "bootstrap_room",
     "links",
     "dropped_attrs",
     "dropped_events",
@@ -54,6 +55,7 @@ pub const OUTLINE_COLUMNS: &[&str] = &[
     "sample_id",
     "group_id",
     "request_id",
+    "bootstrap_room",
     "links",
 ];
 

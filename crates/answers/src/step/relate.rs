@@ -20,6 +20,7 @@ impl StepData {
         self.find_generations();
         self.share();
         self.find_waiters();
+        self.find_hand_overs();
     }
 
     /// See [`samples`]. Where there are no samples at all, every trace with a generation is one.
@@ -259,4 +260,67 @@ impl StepData {
             }
         }
     }
+
+    /// Where one engine prefills and another decodes, a request has a side for each: two trees below one generation. The decode side
+    /// cannot go on before the prefill side has sent the cache. Ranks report it once each: the last to be done counts.
+    fn find_hand_overs(&mut self) {
+        if !self.kind.contains(&Kind::Transfer) {
+            return;
+        }
+        // By the span of a side: what it did, and the generation that it is for.
+        let mut sides: HashMap<u32, Side> = HashMap::new();
+        for row in (0..self.len()).filter(|row| !self.is(*row, flag::POINT) && self.length(*row) > 0) {
+            let kind = self.kind[row];
+            if !matches!(kind, Kind::Prefill | Kind::Decode | Kind::Transfer) {
+                continue;
+            }
+            let Some(request) = self.above(row as u32, |at| self.kind[at] == Kind::Generate) else { continue };
+            let side = sides.entry(request).or_default();
+            match kind {
+                Kind::Decode => side.decodes = true,
+                Kind::Prefill => side.prefills = true,
+                _ => side.transfers.push(row as u32),
+            }
+            if kind != Kind::Decode {
+                // Of two that end together the outer one, in which the other is found.
+                let order = |row: u32| (self.end[row as usize], self.length(row as usize), self.ids[row as usize]);
+                side.last = side.last.into_iter().chain([row as u32]).max_by_key(|row| order(*row));
+            }
+        }
+        let mut prefilled: HashMap<u32, Vec<u32>> = HashMap::new();
+        let generation = |request: u32| self.above(request, |at| self.is(at, flag::GENERATION));
+        for (request, side) in sides.iter().filter(|(_, side)| side.prefills && !side.decodes) {
+            prefilled.entry(generation(*request).unwrap_or(*request)).or_default().extend(side.last);
+        }
+        let mut found = HashMap::new();
+        for (request, side) in sides.iter().filter(|(_, side)| side.decodes && !side.prefills) {
+            let Some(last) = generation(*request).and_then(|generation| prefilled.get(&generation)) else { continue };
+            for transfer in &side.transfers {
+                let (start, end) = (self.start[*transfer as usize], self.end[*transfer as usize]);
+                let during = |row: &&u32| self.start[**row as usize] < end && self.end[**row as usize] > start;
+                let arrives = |row: &&u32| (self.end[**row as usize].min(end), self.ids[**row as usize]);
+                if let Some(last) = last.iter().filter(during).max_by_key(arrives) {
+                    found.insert(*transfer, *last);
+                }
+            }
+        }
+        self.handed_over = found;
+    }
+
+    /// The nearest span that it is, or that is above it.
+    fn above(&self, row: u32, is: impl Fn(usize) -> bool) -> Option<u32> {
+        std::iter::successors(Some(row), |row| Some(self.parent[*row as usize]).filter(|up| *up != NONE))
+            .take(MAX_CLIMB)
+            .find(|row| is(*row as usize))
+    }
+}
+
+/// One side of a disaggregated request, or a request that one engine served as a whole.
+#[derive(Default)]
+struct Side {
+    prefills: bool,
+    decodes: bool,
+    transfers: Vec<u32>,
+    /// What it did last, decoding apart.
+    last: Option<u32>,
 }

@@ -117,6 +117,7 @@ pub const COLUMNS: &[&str] = &[
     "status",
     "sample_id",
     "request_id",
+    "bootstrap_room",
     "events",
     "links",
 ];

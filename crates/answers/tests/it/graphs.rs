@@ -111,6 +111,65 @@ fn an_asynchronous_child_is_waited_for_by_whoever_outlives_it() {
     assert_eq!(path(&spans), [(2, 0, 5, 5), (3, 5, 60, 50), (1, 60, 62, 2)]);
 }
 
+/// One engine prefills and another decodes, as SGLang's slices have it. The prefill side is over a little late by its own clock.
+fn two_sides() -> [S; 12] {
+    let slice = |id, parent, start, end, name, after: u64| {
+        let links = if after == 0 { Vec::new() } else { vec![(1, after)] };
+        S { name, links, ..s(id, parent, start, end) }
+    };
+    [
+        slice(1, 0, 0, 100, "sglang_generate", 0),
+        slice(2, 1, 1, 99, "decode Req 00000d", 0),
+        slice(3, 2, 2, 98, "Decode Scheduler (host:b | pid:1)", 0),
+        slice(4, 3, 2, 10, "decode_bootstrap", 0),
+        slice(5, 3, 10, 60, "decode_transferred", 4),
+        slice(6, 3, 60, 98, "decode_forward", 5),
+        slice(7, 1, 1, 62, "prefill Req 00000p", 0),
+        slice(8, 7, 2, 61, "Prefill Scheduler (host:a | pid:1)", 0),
+        slice(9, 8, 2, 12, "prefill_bootstrap", 0),
+        slice(10, 8, 12, 30, "prefill_waiting", 9),
+        slice(11, 8, 30, 50, "prefill_forward", 10),
+        slice(12, 8, 50, 61, "prefill_transfer_kv_cache", 11),
+    ]
+}
+
+fn without_slack(spans: &[S]) -> Vec<(u64, i64, i64)> {
+    path(spans).into_iter().map(|(id, start, end, _)| (id, start, end)).collect()
+}
+
+#[test]
+fn a_transfer_waits_for_the_side_that_prefills() {
+    let prefill = [(1, 0, 1), (7, 1, 2), (9, 2, 12), (10, 12, 30), (11, 30, 50), (12, 50, 60)];
+    let decode = [(6, 60, 98), (2, 98, 99), (1, 99, 100)];
+    assert_eq!(without_slack(&two_sides()), [prefill.as_slice(), &decode].concat());
+    // Shortening the prefill gains no more than the decode side's own readiness allows.
+    let mut late = two_sides();
+    (late[3].end, late[4].start) = (45, 45);
+    let slack = path(&late).into_iter().find(|part| part.0 == 11).map(|part| part.3);
+    assert_eq!(slack, Some(15));
+    // Of several ranks the last to be done counts.
+    let rank = [
+        S { name: "Prefill Scheduler [TP 1] (host:a | pid:2)", ..s(20, 7, 2, 61) },
+        S { name: "prefill_transfer_kv_cache", ..s(21, 20, 50, 58) },
+    ];
+    assert_eq!(without_slack(&[two_sides().as_slice(), &rank].concat()), [prefill.as_slice(), &decode].concat());
+}
+
+#[test]
+fn a_transfer_that_waits_for_nobody_keeps_its_time() {
+    // The cache was there before anybody waited for it; or it is the prefill of another request.
+    let mut early = two_sides();
+    for (at, (start, end)) in [(8, (2, 3)), (9, (3, 4)), (10, (4, 6)), (11, (6, 9)), (7, (2, 9)), (6, (1, 9))] {
+        (early[at].start, early[at].end) = (start, end);
+    }
+    let mut another = two_sides();
+    another[6].parent = 0;
+    for spans in [early, another] {
+        let path = without_slack(&spans);
+        assert!(path.contains(&(5, 10, 60)), "{path:?}");
+    }
+}
+
 #[test]
 fn a_group_waits_for_its_slowest_member() {
     let member = |n: u64, end: i64| {

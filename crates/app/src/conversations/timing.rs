@@ -57,7 +57,7 @@ pub struct Part {
 
 /// The columns of `spans` that strips are made from.
 pub const COLUMNS: &str = "trace_id, span_id, parent_span_id, name, phase, status, sample_id, attempt, state, start_ns, end_ns, \
-                           request_id, links, start_attrs, end_attrs";
+                           request_id, bootstrap_room, links, start_attrs, end_attrs";
 
 /// What a message needs to find its spans.
 pub struct MessageKey {

@@ -38,7 +38,7 @@ pub struct Event<'a> {
     pub attributes: Attrs,
 }
 
-/// The model calls of one request.
+/// Model calls, of one request or of several.
 #[derive(Debug, Default)]
 pub struct Calls {
     list: Vec<Call>,
@@ -99,39 +99,45 @@ impl Calls {
                 metadata.insert("finish_reason".into(), finish.as_str().into());
             }
         }
-        match self.by_id.get(&id) {
-            Some(at) => {
-                let call = &mut self.list[*at];
-                call.records += 1;
-                call.logged_ns = call.logged_ns.max(event.time_ns);
-                call.metadata.extend(metadata);
-                if whole {
-                    call.messages = messages;
-                    call.whole = true;
-                } else if !call.whole {
-                    call.messages.extend(messages);
-                }
-            }
-            None => {
-                self.by_id.insert(id.clone(), self.list.len());
-                self.list.push(Call {
-                    id,
-                    run_id: event.run_id.to_string(),
-                    trace_id: event.trace_id,
-                    span_id: event.span_id,
-                    step: event.step,
-                    sample_id: event.sample_id,
-                    group_id: event.group_id,
-                    messages,
-                    whole,
-                    stored: false,
-                    metadata,
-                    logged_ns: event.time_ns,
-                    records: 1,
-                });
-            }
-        }
+        self.put(Call {
+            id,
+            run_id: event.run_id.to_string(),
+            trace_id: event.trace_id,
+            span_id: event.span_id,
+            step: event.step,
+            sample_id: event.sample_id,
+            group_id: event.group_id,
+            messages,
+            whole,
+            stored: false,
+            metadata,
+            logged_ns: event.time_ns,
+            records: 1,
+        });
         true
+    }
+
+    /// Adds the calls of the next request.
+    pub fn absorb(&mut self, next: Calls) {
+        next.list.into_iter().for_each(|call| self.put(call));
+    }
+
+    fn put(&mut self, new: Call) {
+        let Some(at) = self.by_id.get(&new.id) else {
+            self.by_id.insert(new.id.clone(), self.list.len());
+            self.list.push(new);
+            return;
+        };
+        let call = &mut self.list[*at];
+        call.records += new.records;
+        call.logged_ns = call.logged_ns.max(new.logged_ns);
+        call.metadata.extend(new.metadata);
+        if new.whole {
+            call.messages = new.messages;
+            call.whole = true;
+        } else if !call.whole {
+            call.messages.extend(new.messages);
+        }
     }
 
     pub fn ids(&self) -> impl Iterator<Item = &str> {

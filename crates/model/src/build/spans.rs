@@ -54,6 +54,7 @@ pub struct NewSpan<'a> {
     pub group_id: Option<&'a str>,
     pub attempt: Option<i32>,
     pub request_id: Option<&'a str>,
+    pub bootstrap_room: Option<&'a str>,
     pub start_attrs: &'a [(&'a str, Value)],
     pub end_attrs: &'a [(&'a str, Value)],
     pub events: &'a [NewEvent<'a>],
@@ -94,6 +95,7 @@ impl Default for NewSpan<'_> {
             group_id: None,
             attempt: None,
             request_id: None,
+            bootstrap_room: None,
             start_attrs: &[],
             end_attrs: &[],
             events: &[],
@@ -134,6 +136,7 @@ pub struct SpansBuilder {
     pub group_id: DictColumn,
     pub attempt: Int32Builder,
     pub request_id: DictColumn,
+    pub bootstrap_room: DictColumn,
     pub start_attrs: AttrsColumn,
     pub end_attrs: AttrsColumn,
     pub events: EventsColumn,
@@ -184,6 +187,7 @@ impl SpansBuilder {
         self.group_id.push_opt(s.group_id);
         self.attempt.append_option(s.attempt);
         self.request_id.push_opt(s.request_id);
+        self.bootstrap_room.push_opt(s.bootstrap_room);
         self.start_attrs.push(s.start_attrs);
         self.end_attrs.push(s.end_attrs);
         for e in s.events {
@@ -240,6 +244,7 @@ impl SpansBuilder {
             self.group_id.finish(),
             Arc::new(self.attempt.finish()),
             self.request_id.finish(),
+            self.bootstrap_room.finish(),
             self.start_attrs.finish(),
             self.end_attrs.finish(),
             self.events.finish(),

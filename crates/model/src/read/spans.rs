@@ -29,8 +29,8 @@ spans! {
     name: Text<'a>, kind: Text<'a>, service: Text<'a>, phase: Text<'a>, thread: Text<'a>, host: Text<'a>,
     pid: Ints<'a>, tp_rank: SmallInts<'a>, dp_rank: SmallInts<'a>, pp_rank: SmallInts<'a>, start_ns: Ints<'a>,
     end_ns: Ints<'a>, state: Text<'a>, status: Text<'a>, status_message: Text<'a>, sample_id: Text<'a>,
-    group_id: Text<'a>, attempt: SmallInts<'a>, request_id: Text<'a>, start_attrs: Attrs<'a>, end_attrs: Attrs<'a>,
-    events: Events<'a>, links: Links<'a>, resource: Text<'a>, scope: Text<'a>, trace_state: Text<'a>,
+    group_id: Text<'a>, attempt: SmallInts<'a>, request_id: Text<'a>, bootstrap_room: Text<'a>,
+    start_attrs: Attrs<'a>, end_attrs: Attrs<'a>, events: Events<'a>, links: Links<'a>, resource: Text<'a>, scope: Text<'a>, trace_state: Text<'a>,
     flags: Counts<'a>, dropped_attrs: Counts<'a>, dropped_events: Counts<'a>, dropped_links: Counts<'a>,
     original_trace_id: Text<'a>, original_span_id: Text<'a>, original_parent_span_id: Text<'a>,
 }

@@ -226,6 +226,7 @@ fn the_page_of_names_is_up_to_date() {
         ("attempt", names::ATTEMPT),
         ("phase", &[names::PHASE]),
         ("request, of the caller and of whoever serves it", names::REQUEST_ID),
+        ("prefill and decode side of a request", &[names::BOOTSTRAP_ROOM]),
         ("host", names::HOST),
         ("process", names::PID),
         ("thread or worker", names::THREAD_LABEL),

@@ -10,6 +10,9 @@ use crate::error::StoreError;
 use crate::manifest::Manifest;
 use crate::snapshot::{DERIVED, derived_folder};
 
+/// One part in this many of `retention_bytes` is for what was worked out from rows.
+const DERIVED_PART: u64 = 10;
+
 impl Shared {
     /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
     pub(super) async fn sweep_media(&self) {
@@ -83,6 +86,20 @@ impl Shared {
         let files = self.root.list(&derived_folder(run_id)).await.unwrap_or_default();
         files.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
         self.delete_doomed().await;
+    }
+
+    /// Where retention limits bytes, what was worked out from rows may take a part of them: what was written last stays. Returns how
+    /// much that is.
+    pub(super) async fn trim_derived(&self) -> Result<u64, StoreError> {
+        let (most, mut total) = (self.options.retention_bytes / DERIVED_PART, 0);
+        for (path, bytes) in self.root.sizes(DERIVED).await? {
+            match total + bytes <= most {
+                true => total += bytes,
+                false => self.doom(path, Duration::ZERO),
+            }
+        }
+        self.delete_doomed().await;
+        Ok(total)
     }
 
     pub(super) async fn delete_doomed(&self) {

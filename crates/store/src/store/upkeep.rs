@@ -78,12 +78,13 @@ pub(super) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
     }
 }
 
-/// Applies retention: deletes whole segments.
+/// Applies retention: deletes whole segments. What was worked out from rows counts, too.
 async fn expire(shared: &Shared) -> Result<(), StoreError> {
     let options = &shared.options;
     if options.retention_age_s == 0 && options.retention_bytes == 0 {
         return Ok(());
     }
+    let derived = if options.retention_bytes == 0 { 0 } else { shared.trim_derived().await? };
     let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     let before = manifest.segments.len();
@@ -91,7 +92,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
         if options.retention_age_s == 0 { i64::MIN } else { now_ns() - options.retention_age_s as i64 * NS_PER_S };
     let mut by_age: Vec<Arc<Segment>> = manifest.segments.clone();
     by_age.sort_by_key(|s| std::cmp::Reverse(s.max_time));
-    let mut total = 0;
+    let mut total = derived;
     let mut expired = HashSet::new();
     for segment in by_age {
         total += segment.bytes;

@@ -147,6 +147,41 @@ async fn retention_drops_the_oldest() {
     assert_eq!(store.stats().expired_segments, 1);
 }
 
+/// Of this many segments and nine files of a tenth of a segment each: how many segments went, and how many files stayed, where there is
+/// room for three segments and one such file.
+async fn expired_and_kept(segments: u64, expected: u64) -> (u64, usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    for n in 0..segments {
+        store.append(Table::Spans, spans("a", n * 100, 10)).await.unwrap();
+        store.flush().await.unwrap();
+    }
+    let size = store.snapshot().tables[&Table::Spans].segments[0].bytes;
+    store.close().await.unwrap();
+    drop(store);
+    let folder = dir.path().join("derived/run=a");
+    std::fs::create_dir_all(&folder).unwrap();
+    for n in 0..9 {
+        std::fs::write(folder.join(n.to_string()), vec![0; size as usize / 10]).unwrap();
+    }
+    let store = open_with(dir.path(), |o| o.retention_bytes = size * 31 / 10).await;
+    let kept = || std::fs::read_dir(&folder).unwrap().count();
+    for _ in 0..300 {
+        if kept() < 9 && store.stats().expired_segments >= expected {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    store.close().await.unwrap();
+    (store.stats().expired_segments, kept())
+}
+
+#[tokio::test]
+async fn retention_counts_what_was_worked_out_and_limits_it() {
+    // A tenth of the room is for three files. With them, three segments are too much.
+    assert_eq!(tokio::join!(expired_and_kept(2, 0), expired_and_kept(3, 1)), ((0, 3), (1, 3)));
+}
+
 #[tokio::test]
 async fn media_are_kept_once_by_content() {
     let dir = tempfile::tempdir().unwrap();

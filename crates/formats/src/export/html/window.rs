@@ -15,7 +15,7 @@ use super::thin::thin;
 use super::{CHUNK_ROWS, MAX_PAGE_CONVERSATION_BYTES, Page, RunFacts, WindowEntry, arrow_block, attrs, words, zipped};
 
 /// The columns that a timeline is packed from.
-const TIMELINE: [&str; 21] = timeline::COLUMNS;
+const TIMELINE: [&str; 22] = timeline::COLUMNS;
 
 /// Ids as sent, if they were not W3C ids: they would take half of a page, and nothing is found by them. They are in the
 /// dump, and where it is served.

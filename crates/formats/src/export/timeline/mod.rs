@@ -44,7 +44,7 @@ pub mod flag {
 }
 
 /// Columns that are needed; others are ignored. `end_attrs` may be left out where no span has `pd_*` attributes.
-pub const COLUMNS: [&str; 21] = [
+pub const COLUMNS: [&str; 22] = [
     "trace_id",
     "span_id",
     "parent_span_id",
@@ -65,6 +65,7 @@ pub const COLUMNS: [&str; 21] = [
     "start_ns",
     "end_ns",
     "request_id",
+    "bootstrap_room",
     "links",
 ];
 

@@ -14,7 +14,8 @@ use rollscope_model::build::{NewRun, RunsBuilder};
 use super::metrics::SeriesWriter;
 use super::span::{Fault, Reason};
 use super::write::Writer;
-use super::{DecodeOptions, Delta, MAX_REQUEST_BYTES, RunSeen, Source, Summed, json, metrics_json, protobuf};
+use super::{DecodeOptions, Delta, MAX_REQUEST_BYTES, RunSeen, Source, Summed, json, logs, metrics_json, protobuf};
+use crate::conversations::events::{Calls, Finished};
 use crate::import::{ImportError, ImportOptions, Imported, Importer, Sink};
 use crate::json::{BOM, Reader};
 
@@ -24,6 +25,9 @@ pub const MAX_PIECE_BYTES: usize = MAX_REQUEST_BYTES;
 const MAX_REASONS: usize = 10;
 /// Sources of delta temporality whose totals are kept, those seen last. The others begin again, which rates take for a restart.
 const MAX_SOURCES: NonZeroUsize = NonZeroUsize::new(1000).unwrap();
+
+/// Log records whose model calls are held. If a file has more, the messages of one call that are further apart do not meet.
+const MAX_CALL_BYTES: usize = 256 << 20;
 
 /// OTLP JSON files: one object, an array, or lines; the caller has undone gzip or zstd.
 pub struct OtlpJson;
@@ -299,9 +303,13 @@ struct Import<'a, 'o, 's> {
     bytes: usize,
     rows: u64,
     damaged: u64,
-    series_rejected: u64,
+    /// Of what is not spans.
+    rejected: u64,
     reasons: Vec<String>,
-    series_runs: Vec<RunSeen>,
+    other_runs: Vec<RunSeen>,
+    /// Model calls in log records: the messages of one may be far apart.
+    calls: Calls,
+    call_bytes: usize,
     /// Something was read well.
     good: bool,
 }
@@ -318,16 +326,18 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             bytes: 0,
             rows: 0,
             damaged: 0,
-            series_rejected: 0,
+            rejected: 0,
             reasons: Vec::new(),
-            series_runs: Vec::new(),
+            other_runs: Vec::new(),
+            calls: Calls::default(),
+            call_bytes: 0,
             good: false,
         }
     }
 
     fn json(&mut self, text: &[u8], name: impl Fn() -> String) -> Result<(), ImportError> {
         self.make_room(text.len())?;
-        let mut known = false;
+        let (mut known, mut logs) = (false, false);
         let (spans, series, options) = (&mut self.spans, &mut self.series, self.options);
         let mut r = Reader::new(text);
         let done = json::members(&mut r, |r, key| {
@@ -335,7 +345,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
                 "resourceSpans" | "resource_spans" => json::resource_spans_list(r, spans),
                 "resourceMetrics" | "resource_metrics" => metrics_json::resource_metrics_list(r, series, options),
                 "resourceLogs" | "resource_logs" => {
-                    spans.rejects.add(Reason::LogsInFile, 1);
+                    logs = true;
                     Ok(r.skip()?)
                 }
                 _ => return Ok(r.skip()?),
@@ -347,7 +357,63 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
         if done.is_ok() && !known {
             self.spans.rejects.add(Reason::Unknown, 1);
         }
+        if done.is_ok() && logs {
+            self.logs(text, &name)?;
+        }
         self.settle(done, name)
+    }
+
+    /// Stores what our own SDK and model calls tell in log records, as a server does.
+    fn logs(&mut self, text: &[u8], name: impl Fn() -> String) -> Result<(), ImportError> {
+        let decoded = match logs::decode_json(text, self.options) {
+            Ok(decoded) => decoded,
+            Err(error) => {
+                self.damage(&name(), &error.0);
+                return Ok(());
+            }
+        };
+        self.reject(decoded.rejected, decoded.reasons);
+        let media = decoded.media.len() as u64;
+        if media > 0 {
+            self.reject(media, vec![format!("images and other files in log records are not imported ({media})")]);
+        }
+        self.see(decoded.seen);
+        if !decoded.runs.is_empty() {
+            (self.sink)(Table::Runs, logs::runs_batch(&decoded.runs))?;
+        }
+        for (table, batch) in decoded.batches {
+            self.rows += batch.num_rows() as u64;
+            (self.sink)(table, batch)?;
+        }
+        self.calls.absorb(decoded.calls);
+        self.call_bytes += text.len();
+        if self.call_bytes > MAX_CALL_BYTES { self.finish_calls() } else { Ok(()) }
+    }
+
+    fn finish_calls(&mut self) -> Result<(), ImportError> {
+        self.call_bytes = 0;
+        let Finished { batch, rejected, reasons } = std::mem::take(&mut self.calls).finish();
+        self.reject(rejected, reasons);
+        if let Some(batch) = batch {
+            self.rows += batch.num_rows() as u64;
+            (self.sink)(Table::Conversations, batch)?;
+        }
+        Ok(())
+    }
+
+    fn reject(&mut self, rows: u64, reasons: Vec<String>) {
+        self.rejected += rows;
+        let left = MAX_REASONS.saturating_sub(self.reasons.len());
+        self.reasons.extend(reasons.into_iter().take(left));
+    }
+
+    fn see(&mut self, runs: Vec<RunSeen>) {
+        for run in runs {
+            match self.other_runs.iter_mut().find(|r| r.run_id == run.run_id) {
+                Some(seen) => seen.first_ns = seen.first_ns.min(run.first_ns),
+                None => self.other_runs.push(run),
+            }
+        }
     }
 
     fn protobuf(&mut self, bytes: &[u8], name: impl Fn() -> String) -> Result<(), ImportError> {
@@ -399,18 +465,8 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             self.deltas.get_or_insert_mut(source, Default::default).add(deltas, &mut summed);
         }
         let (totals, not_added, why) = summed.finish();
-        self.series_rejected += decoded.rejected + not_added;
-        for reason in decoded.reasons.into_iter().chain(why) {
-            if self.reasons.len() < MAX_REASONS {
-                self.reasons.push(reason);
-            }
-        }
-        for run in decoded.runs {
-            match self.series_runs.iter_mut().find(|r| r.run_id == run.run_id) {
-                Some(seen) => seen.first_ns = seen.first_ns.min(run.first_ns),
-                None => self.series_runs.push(run),
-            }
-        }
+        self.reject(decoded.rejected + not_added, decoded.reasons.into_iter().chain(why).collect());
+        self.see(decoded.runs);
         for batch in [decoded.batch, totals] {
             if batch.num_rows() > 0 {
                 self.rows += batch.num_rows() as u64;
@@ -422,13 +478,14 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
 
     fn finish(mut self) -> Result<Imported, ImportError> {
         self.flush()?;
+        self.finish_calls()?;
         if !self.good
             && let Some(first) = self.reasons.first()
         {
             return Err(ImportError::Malformed(first.clone()));
         }
         let mut runs = self.spans.runs();
-        for run in std::mem::take(&mut self.series_runs) {
+        for run in std::mem::take(&mut self.other_runs) {
             if !runs.iter().any(|r| r.run_id == run.run_id) {
                 runs.push(run);
             }
@@ -440,7 +497,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
         self.reasons.truncate(MAX_REASONS);
         Ok(Imported {
             rows: self.rows,
-            rejected: self.damaged + self.spans.rejects.total + self.series_rejected,
+            rejected: self.damaged + self.spans.rejects.total + self.rejected,
             reasons: self.reasons,
         })
     }

@@ -74,7 +74,6 @@ pub(super) enum Reason {
     LateDelta,
     TooManyDeltas(usize),
     Logs,
-    LogsInFile,
     NoSpan,
     Event,
     Body,
@@ -112,7 +111,6 @@ impl fmt::Display for Reason {
             Reason::Logs => f.write_str(
                 "log records are not stored, except events of model calls (gen_ai.*); turn off the log exporter",
             ),
-            Reason::LogsInFile => f.write_str("log records are not stored"),
             Reason::NoSpan => {
                 f.write_str("the message of a model call has no trace and span id, so its call is unknown")
             }

@@ -320,6 +320,7 @@ impl<'o> Writer<'o> {
         found.push_text(&mut c.group_id, list, Meaning::Group, r.group);
         c.attempt.append_option(found.int32(list, Meaning::Attempt).or(r.attempt));
         found.push_text(&mut c.request_id, list, Meaning::Request, r.request);
+        c.bootstrap_room.push_opt(found.get(list, Meaning::BootstrapRoom).and_then(room_of).as_deref());
 
         let mut at_start = found.int(list, Meaning::StartAttrs).unwrap_or(0);
         for (i, (key, value)) in list.list.iter().enumerate() {
@@ -541,6 +542,7 @@ fn usable<S: AsRef<str>>(meaning: Meaning, value: &Val<S>) -> bool {
     use Meaning as M;
     match meaning {
         M::Step | M::Pid => int_of(value).is_some(),
+        M::BootstrapRoom => room_of(value).is_some(),
         M::Attempt | M::TpRank | M::DpRank | M::PpRank => int_of(value).is_some_and(|i| i32::try_from(i).is_ok()),
         M::StartAttrs => matches!(value, Val::Int(n) if *n >= 0),
         M::State => {
@@ -571,6 +573,22 @@ fn int_of<S: AsRef<str>>(value: &Val<S>) -> Option<i64> {
         Val::Double(d) if d.fract() == 0.0 && d.abs() < 9e15 => Some(*d as i64),
         _ => None,
     }
+}
+
+/// A room as SGLang writes it, also where it came as a number. Zero stands for none.
+fn room_of<S: AsRef<str>>(value: &Val<S>) -> Option<String> {
+    let number = match value {
+        Val::Int(i) => u64::try_from(*i).ok(),
+        Val::Str(s) => {
+            let text = s.as_ref().trim();
+            match text.strip_prefix("0x") {
+                Some(digits) => u64::from_str_radix(digits, 16).ok(),
+                None => text.parse().ok(),
+            }
+        }
+        _ => None,
+    };
+    number.filter(|number| *number != 0).map(|number| format!("{number:#x}"))
 }
 
 fn text_of<'v, S: AsRef<str>>(value: &'v Val<S>, buffer: &'v mut itoa::Buffer) -> Option<&'v str> {

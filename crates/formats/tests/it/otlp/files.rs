@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use arrow::array::RecordBatch;
+use arrow::array::{AsArray, RecordBatch};
 use opentelemetry_proto::tonic::common::v1::InstrumentationScope;
 use prost::Message as _;
 use rollscope_formats::export::otlp::{to_protobuf, write_json_line};
@@ -141,17 +141,46 @@ fn spans_before_the_damage_in_a_line_are_kept_whole() {
 }
 
 #[test]
-fn metrics_go_to_series_and_logs_are_counted() {
+fn metrics_go_to_series_and_other_things_are_counted() {
     let metrics = r#"{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"name":"g","gauge":{"dataPoints":[
         {"timeUnixNano":"1700000000000000000","asInt":"7"}]}}]}]}]}"#
         .replace('\n', "");
-    let logs = r#"{"resourceLogs":[{"scopeLogs":[]}]}"#;
+    let logs = r#"{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"timeUnixNano":"1700000000000000000","body":{"stringValue":"hello"}}]}]}]}"#;
     let read = read(format!("{}\n{metrics}\n{logs}\n{{\"other\":1}}\n", line(1)).as_bytes()).unwrap();
     let tables: Vec<_> = read.batches.iter().map(|(t, b)| (t.name(), b.num_rows())).collect();
     assert_eq!(tables, [("spans", 1), ("series", 1), ("runs", 2)]);
     assert_eq!((read.imported.rows, read.imported.rejected), (2, 2));
-    assert!(read.reasons().contains("log records are not stored (1)"), "{}", read.reasons());
+    assert!(read.reasons().contains("log records are not stored, except"), "{}", read.reasons());
     assert!(read.reasons().contains("neither spans nor metrics (1)"), "{}", read.reasons());
+}
+
+#[test]
+fn logs_tell_of_conversations_and_metrics() {
+    let record = |n: u64, name: &str, body: &str| {
+        format!(
+            r#"{{"resourceLogs":[{{"resource":{{"attributes":[{{"key":"rl.run.id","value":{{"stringValue":"r"}}}}]}},"scopeLogs":[{{"logRecords":[
+            {{"timeUnixNano":"17000000000000000{n:02}","eventName":"{name}","traceId":"{:032x}","spanId":"{:016x}","body":{body}}}]}}]}}]}}"#,
+            7, 8
+        )
+        .replace('\n', "")
+    };
+    let says = |key: &str, text: &str| {
+        format!(r#"{{"kvlistValue":{{"values":[{{"key":"{key}","value":{{"stringValue":"{text}"}}}}]}}}}"#)
+    };
+    // The messages of one call in two lines, with a span between them.
+    let file = [
+        record(1, "gen_ai.user.message", &says("content", "What is 6 x 7?")),
+        line(1),
+        record(2, "gen_ai.assistant.message", &says("content", "42")),
+        record(3, "rollscope.metrics", r#"{"kvlistValue":{"values":[{"key":"loss","value":{"doubleValue":0.5}}]}}"#),
+    ];
+    let read = read(file.join("\n").as_bytes()).unwrap();
+    let tables: Vec<_> = read.batches.iter().map(|(t, b)| (t.name(), b.num_rows())).collect();
+    assert_eq!(tables, [("metrics", 1), ("spans", 1), ("conversations", 1), ("runs", 2)], "{}", read.reasons());
+    let (_, talk) = &read.batches[2];
+    let messages = talk.column_by_name("messages").unwrap().as_string::<i32>().value(0);
+    assert!(messages.contains("6 x 7") && messages.contains("42"), "{messages}");
+    assert_eq!(read.imported.rejected, 0, "{}", read.reasons());
 }
 
 #[test]

@@ -50,6 +50,23 @@ fn a_span_is_believed_before_its_resource_and_a_better_name_before_a_worse() {
 }
 
 #[test]
+fn a_bootstrap_room_is_the_same_however_it_is_written() {
+    let key = "bootstrap_room";
+    let room = |attribute| {
+        let mut s = span(1);
+        s.attributes = vec![attribute];
+        decode(&request_of(vec![kv(key, 7)], vec![s])).0[0][key].clone()
+    };
+    for written in [kv(key, "0x5eed01"), kv(key, "0x5EED01"), kv(key, "6221057"), kv(key, 0x5eed01)] {
+        assert_eq!(room(written), "0x5eed01");
+    }
+    assert_eq!(room(kv(key, "0x7fffffffffffffff")), "0x7fffffffffffffff");
+    for nothing in [kv(key, "0x0"), kv(key, "0"), kv(key, ""), kv(key, "room 7"), kv(key, 0), kv(key, -1)] {
+        assert_eq!(room(nothing), Json::Null, "neither is a room, and a resource has none");
+    }
+}
+
+#[test]
 fn the_run_is_named_by_option_span_resource_or_service() {
     let mut own = span(2);
     own.attributes = vec![kv("rl.run.id", "of-span")];
