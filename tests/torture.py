@@ -92,8 +92,12 @@ class Spans(Sender):
     path = "/v1/traces"
 
     def message(self, n):
-        new = [span(n * 50 + i, **({"end_time_unix_nano": 0} if i < 10 else {})) for i in range(50)]
-        ended = [span((n - 1) * 50 + i) for i in range(10)] if n else []
+        def numbered(number, is_open=False):
+            start = START + number * 1_000_000
+            return span(number, start_time_unix_nano=start, end_time_unix_nano=0 if is_open else start + 500_000)
+
+        new = [numbered(n * 50 + i, is_open=i < 10) for i in range(50)]
+        ended = [numbered((n - 1) * 50 + i) for i in range(10)] if n else []
         return request(new + ended, rl__run__id=RUN)
 
     def check(self, server):

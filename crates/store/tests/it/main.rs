@@ -5,6 +5,7 @@ mod faults;
 mod once;
 mod power;
 mod rows;
+mod simulation;
 mod upkeep;
 
 use arrow::array::cast::AsArray;
