@@ -696,7 +696,12 @@ impl World {
         let one_by_one = table == Table::Conversations;
         let results = self.run(async {
             if !one_by_one {
-                return join_all(work).await;
+                let (mut work, mut results) = (work.into_iter(), Vec::new());
+                // So few are polled in order.
+                while results.len() < batches {
+                    results.extend(join_all(work.by_ref().take(25)).await);
+                }
+                return results;
             }
             let mut results = Vec::new();
             for one in work {
