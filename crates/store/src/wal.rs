@@ -63,8 +63,8 @@ impl Log {
     pub fn create(disk: &Disk, dir: &Path, number: u64) -> Result<Log, StoreError> {
         let path = path(dir, number);
         let io = |e| StoreError::io(&path, e);
-        // Left by an attempt that failed, and could not be undone.
-        if std::fs::metadata(&path).is_ok_and(|left| left.len() <= FILE_HEADER as u64) {
+        // Left by an attempt that failed, and could not be undone. It never became the log, so nothing in it was acknowledged.
+        if path.exists() {
             disk.remove(&path).map_err(io)?;
         }
         let mut file = disk.create(&path).map_err(io)?;

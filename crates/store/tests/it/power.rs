@@ -159,7 +159,8 @@ impl Model {
                 history.drain(..history.len() - 1);
             }
             Op::Rename(from, to) => {
-                let id = self.paths.remove(from).unwrap();
+                // The disk refuses it if there is no such file.
+                let Some(id) = self.paths.remove(from) else { return };
                 match from.parent() == to.parent() {
                     true => self.names(from).push(vec![(name(from), None), (name(to), Some(id))]),
                     false => {
