@@ -12,7 +12,7 @@ use rollscope_model::Table;
 use rollscope_store::{Change, Disk, SnapshotSource, Store, StoreOptions};
 
 use crate::once::{metrics, values};
-use crate::{open_with, seen, spans};
+use crate::{open_spans, open_with, seen, spans};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
@@ -221,4 +221,34 @@ async fn rows_that_were_refused_do_not_bring_a_deleted_run_back() {
     assert!(store.delete_run("a").await.unwrap());
     drop(store);
     assert_eq!(seen(&open_with(dir.path(), |_| {}).await), []);
+}
+
+/// A flush that cannot make its log, nor remove what it made of it, is tried again.
+#[tokio::test]
+async fn a_log_that_could_not_be_removed_does_not_stand_in_the_way() {
+    for synced in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        // Syncs that still succeed. Removing fails as long as syncs do.
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let counted = left.clone();
+        let disk = Disk::watched(Arc::new(move |change| match (change, counted.load(Ordering::Relaxed)) {
+            (_, usize::MAX) => Ok(()),
+            (Change::Sync(_) | Change::Remove(_), 0) => Err(io::Error::from_raw_os_error(EIO)),
+            (Change::Sync(_), n) => {
+                counted.store(n - 1, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Ok(()),
+        }));
+        let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+        store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+        store.append(Table::Spans, open_spans("a", 10, 10)).await.unwrap();
+        left.store(synced, Ordering::Relaxed);
+        assert!(store.flush().await.is_err());
+        left.store(usize::MAX, Ordering::Relaxed);
+        store.flush().await.unwrap();
+        assert_eq!(seen(&store).len(), 20);
+        drop(store);
+        assert_eq!(seen(&open_with(dir.path(), |_| {}).await).len(), 20);
+    }
 }
