@@ -36,7 +36,7 @@ use rollscope_store::{
 use crate::power::{Left, Model as PowerModel, Op, folder, restore};
 
 /// Seeds that `cargo test` tries.
-const SEEDS: u64 = 400;
+const SEEDS: u64 = 150;
 /// Times of rows, by their run: long before any clock, and long after.
 const LONG_AGO: i64 = 1_000_000_000_000_000_000;
 const LATER: i64 = 4_100_000_000_000_000_000;
