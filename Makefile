@@ -19,7 +19,7 @@ MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET)
 PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
+.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -74,6 +74,10 @@ chromium:
 
 test-e2e: $(BIN) $(VENV)/.ready
 	$(PYTHON) -m pytest -q tests --ignore tests/python
+
+KILLS := 1000
+test-torture: $(BIN) $(VENV)/.ready ## kill the server a thousand times under load (KILLS=200 for fewer), and count what it kept
+	cd tests && $(CURDIR)/$(PYTHON) torture.py $(KILLS)
 
 $(VENV)/.python-ready: tests/python/requirements.txt $(VENV)/.ready
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt

@@ -2,9 +2,7 @@
 
 import json
 import os
-import random
 import subprocess
-import threading
 import time
 
 import grpc
@@ -13,66 +11,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceS
 
 from conftest import Server, run, sql
 from otlp import request, span
+from torture import torture
 
 RUN = {"rl__run__id": "load"}
 
 
-class Sender(threading.Thread):
-    """Sends numbered spans until told to stop. A request without an answer is sent again, as exporters do."""
-
-    def __init__(self, first, target):
-        super().__init__(daemon=True)
-        self.next = first
-        self.target = target
-        self.acknowledged = []
-        self.stopping = False
-
-    def run(self):
-        channel = grpc.insecure_channel(self.target())
-        stub = TraceServiceStub(channel)
-        while not self.stopping:
-            numbers = range(self.next, self.next + 50)
-            message = request([span(n) for n in numbers], **RUN)
-            while not self.stopping:
-                try:
-                    answer = stub.Export(message, timeout=5)
-                    assert answer.partial_success.rejected_spans == 0
-                    self.acknowledged.extend(numbers)
-                    break
-                except grpc.RpcError:
-                    channel.close()
-                    time.sleep(0.05)
-                    channel = grpc.insecure_channel(self.target())
-                    stub = TraceServiceStub(channel)
-            self.next += 50
-
-
 def test_sigkill_again_and_again_under_load(tmp_path):
-    # Small thresholds, so that kills also hit flushes and compactions.
-    config = tmp_path / "config.toml"
-    config.write_text("[store]\nflush_rows = 2000\nflush_age_s = 1\n")
-    data = tmp_path / "data"
-    server = Server(data, "--config", str(config))
-    senders = [Sender(i * 10_000_000, lambda: server.grpc_target) for i in range(3)]
-    for sender in senders:
-        sender.start()
-    dice = random.Random(5)
-    for _ in range(8):
-        time.sleep(dice.uniform(0.3, 1.5))
-        server.kill()
-        server = Server(data, "--config", str(config))
-    time.sleep(0.5)
-    for sender in senders:
-        sender.stopping = True
-    for sender in senders:
-        sender.join(timeout=20)
-    server.kill()
-    acknowledged = {n for sender in senders for n in sender.acknowledged}
-    assert len(acknowledged) > 1_000
-    rows = sql(data, "select attr(end_attrs, 'number') as n, count(*) as times from spans group by 1")
-    found = {r["n"]: r["times"] for r in rows}
-    assert not acknowledged - set(found), f"{len(acknowledged - set(found))} acknowledged spans are lost"
-    assert not [n for n, times in found.items() if times != 1], "spans are there more than once"
+    """A small part of `make test-torture`."""
+    killed, found = torture(tmp_path, 16)
+    assert killed.total() >= 16
+    assert all(found[what] > 0 for what in ("spans", "metrics", "conversations", "images", "searches", "run rows", "series")), found
 
 
 @pytest.fixture

@@ -85,8 +85,8 @@ impl KnownSegments {
             budget -= needed;
             if !self.entries.contains_key(&segment.path) {
                 let table = Table::from_name(&segment.table).expect("manifests name known tables");
-                let loaded =
-                    handle.block_on(root.get(&segment.path)).and_then(|data| segment::read_identities(table, data));
+                let data = handle.block_on(crate::open::read_segment(root, &segment));
+                let loaded = data.and_then(|data| segment::read_identities(table, data));
                 match loaded {
                     Ok((identities, open)) => {
                         self.put(segment.path.clone(), identities, open.into_iter().collect());

@@ -33,6 +33,8 @@ mod open;
 mod options;
 mod readonly;
 mod root;
+#[cfg(test)]
+mod schedules;
 mod segment;
 mod snapshot;
 mod store;

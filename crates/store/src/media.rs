@@ -25,8 +25,12 @@ pub(crate) fn path(hash: &str) -> String {
     format!("media/{}/{hash}", &hash[..2])
 }
 
+fn hash_of(data: &[u8]) -> String {
+    Sha256::digest(data).iter().map(|b| format!("{b:02x}")).collect()
+}
+
 pub(crate) async fn put(root: &Root, data: Vec<u8>) -> Result<String, StoreError> {
-    let hash: String = Sha256::digest(&data).iter().map(|b| format!("{b:02x}")).collect();
+    let hash = hash_of(&data);
     root.put(&path(&hash), data).await?;
     Ok(hash)
 }
@@ -35,13 +39,14 @@ fn is_digit(byte: u8) -> bool {
     matches!(byte, b'0'..=b'9' | b'a'..=b'f')
 }
 
-/// `None` if there is no such file, or the hash is not a valid one.
+/// `None` if there is no such file, or the hash is not a valid one. An error if the file is not what was stored.
 pub(crate) async fn get(root: &Root, hash: &str) -> Result<Option<Bytes>, StoreError> {
     if hash.len() != DIGITS || !hash.bytes().all(is_digit) {
         return Ok(None);
     }
     match root.get(&path(hash)).await {
-        Ok(data) => Ok(Some(data)),
+        Ok(data) if hash_of(&data) == hash => Ok(Some(data)),
+        Ok(_) => Err(StoreError::Damaged("its content does not match its name".into())),
         Err(StoreError::ObjectStore(object_store::Error::NotFound { .. })) => Ok(None),
         Err(e) => Err(e),
     }

@@ -167,6 +167,7 @@ pub(crate) fn replay(
             state.publish(admitted);
             state.coalesce(&mut indices);
         })?;
+        tracing::debug!(file, records = report.records, checksummed = report.checksummed, "read a log");
         set_aside.extend(refused.into_iter().map(|why| aside(&file, why)));
         for damage in &report.damage {
             let why = format!("{} (bytes {} to {})", damage.why, damage.from, damage.to);

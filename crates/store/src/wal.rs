@@ -63,6 +63,10 @@ impl Log {
     pub fn create(disk: &Disk, dir: &Path, number: u64) -> Result<Log, StoreError> {
         let path = path(dir, number);
         let io = |e| StoreError::io(&path, e);
+        // Left by an attempt that failed, and could not be undone. It never became the log, so nothing in it was acknowledged.
+        if path.exists() {
+            disk.remove(&path).map_err(io)?;
+        }
         let mut file = disk.create(&path).map_err(io)?;
         let mut header = [0; FILE_HEADER];
         header[..8].copy_from_slice(FILE_MAGIC);
@@ -129,15 +133,19 @@ pub(crate) struct Damage {
 #[derive(Debug, Default)]
 pub(crate) struct ReplayReport {
     pub records: u64,
+    /// Bytes that went through a checksum, each time they did.
+    pub checksummed: usize,
     /// Stretches between good records.
     pub damage: Vec<Damage>,
     /// Bytes after the last good record: a write that was cut off.
     pub torn: Option<Damage>,
 }
 
-/// Reads every good record, in order. Never fails on what the file contains: what is not a record is reported.
+/// Reads every good record, in order. Never fails on what the file contains: what is not a record is reported. Takes time
+/// in proportion to the size of the file, also if a damaged record is full of what looks like records ([`Sums`]).
 pub(crate) fn replay(bytes: &[u8], mut each: impl FnMut(Table, RecordBatch)) -> Result<ReplayReport, StoreError> {
     let mut report = ReplayReport::default();
+    let mut sums = Sums::new(bytes);
     let mut at = FILE_HEADER;
     let mut why = String::new();
     let mut damaged_from = None;
@@ -152,29 +160,36 @@ pub(crate) fn replay(bytes: &[u8], mut each: impl FnMut(Table, RecordBatch)) -> 
         }
     }
     while at < bytes.len() {
-        match record_at(bytes, at) {
-            Ok((table, batches, end)) => {
-                if let Some(from) = damaged_from.take() {
-                    report.damage.push(Damage { from, to: at, why: std::mem::take(&mut why) });
+        let (problem, next) = match record_at(&mut sums, at) {
+            Ok(record) => match decode(&record) {
+                Ok((table, batches)) => {
+                    if let Some(from) = damaged_from.take() {
+                        report.damage.push(Damage { from, to: at, why: std::mem::take(&mut why) });
+                    }
+                    report.records += 1;
+                    batches.into_iter().for_each(|batch| each(table, batch));
+                    at = record.end;
+                    continue;
                 }
-                report.records += 1;
-                batches.into_iter().for_each(|batch| each(table, batch));
-                at = end;
-            }
+                // It is as it was written, so no record starts inside it.
+                Err(problem) => (problem, record.end),
+            },
             Err(problem) => {
-                if damaged_from.is_none() {
-                    damaged_from = Some(at);
-                    why = problem;
-                }
-                // Look for the next record that is whole.
-                at = match find(&bytes[at + 1..], RECORD_MAGIC) {
-                    Some(skip) => at + 1 + skip,
-                    None => bytes.len(),
-                };
+                // From here on, records are not what they claim to be.
+                sums.prepare(at);
+                (problem, at + 1)
             }
+        };
+        if damaged_from.is_none() {
+            damaged_from = Some(at);
+            why = problem;
         }
+        // Look for the next record that is whole.
+        at = find(&bytes[next..], RECORD_MAGIC).map_or(bytes.len(), |skip| next + skip);
     }
-    report.torn = damaged_from.map(|from| Damage { from, to: bytes.len(), why });
+    // A log that was cut off before its first byte holds nothing that could be damaged.
+    report.torn = damaged_from.filter(|from| *from < bytes.len()).map(|from| Damage { from, to: bytes.len(), why });
+    report.checksummed = sums.summed;
     Ok(report)
 }
 
@@ -182,20 +197,179 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
     haystack.windows(needle.len()).position(|w| w == needle)
 }
 
-fn record_at(bytes: &[u8], at: usize) -> Result<(Table, Vec<RecordBatch>, usize), String> {
+/// A record whose checksum is right.
+struct Record<'a> {
+    table: u8,
+    payload: &'a [u8],
+    end: usize,
+}
+
+fn record_at<'a>(sums: &mut Sums<'a>, at: usize) -> Result<Record<'a>, String> {
+    let bytes = sums.bytes;
     let header = bytes.get(at..at + RECORD_HEADER).ok_or("a record header is truncated")?;
     if &header[..4] != RECORD_MAGIC {
         return Err("no record starts here".into());
     }
     let number = |from: usize| u32::from_le_bytes(header[from..from + 4].try_into().expect("four bytes"));
     let (length, crc) = (number(4) as usize, number(8));
-    let end = at + RECORD_HEADER + length;
-    let payload = bytes.get(at + RECORD_HEADER..end).ok_or("a record is truncated")?;
-    if checksum(header[12], payload) != crc {
+    let (table, from) = (header[12], at + RECORD_HEADER);
+    let end = from + length;
+    let payload = bytes.get(from..end).ok_or("a record is truncated")?;
+    if sums.of_record(table, from, end) != crc {
         return Err("the checksum of a record is wrong".into());
     }
-    let table = Table::from_u8(header[12]).ok_or("a record names an unknown table")?;
-    let reader = StreamReader::try_new(Cursor::new(payload), None).map_err(|e| e.to_string())?;
+    Ok(Record { table, payload, end })
+}
+
+fn decode(record: &Record) -> Result<(Table, Vec<RecordBatch>), String> {
+    let table = Table::from_u8(record.table).ok_or("a record names an unknown table")?;
+    let reader = StreamReader::try_new(Cursor::new(record.payload), None).map_err(|e| e.to_string())?;
     let batches = reader.collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
-    Ok((table, batches, end))
+    Ok((table, batches))
+}
+
+/// Checksums of records, true and supposed. A damaged record may hold any number of marks, in names that senders chose, each
+/// of which claims that a long record follows. So once a record is damaged, the checksum of a stretch is computed from those
+/// of two beginnings, which are known at every [`STRIDE`]: it costs the same for every length.
+struct Sums<'a> {
+    bytes: &'a [u8],
+    /// Where the beginnings start.
+    from: usize,
+    /// The checksum of `i * STRIDE` bytes from there. Empty as long as nothing is damaged.
+    beginnings: Vec<u32>,
+    summed: usize,
+}
+
+/// Small, because up to this many bytes are read for both ends of a supposed record.
+const STRIDE: usize = 64;
+
+impl<'a> Sums<'a> {
+    fn new(bytes: &'a [u8]) -> Sums<'a> {
+        Sums { bytes, from: 0, beginnings: Vec::new(), summed: 0 }
+    }
+
+    fn prepare(&mut self, from: usize) {
+        if !self.beginnings.is_empty() {
+            return;
+        }
+        let rest = &self.bytes[from..];
+        let mut crc = crc32fast::Hasher::new();
+        self.beginnings = Vec::with_capacity(rest.len() / STRIDE + 1);
+        for stretch in rest.chunks(STRIDE) {
+            self.beginnings.push(crc.clone().finalize());
+            crc.update(stretch);
+        }
+        self.beginnings.push(crc.finalize());
+        self.from = from;
+        self.summed += rest.len();
+    }
+
+    /// The same as [`checksum`].
+    fn of_record(&mut self, table: u8, from: usize, to: usize) -> u32 {
+        if self.beginnings.is_empty() {
+            self.summed += to - from;
+            return checksum(table, &self.bytes[from..to]);
+        }
+        let before = self.until(from) ^ crc32fast::hash(&[table]);
+        // A checksum is that of its first part, moved over the length of the second, xor that of the second.
+        let mut moved = crc32fast::Hasher::new_with_initial_len(before, 0);
+        moved.combine(&crc32fast::Hasher::new_with_initial_len(0, (to - from) as u64));
+        moved.finalize() ^ self.until(to)
+    }
+
+    fn until(&mut self, to: usize) -> u32 {
+        let stride = (to - self.from) / STRIDE;
+        let rest = &self.bytes[self.from + stride * STRIDE..to];
+        let mut crc = crc32fast::Hasher::new_with_initial(self.beginnings[stride]);
+        crc.update(rest);
+        self.summed += rest.len();
+        crc.finalize()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rollscope_model::build::{NewSpan, SpansBuilder};
+
+    fn record(names: &[String]) -> Vec<u8> {
+        let mut spans = SpansBuilder::default();
+        for (i, name) in names.iter().enumerate() {
+            let span_id = (i as u64 + 1).to_be_bytes();
+            spans.push(&NewSpan { run_id: "a", trace_id: [1; 16], span_id, name, ..NewSpan::default() });
+        }
+        encode(Table::Spans, &spans.finish().unwrap()).unwrap()
+    }
+
+    fn log(records: &[Vec<u8>]) -> Vec<u8> {
+        let mut header = vec![0; FILE_HEADER];
+        header[..8].copy_from_slice(FILE_MAGIC);
+        header[8..12].copy_from_slice(&FORMAT_VERSION.to_le_bytes());
+        [vec![header], records.to_vec()].concat().concat()
+    }
+
+    /// A name that looks like the start of records of this length.
+    fn marks(length: u32) -> String {
+        let mark = [RECORD_MAGIC.as_slice(), &length.to_le_bytes(), b"ABCD", &[1, 0, 0, 0]].concat();
+        String::from_utf8(mark).unwrap().repeat(8)
+    }
+
+    /// The number of rows of each record, and the report.
+    fn read(bytes: &[u8]) -> (Vec<usize>, ReplayReport) {
+        let mut rows = Vec::new();
+        let report = replay(bytes, |_, batch| rows.push(batch.num_rows())).unwrap();
+        (rows, report)
+    }
+
+    /// Half of the bytes of this log are marks, and each claims that most of the file is its record.
+    #[test]
+    fn a_damaged_record_full_of_marks_costs_a_few_readings_of_the_file() {
+        let size = |n: u32| log(&[record(&(0..n).map(|i| format!("{i}{}", marks(0))).collect::<Vec<_>>())]).len();
+        let mut worst = 0;
+        for n in [500, 2_000] {
+            let claimed = (size(n) as u32 * 3 / 4) & 0x7f7f_7f7f;
+            let names: Vec<String> = (0..n).map(|i| format!("{i}{}", marks(claimed))).collect();
+            let good = record(&["after".into(), "it".into()]);
+            let mut bytes = log(&[record(&names), good.clone(), good.clone()]);
+            assert_eq!(read(&bytes).1.checksummed, bytes.len() - FILE_HEADER - 3 * RECORD_HEADER);
+            bytes[FILE_HEADER + RECORD_HEADER + 100] ^= 1;
+            let (rows, report) = read(&bytes);
+            assert_eq!(rows, [2, 2], "what follows is found");
+            assert_eq!((report.damage.len(), report.torn.is_none()), (1, true));
+            assert_eq!(report.damage[0].to, bytes.len() - 2 * good.len());
+            worst = worst.max(report.checksummed / bytes.len());
+        }
+        // Once for the damaged record, once for all beginnings, and two strides for each mark of sixteen bytes.
+        assert!(worst <= 2 + 2 * STRIDE / RECORD_HEADER, "each byte was read {worst} times");
+    }
+
+    #[test]
+    fn checksums_computed_from_beginnings_are_those_of_the_bytes() {
+        let bytes: Vec<u8> = (0..1_000u32).map(|i| (i * i % 251) as u8).collect();
+        for prepared in [0, 1, 63, 64, 130] {
+            let mut sums = Sums::new(&bytes);
+            sums.prepare(prepared);
+            for from in (prepared..bytes.len()).step_by(37) {
+                for to in (from..=bytes.len()).step_by(29).chain([bytes.len()]) {
+                    assert_eq!(sums.of_record(3, from, to), checksum(3, &bytes[from..to]), "{prepared} {from} {to}");
+                }
+            }
+        }
+    }
+
+    /// A record of a table that this version does not know, with marks inside.
+    #[test]
+    fn no_record_is_looked_for_inside_one_whose_checksum_is_right() {
+        let inner = record(&["inner".into()]);
+        let mut outer = vec![0; RECORD_HEADER];
+        outer[..4].copy_from_slice(RECORD_MAGIC);
+        outer[4..8].copy_from_slice(&(inner.len() as u32).to_le_bytes());
+        outer[8..12].copy_from_slice(&checksum(99, &inner).to_le_bytes());
+        outer[12] = 99;
+        outer.extend(inner);
+        let bytes = log(&[record(&["before".into()]), outer.clone(), record(&["after".into(), "it".into()])]);
+        let (rows, report) = read(&bytes);
+        assert_eq!(rows, [1, 2]);
+        assert_eq!((report.damage.len(), report.damage[0].to - report.damage[0].from), (1, outer.len()));
+    }
 }

@@ -244,7 +244,9 @@ impl Shared {
         if state.has_sealed() {
             return Ok(true);
         }
-        if !state.has_active() {
+        // A deletion starts a new log in any case: the old one may hold rows of the run that were refused, because they could
+        // not be synced, and that would come back with the next start.
+        if !state.has_active() && but.is_none() {
             return Ok(false);
         }
         let mut log = Log::create(&self.root.disk, &self.wal_dir, writer.log.number + 1)?;

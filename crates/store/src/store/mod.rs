@@ -228,6 +228,15 @@ impl Store {
         })
     }
 
+    /// Does what the background does from time to time: retention, thinning, merging, and deleting files that nobody needs.
+    pub fn tidy(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            let tidied = upkeep::tidy(&self.shared).await;
+            self.shared.delete_doomed().await;
+            tidied
+        })
+    }
+
     /// Deletes everything of a run: what is in segments, in the tail and in the log, and the media that no other run
     /// names. False if there was nothing. What comes for the run afterwards is kept.
     pub fn delete_run<'a>(&'a self, run_id: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
@@ -262,8 +271,14 @@ impl Store {
         crate::media::put(&self.shared.root, data).await
     }
 
+    /// `None` if it was never stored. A damaged file is moved to quarantine and reported; storing it again mends that.
     pub async fn media_get(&self, hash: &str) -> Result<Option<bytes::Bytes>, StoreError> {
-        crate::media::get(&self.shared.root, hash).await
+        let found = crate::media::get(&self.shared.root, hash).await;
+        if let Err(StoreError::Damaged(why)) = &found {
+            let item = self.shared.quarantine(&crate::media::path(hash), why.clone()).await;
+            self.shared.record_set_aside(vec![item]).await?;
+        }
+        found
     }
 
     /// Rises whenever readers would see something new.

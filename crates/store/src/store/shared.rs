@@ -201,6 +201,10 @@ impl Shared {
     /// A live segment turned out to be damaged, or cannot be read: stop serving it, and report it. A damaged one is moved
     /// to quarantine. Other errors are passed on.
     pub(super) async fn drop_segment(&self, path: &str, error: StoreError) -> Result<(), StoreError> {
+        // It was deleted or merged while it was read: then it is missing, as it should be.
+        if !self.state.read().manifest.kept().any(|segment| segment.path == path) {
+            return Ok(());
+        }
         match error {
             StoreError::Damaged(why) => {
                 let item = self.quarantine(path, why).await;

@@ -46,15 +46,9 @@ pub(super) async fn run(weak: WeakShared) {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
             if tidied.elapsed() >= TIDY_EVERY {
-                let tidy = async {
-                    expire(&shared).await?;
-                    thin(&shared).await?;
-                    compact(&shared, false).await
-                };
-                if let Err(e) = tidy.await {
+                if let Err(e) = tidy(&shared).await {
                     tracing::warn!(error = %e, "background maintenance failed; trying again later");
                 }
-                shared.sweep_media().await;
                 tidied = Instant::now();
             }
             shared.check_unreadable().await;
@@ -62,6 +56,18 @@ pub(super) async fn run(weak: WeakShared) {
         }
         tokio::task::yield_now().await;
     }
+}
+
+/// Retention, thinning, merging, and the media of deleted runs.
+pub(super) async fn tidy(shared: &Shared) -> Result<(), StoreError> {
+    let tidied = async {
+        expire(shared).await?;
+        thin(shared).await?;
+        compact(shared, false).await
+    };
+    let tidied = tidied.await;
+    shared.sweep_media().await;
+    tidied
 }
 
 /// Checks the segments that were not checked at start because there were too many.

@@ -7,6 +7,8 @@ use rollscope_model::Table;
 use rollscope_model::build::{NewSample, SamplesBuilder};
 use rollscope_store::{SnapshotSource, Store};
 
+use crate::once::{metrics, values};
+use crate::power::folder;
 use crate::{batches, expected, open, open_with, seen, spans};
 
 pub fn copy(from: &Path, to: &Path) {
@@ -313,4 +315,127 @@ async fn a_newer_format_is_refused_with_what_to_do() {
     let options = rollscope_store::StoreOptions::at(dir.path());
     let Err(error) = Store::open(options).await else { panic!("opened") };
     assert!(error.to_string().contains("upgrade rollscope"), "{error}");
+}
+
+/// What is in the folder of [`a_flipped_bit_anywhere_is_noticed`].
+fn everything(source: &dyn SnapshotSource) -> Vec<String> {
+    let spans = seen(source).into_iter().map(|row| format!("{row:?}"));
+    let metrics = values(source).into_iter().flat_map(|(name, v)| v.into_iter().map(move |v| format!("{name} {v}")));
+    let mut rows: Vec<String> = spans.chain(metrics).collect();
+    rows.sort();
+    rows
+}
+
+fn all_files(dir: &Path) -> Vec<PathBuf> {
+    let (mut files, mut folders) = (Vec::new(), vec![dir.to_path_buf()]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    files.sort();
+    files.into_iter().map(|file| file.strip_prefix(dir).unwrap().to_path_buf()).collect()
+}
+
+/// Places tried in each file, at most.
+const FLIPS: usize = 150;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flipped_bit_anywhere_is_noticed() {
+    let dir = folder();
+    let store = open(dir.path()).await;
+    let image = store.media_put(b"a picture".to_vec()).await.unwrap();
+    let other = store.media_put(b"another picture".to_vec()).await.unwrap();
+    for run in ["a", "b"] {
+        store.append(Table::Spans, spans(run, 0, 10)).await.unwrap();
+        store.flush().await.unwrap();
+    }
+    store.append(Table::Metrics, metrics("a", 0, 5, 1.0)).await.unwrap();
+    store.flush().await.unwrap();
+    for i in 1..4 {
+        store.append(Table::Spans, spans("a", i * 10, 10)).await.unwrap();
+        store.append(Table::Metrics, metrics("b", i as i64 * 10, 5, 1.0)).await.unwrap();
+    }
+    let wanted = everything(&store);
+    drop(store);
+    let (mut tried, mut kinds) = (0, std::collections::BTreeSet::new());
+    for file in all_files(dir.path()) {
+        let name = file.to_str().unwrap().to_string();
+        let kind = name.split('/').next().unwrap().to_string();
+        if kind == "LOCK" {
+            continue;
+        }
+        let data = std::fs::read(dir.path().join(&file)).unwrap();
+        let step = (data.len() / FLIPS).max(1);
+        for at in (0..data.len()).step_by(step) {
+            let bit = at / step % 8;
+            let label = format!("{name}, bit {bit} of byte {at}");
+            let again = folder();
+            copy(dir.path(), again.path());
+            let mut bad = data.clone();
+            bad[at] ^= 1 << bit;
+            std::fs::write(again.path().join(&file), bad).unwrap();
+            tried += 1;
+            kinds.insert(kind.clone());
+            let options = rollscope_store::StoreOptions::at(again.path());
+            let store = match Store::open(options).await {
+                Ok(store) => store,
+                // The header of a log says which version wrote it, and has no checksum.
+                Err(e) => {
+                    assert!(kind == "wal" && (8..12).contains(&at) && e.to_string().contains("newer"), "{label}: {e}");
+                    continue;
+                }
+            };
+            let found = everything(&store);
+            let lost: Vec<&String> = wanted.iter().filter(|row| !found.contains(row)).collect();
+            assert_eq!(found.len() + lost.len(), wanted.len(), "{label}: a row is wrong, or there twice");
+            let problems = store.health().problems;
+            match kind.as_str() {
+                "media" => {
+                    let (mine, fine) = if name.contains(&image) { (&image, &other) } else { (&other, &image) };
+                    assert!(store.media_get(mine).await.is_err(), "{label}");
+                    assert!(store.media_get(mine).await.unwrap().is_none(), "{label}: it is in quarantine");
+                    assert!(store.media_get(fine).await.unwrap().is_some(), "{label}");
+                    assert!(store.health().problems.iter().any(|problem| problem.contains(mine)), "{label}");
+                    assert!(lost.is_empty(), "{label}: {lost:?}");
+                }
+                "commits.log" | "manifest.json" => assert!(lost.is_empty(), "{label}: {lost:?}"),
+                "wal" => {
+                    assert!(lost.len() <= 10, "{label}: more than one record is lost: {lost:?}");
+                    // The end of the last log may be a write that was cut off, which is no damage.
+                    let is_last = lost.iter().all(|row| row.starts_with("m3"));
+                    assert!(is_last || problems.iter().any(|problem| problem.contains(&name)), "{label}: {problems:?}");
+                }
+                _ => {
+                    let of_run = |row: &&&String| row.contains(if name.contains("run=a") { "\"a\"" } else { "\"b\"" });
+                    assert!(
+                        lost.len() == 10 && lost.iter().filter(of_run).count() == 10 || lost.len() == 5,
+                        "{label}: {lost:?}"
+                    );
+                    assert!(problems.len() == 1 && problems[0].contains(&name), "{label}: {problems:?}");
+                }
+            }
+        }
+    }
+    let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
+    assert_eq!(kinds, ["commits.log", "manifest.json", "media", "metrics", "spans", "wal"]);
+    println!("flipped bits: {tried} places");
+}
+
+/// What a kill leaves that comes when a log has been made, and has no header yet.
+#[tokio::test]
+async fn a_log_without_a_header_is_an_unfinished_write_at_every_later_start() {
+    for length in [0, 7] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = open(dir.path()).await;
+        store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+        drop(store);
+        std::fs::write(dir.path().join("wal/0000000000000002.log"), &b"RSWAL\0\0"[..length]).unwrap();
+        for _ in 0..3 {
+            let store = open(dir.path()).await;
+            assert_eq!(seen(&store), expected("a", 0..10));
+            assert_eq!(store.health().problems, Vec::<String>::new(), "{length} bytes");
+        }
+    }
 }

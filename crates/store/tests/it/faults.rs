@@ -1,7 +1,8 @@
-//! A disk that fails, at each of the calls that a store makes: once, twice, or for good.
+//! A disk that fails, at each of the calls that a store makes: once, twice, or for good. A write that fails may have stored
+//! a part of its bytes.
 
 use std::collections::BTreeSet;
-use std::io;
+use std::io::{self, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
@@ -11,10 +12,11 @@ use rollscope_model::Table;
 use rollscope_store::{Change, Disk, SnapshotSource, Store, StoreOptions};
 
 use crate::once::{metrics, values};
-use crate::{open_with, seen, spans};
+use crate::{open_spans, open_with, seen, spans};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
+const EACCES: i32 = 13;
 
 /// What a sender was told.
 #[derive(Default)]
@@ -84,7 +86,16 @@ async fn a_disk_that_fails_at_any_call_loses_nothing_and_fills_with_nothing() {
     let (mut faults, mut n) = (0, 0);
     loop {
         let mut reached = false;
-        for (error, times) in [(EIO, 1), (EIO, 2), (ENOSPC, usize::MAX)] {
+        let kinds = [
+            (EIO, 1, false),
+            (EIO, 2, false),
+            (EACCES, 3, false),
+            (ENOSPC, usize::MAX, false),
+            (EIO, 1, true),
+            (EIO, 2, true),
+            (ENOSPC, usize::MAX, true),
+        ];
+        for (error, times, stores_half) in kinds {
             let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
             let calls = Arc::new(AtomicUsize::new(0));
             let counted = calls.clone();
@@ -92,17 +103,25 @@ async fn a_disk_that_fails_at_any_call_loses_nothing_and_fills_with_nothing() {
                 let call = counted.fetch_add(1, Ordering::Relaxed);
                 // A full disk still removes and cuts.
                 let makes_room = matches!(change, Change::Remove(_) | Change::Cut(..) | Change::SyncFolder(_));
-                match call >= n && call - n < times && !(error == ENOSPC && makes_room) {
-                    true => Err(io::Error::from_raw_os_error(error)),
-                    false => Ok(()),
+                if call < n || call - n >= times || error == ENOSPC && makes_room {
+                    return Ok(());
                 }
+                if let Change::Write(path, data) = change
+                    && stores_half
+                {
+                    std::fs::OpenOptions::new().append(true).open(path)?.write_all(&data[..data.len() / 2])?;
+                }
+                Err(io::Error::from_raw_os_error(error))
             }));
-            let at = format!("error {error} at call {n}, {times} times");
+            let at = format!("error {error} at call {n}, {times} times, with half a write: {stores_half}");
             let options = StoreOptions { delete_grace_s: 0, ..StoreOptions::at(dir.path()) };
             let mut told = Told::default();
             if let Ok(store) = Store::open_on(options, disk).await {
                 work(&store, &mut told).await;
                 check(&store, &told, &at);
+                let is_over = calls.load(Ordering::Relaxed) >= n.saturating_add(times);
+                let flushed = store.flush().await;
+                assert!(!is_over || flushed.is_ok(), "{at}: it does not recover: {flushed:?}");
                 drop(store);
             }
             reached |= calls.load(Ordering::Relaxed) > n;
@@ -179,4 +198,57 @@ async fn files_and_folders_are_for_their_owner_alone() {
     }
     let kinds: Vec<&str> = kinds.iter().map(String::as_str).collect();
     assert_eq!(kinds, ["LOCK", "commits.log", "derived", "manifest.json", "media", "spans", "wal"]);
+}
+
+/// Rows that could not be synced were refused. They may be in the log all the same.
+#[tokio::test]
+async fn rows_that_were_refused_do_not_bring_a_deleted_run_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicUsize::new(0));
+    let failing = fails.clone();
+    let disk = Disk::watched(Arc::new(move |change| match change {
+        Change::Sync(_) | Change::Cut(..) if failing.load(Ordering::Relaxed) == 1 => {
+            Err(io::Error::from_raw_os_error(EIO))
+        }
+        _ => Ok(()),
+    }));
+    let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+    store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+    store.flush().await.unwrap();
+    fails.store(1, Ordering::Relaxed);
+    assert!(store.append(Table::Spans, spans("a", 10, 10)).await.is_err());
+    fails.store(0, Ordering::Relaxed);
+    assert!(store.delete_run("a").await.unwrap());
+    drop(store);
+    assert_eq!(seen(&open_with(dir.path(), |_| {}).await), []);
+}
+
+/// A flush that cannot make its log, nor remove what it made of it, is tried again.
+#[tokio::test]
+async fn a_log_that_could_not_be_removed_does_not_stand_in_the_way() {
+    for synced in [0, 1] {
+        let dir = tempfile::tempdir().unwrap();
+        // Syncs that still succeed. Removing fails as long as syncs do.
+        let left = Arc::new(AtomicUsize::new(usize::MAX));
+        let counted = left.clone();
+        let disk = Disk::watched(Arc::new(move |change| match (change, counted.load(Ordering::Relaxed)) {
+            (_, usize::MAX) => Ok(()),
+            (Change::Sync(_) | Change::Remove(_), 0) => Err(io::Error::from_raw_os_error(EIO)),
+            (Change::Sync(_), n) => {
+                counted.store(n - 1, Ordering::Relaxed);
+                Ok(())
+            }
+            _ => Ok(()),
+        }));
+        let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+        store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+        store.append(Table::Spans, open_spans("a", 10, 10)).await.unwrap();
+        left.store(synced, Ordering::Relaxed);
+        assert!(store.flush().await.is_err());
+        left.store(usize::MAX, Ordering::Relaxed);
+        store.flush().await.unwrap();
+        assert_eq!(seen(&store).len(), 20);
+        drop(store);
+        assert_eq!(seen(&open_with(dir.path(), |_| {}).await).len(), 20);
+    }
 }

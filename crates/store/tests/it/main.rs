@@ -6,6 +6,7 @@ mod once;
 mod power;
 mod rows;
 mod sharing;
+mod simulation;
 mod upkeep;
 
 use arrow::array::cast::AsArray;

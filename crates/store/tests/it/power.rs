@@ -25,6 +25,8 @@ use crate::{open, open_spans, seen, spans};
 const STATES: usize = 24;
 
 type Rows = BTreeMap<String, String>;
+/// Files with what they hold, and folders.
+pub type Left = BTreeMap<PathBuf, Option<Vec<u8>>>;
 
 /// What readers see, one text for each row.
 fn rows(source: &dyn SnapshotSource) -> Vec<(String, String)> {
@@ -49,7 +51,7 @@ enum Event {
 }
 
 #[derive(Clone)]
-enum Op {
+pub enum Op {
     MakeFolder(PathBuf),
     Create(PathBuf),
     Write(PathBuf, Vec<u8>),
@@ -61,7 +63,7 @@ enum Op {
 }
 
 impl Op {
-    fn of(change: Change, root: &Path) -> Option<Op> {
+    pub fn of(change: Change, root: &Path) -> Option<Op> {
         let inside = |path: &Path| path.strip_prefix(root).ok().map(Path::to_path_buf);
         Some(match change {
             Change::MakeFolder(path) => Op::MakeFolder(inside(path)?),
@@ -87,16 +89,34 @@ enum Node {
 }
 
 /// A disk as a power cut sees it.
-struct Model {
+pub struct Model {
     nodes: Vec<Node>,
     /// What is where now.
     paths: BTreeMap<PathBuf, usize>,
 }
 
 impl Model {
-    fn new() -> Model {
+    pub fn new() -> Model {
         let root = Node::Folder { synced: BTreeMap::new(), since: Vec::new() };
         Model { nodes: vec![root], paths: [(PathBuf::new(), 0)].into() }
+    }
+
+    /// A disk that holds this, all of it for good.
+    pub fn of(left: &Left) -> Model {
+        let mut model = Model::new();
+        for (path, content) in left.iter().filter(|(path, _)| !path.as_os_str().is_empty()) {
+            model.add(
+                path,
+                match content {
+                    Some(content) => Node::File(vec![content.clone()]),
+                    None => Node::Folder { synced: BTreeMap::new(), since: Vec::new() },
+                },
+            );
+        }
+        for folder in left.iter().filter(|(_, content)| content.is_none()) {
+            model.apply(&Op::SyncFolder(folder.0.clone()));
+        }
+        model
     }
 
     fn names(&mut self, path: &Path) -> &mut Vec<Vec<(String, Option<usize>)>> {
@@ -120,7 +140,7 @@ impl Model {
         self.paths.insert(path.to_path_buf(), id);
     }
 
-    fn apply(&mut self, op: &Op) {
+    pub fn apply(&mut self, op: &Op) {
         match op {
             Op::MakeFolder(path) => self.add(path, Node::Folder { synced: BTreeMap::new(), since: Vec::new() }),
             Op::Create(path) => self.add(path, Node::File(vec![Vec::new()])),
@@ -139,7 +159,8 @@ impl Model {
                 history.drain(..history.len() - 1);
             }
             Op::Rename(from, to) => {
-                let id = self.paths.remove(from).unwrap();
+                // The disk refuses it if there is no such file.
+                let Some(id) = self.paths.remove(from) else { return };
                 match from.parent() == to.parent() {
                     true => self.names(from).push(vec![(name(from), None), (name(to), Some(id))]),
                     false => {
@@ -163,7 +184,7 @@ impl Model {
     }
 
     /// In how many ways each thing that is not synced can be left.
-    fn options(&self) -> Vec<usize> {
+    pub fn options(&self) -> Vec<usize> {
         let of = |node: &Node| match node {
             // As it was synced, as it is after each change, and in the middle of each.
             Node::File(history) => vec![history.len() * 2 - 1],
@@ -173,7 +194,7 @@ impl Model {
     }
 
     /// The files and folders after a cut. The numbers choose among the options.
-    fn left(&self, choices: &[usize]) -> BTreeMap<PathBuf, Option<Vec<u8>>> {
+    pub fn left(&self, choices: &[usize]) -> Left {
         let mut choices = choices.iter().copied();
         let mut folders: Vec<Option<BTreeMap<String, usize>>> = Vec::new();
         let mut files: Vec<Option<Vec<u8>>> = Vec::new();
@@ -303,7 +324,7 @@ impl Recording {
 }
 
 /// In memory, where there is such a place.
-fn folder() -> tempfile::TempDir {
+pub fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
@@ -394,14 +415,19 @@ async fn a_power_cut_at_any_moment_loses_nothing_and_doubles_nothing() {
     println!("power cuts: {moments} moments, {states} states, {opened} of them different and opened, seed {seed}");
 }
 
-async fn check(left: &BTreeMap<PathBuf, Option<Vec<u8>>>, expected: &[Rows], at: &str) {
-    let dir = folder();
+/// Makes what a cut left.
+pub fn restore(left: &Left, dir: &Path) {
     for (path, content) in left {
         match content {
-            None => std::fs::create_dir_all(dir.path().join(path)).unwrap(),
-            Some(content) => std::fs::write(dir.path().join(path), content).unwrap(),
+            None => std::fs::create_dir_all(dir.join(path)).unwrap(),
+            Some(content) => std::fs::write(dir.join(path), content).unwrap(),
         }
     }
+}
+
+async fn check(left: &Left, expected: &[Rows], at: &str) {
+    let dir = folder();
+    restore(left, dir.path());
     let store = match Store::open(StoreOptions::at(dir.path())).await {
         Ok(store) => store,
         Err(e) => panic!("{at}: {e}"),
