@@ -89,6 +89,12 @@ impl Segment {
         self.parts().map(|part| part.run_id)
     }
 
+    /// When its newest row was, or, where rows have no time, as samples of a dump, when it was written: its name begins with that.
+    pub(crate) fn newest(&self) -> i64 {
+        let written = || self.path.rsplit('/').next()?.get(..20)?.parse().ok();
+        if self.max_time == 0 { written().unwrap_or(0) } else { self.max_time }
+    }
+
     pub fn is_shared(&self) -> bool {
         !self.shared_by.is_empty()
     }

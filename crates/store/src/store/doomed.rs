@@ -34,7 +34,7 @@ impl Shared {
             let mut commit = self.commit.lock().await;
             let mut manifest = Manifest::clone(&self.state.read().manifest);
             manifest.doomed_media.retain(|hash| !doomed.contains(hash));
-            self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await
+            self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
         };
         if let Err(e) = swept.await {
             tracing::warn!(error = %e, "cannot delete the media of a deleted run; trying again later");

@@ -20,8 +20,6 @@ use crate::wal::{self, Log};
 
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
-/// How long running queries may use a deleted run.
-const DELETED_RUN_GRACE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
 pub(super) struct FlushState {
@@ -112,11 +110,13 @@ impl Shared {
         let mut fresh: Vec<NewSegment> = Vec::new();
         let mut gone: Vec<String> = Vec::new();
         let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
+        let mut deleted = Vec::new();
         if let Some(run) = but {
             let is_own = |s: &Segment| !s.is_shared() && s.part(run).is_some();
-            let deleted: Vec<Segment> = manifest.kept().filter(|s| is_own(s)).cloned().collect();
+            let own: Vec<Segment> = manifest.kept().filter(|s| is_own(s)).cloned().collect();
             manifest.remove(is_own);
-            self.media_named_in(&deleted, &mut doomed_media).await;
+            self.media_named_in(&own, &mut doomed_media).await;
+            deleted.extend(own.into_iter().map(|segment| segment.path));
         }
         for (table, mut batches, replaced) in work {
             // Rows of older segments that newer rows replace: those segments are written again without them. One that has
@@ -161,9 +161,7 @@ impl Shared {
         let identities = self.put_segments(fresh).await?;
         manifest.segments.extend(identities.iter().map(|(segment, _)| segment.clone()));
         manifest.wal_floor = manifest.wal_floor.max(floor);
-        // What a user deleted, no query finds any more: its files wait only for those that run.
-        let grace = if but.is_some() { DELETED_RUN_GRACE } else { Duration::MAX };
-        self.commit_manifest(journal, manifest, grace, |state, writer| {
+        self.commit_manifest(journal, manifest, &deleted, |state, writer| {
             state.tables.iter_mut().for_each(TableState::drop_sealed);
             state.settled = match but {
                 None => state.settled.max(state.sealed_at),

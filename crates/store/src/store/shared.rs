@@ -55,6 +55,9 @@ pub(super) struct Shared {
     pub(super) vitals: Vitals,
 }
 
+/// How long running queries may use what a user deleted.
+const DELETED_GRACE: Duration = Duration::from_secs(5);
+
 /// Background work holds the store weakly: it ends when the last handle is gone.
 pub(super) type WeakShared = Weak<Shared>;
 
@@ -88,13 +91,13 @@ impl Shared {
     }
 
     /// Changes the manifest on disk, then in memory together with `also`, so that readers see both or neither, and the
-    /// writer admits every group of rows against one of them. What was removed is deleted once readers had time to finish,
-    /// `grace` at most.
+    /// writer admits every group of rows against one of them. What was removed is deleted once readers had time to finish:
+    /// little for what a user `deleted`, which no query finds any more.
     pub(super) async fn commit_manifest(
         &self,
         journal: &mut Journal,
         mut manifest: Manifest,
-        grace: Duration,
+        deleted: &[String],
         also: impl FnOnce(&mut State, &mut Writer),
     ) -> Result<(), StoreError> {
         let commit = {
@@ -128,7 +131,10 @@ impl Shared {
         }
         let settled = std::mem::take(&mut *self.unsettled.lock());
         settled.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
-        removed.into_iter().for_each(|path| self.doom(path, grace));
+        for path in removed {
+            let grace = if deleted.contains(&path) { DELETED_GRACE } else { Duration::MAX };
+            self.doom(path, grace);
+        }
         Ok(())
     }
 
@@ -180,7 +186,7 @@ impl Shared {
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         manifest.remove(|s| items.iter().any(|i| i.file == s.path));
         manifest.set_aside.extend(items.iter().cloned());
-        let committed = self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await;
+        let committed = self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await;
         // Reported also if it could not be recorded, and not before readers do without it.
         self.set_aside_now.lock().extend(items);
         committed
@@ -214,7 +220,7 @@ impl Shared {
                 let mut commit = self.commit.lock().await;
                 let mut manifest = Manifest::clone(&self.state.read().manifest);
                 manifest.leave_out(path, &why);
-                self.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await
+                self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
             }
             other => Err(other),
         }

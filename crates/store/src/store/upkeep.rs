@@ -97,14 +97,14 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     let oldest_kept =
         if options.retention_age_s == 0 { i64::MIN } else { now_ns() - options.retention_age_s as i64 * NS_PER_S };
     let mut by_age: Vec<Arc<Segment>> = manifest.segments.clone();
-    by_age.sort_by_key(|s| std::cmp::Reverse(s.max_time));
+    by_age.sort_by_key(|s| std::cmp::Reverse(s.newest()));
     let mut total = derived;
     let mut expired = HashSet::new();
     for segment in by_age {
         total += segment.bytes;
         let too_much = options.retention_bytes > 0 && total > options.retention_bytes;
         // The list of runs is small and records what was there, so it stays.
-        if segment.table != Table::Runs.name() && (segment.max_time < oldest_kept || too_much) {
+        if segment.table != Table::Runs.name() && (segment.newest() < oldest_kept || too_much) {
             total -= segment.bytes;
             expired.insert(segment.path.clone());
         }
@@ -114,7 +114,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     }
     manifest.segments.retain(|s| !expired.contains(&s.path));
     let count = (before - manifest.segments.len()) as u64;
-    shared.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await?;
+    shared.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await?;
     shared.counters.expired_segments.fetch_add(count, Ordering::Relaxed);
     Ok(())
 }
@@ -248,7 +248,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     manifest.segments.retain(|s| !paths.contains(&s.path));
     let fresh = shared.put_segments(fresh).await?;
     manifest.segments.extend(fresh.into_iter().map(|(segment, _)| segment));
-    shared.commit_manifest(&mut commit, manifest, Duration::MAX, |_, _| {}).await?;
+    shared.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await?;
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

@@ -161,9 +161,7 @@ async fn a_flush_goes_on_past_a_damaged_segment() {
         // And rows of its own run.
         store.append(Table::Samples, samples("b", 10, 20)).await.unwrap();
         store.flush().await.unwrap();
-        let rows = |store: &Store| -> usize {
-            batches(store, Table::Samples).iter().map(|b| b.num_rows()).sum()
-        };
+        let rows = |store: &Store| -> usize { batches(store, Table::Samples).iter().map(|b| b.num_rows()).sum() };
         for _ in 0..200 {
             if !store.health().problems.is_empty() {
                 break;
@@ -274,7 +272,7 @@ fn segments(store: &Store) -> Vec<String> {
     store.snapshot().tables[&Table::Samples].segments.iter().map(|s| s.path.clone()).collect()
 }
 
-fn samples(run: &str, first: u64, n: u64) -> RecordBatch {
+pub fn samples(run: &str, first: u64, n: u64) -> RecordBatch {
     let mut b = SamplesBuilder::default();
     for i in first..first + n {
         let sample_id = i.to_string();

@@ -781,8 +781,10 @@ impl World {
         let (mut may_go, mut must_go) = (BTreeSet::new(), BTreeSet::new());
         for (table, state) in snapshot.tables.iter().filter(|(table, _)| **table != Table::Runs) {
             for segment in &state.segments {
-                let is_old = age > 0 && segment.max_time < LATER;
-                let newer: u64 = segments(&snapshot).filter(|s| s.max_time >= segment.max_time).map(|s| s.bytes).sum();
+                // Without a time, rows are as old as their file, which was written just now.
+                let newest = |s: &Segment| if s.max_time == 0 { i64::MAX } else { s.max_time };
+                let is_old = age > 0 && newest(segment) < LATER;
+                let newer: u64 = segments(&snapshot).filter(|s| newest(s) >= newest(segment)).map(|s| s.bytes).sum();
                 let is_too_much = bytes > 0 && newer > bytes;
                 let rows = self.read[&segment.path].iter().filter(|(hash, ..)| !state.replaced.contains(hash));
                 let keys: Vec<Key> = rows.map(|(_, key, _)| *key).collect();

@@ -147,6 +147,19 @@ async fn retention_drops_the_oldest() {
     assert_eq!(store.stats().expired_segments, 1);
 }
 
+/// Samples of a dump may have no time: they are as old as their file.
+#[tokio::test]
+async fn age_takes_what_is_old_and_not_what_has_no_time() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_with(dir.path(), |o| o.retention_age_s = 3600).await;
+    store.append(Table::Samples, crate::damage::samples("a", 0, 10)).await.unwrap();
+    store.append(Table::Spans, spans_with("a", 0, 10, |s| (s.start_ns, s.end_ns) = (1, Some(2)))).await.unwrap();
+    store.flush().await.unwrap();
+    store.tidy().await.unwrap();
+    assert_eq!(seen(&store), []);
+    assert_eq!(batches(&store, Table::Samples).iter().map(RecordBatch::num_rows).sum::<usize>(), 10);
+}
+
 /// Of this many segments and nine files of a tenth of a segment each: how many segments went, and how many files stayed, where there is
 /// room for three segments and one such file.
 async fn expired_and_kept(segments: u64, expected: u64) -> (u64, usize) {
