@@ -68,15 +68,20 @@ pub(crate) async fn find(root: &Root) -> Result<Found, StoreError> {
         Err(e) if e.is_missing() => Ok(None),
         Err(e) => Err(e),
     };
+    judge(read(MANIFEST).await?.as_deref(), read(COMMITS).await?.as_deref())
+}
+
+/// What the two files say, from their bytes. `None`: a file is missing.
+pub(crate) fn judge(manifest: Option<&[u8]>, commits: Option<&[u8]>) -> Result<Found, StoreError> {
     let mut found = Found::default();
-    if let Some(bytes) = read(MANIFEST).await? {
-        match Manifest::parse(&bytes) {
+    if let Some(bytes) = manifest {
+        match Manifest::parse(bytes) {
             Ok(manifest) => found.manifest = Some(manifest),
             Err(StoreError::Damaged(why)) => found.damage.push((MANIFEST, why)),
             Err(e) => return Err(e),
         }
     }
-    let Some(bytes) = read(COMMITS).await? else {
+    let Some(bytes) = commits else {
         // Before version 2 there was none.
         if found.manifest.as_ref().is_some_and(|m| m.format_version >= VERSION) {
             found.damage.push((COMMITS, "it is missing".into()));

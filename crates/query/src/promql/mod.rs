@@ -15,6 +15,8 @@ mod eval;
 mod functions;
 mod labels;
 mod source;
+#[doc(hidden)]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod window;
