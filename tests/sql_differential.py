@@ -156,7 +156,6 @@ class Query:
             lambda: f"greatest({inner()}, {inner()})",
             lambda: f"least({inner()}, {inner()})",
             lambda: f"cast({inner('bool')} as bigint)",
-            lambda: f"ascii({inner('text')})",
         ]
 
     def float(self, inner):

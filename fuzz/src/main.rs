@@ -67,11 +67,10 @@ fn expect_panics_of_the_promql_parser() {
 extern "C" fn report() {
     COSTS.with_borrow(|costs| {
         eprintln!(
-            "costs: inputs={} slowest_us={} heap={} heap_per_byte={} long_heap_per_byte={}",
+            "costs: inputs={} slowest_us={} heap={} long_heap_per_byte={}",
             costs.inputs,
             costs.slowest.as_micros(),
             costs.heap,
-            costs.heap_per_byte,
             costs.long_heap_per_byte
         );
     });

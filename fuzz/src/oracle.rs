@@ -50,8 +50,6 @@ impl fmt::Display for Excess {
 pub struct Costs {
     pub inputs: u64,
     pub slowest: Duration,
-    /// Most heap beyond [`HEAP_FIXED`], per byte.
-    pub heap_per_byte: usize,
     /// Most heap of one input.
     pub heap: usize,
     /// Most heap of one input that was made long, per byte.
@@ -63,7 +61,7 @@ impl Costs {
     pub fn run(&mut self, target: &Target, data: &[u8]) -> Result<(), Excess> {
         self.inputs += 1;
         let start = Instant::now();
-        let bytes = self.heap_of(target, data)?;
+        let bytes = heap(target, data)?;
         let took = start.elapsed();
         self.heap = self.heap.max(bytes);
         self.slowest = self.slowest.max(took);
@@ -81,16 +79,6 @@ impl Costs {
         Ok(())
     }
 
-    fn heap_of(&mut self, target: &Target, data: &[u8]) -> Result<usize, Excess> {
-        let bytes = peak_of(|| (target.run)(data));
-        let per_byte = bytes.saturating_sub(HEAP_FIXED) / data.len().max(1);
-        self.heap_per_byte = self.heap_per_byte.max(per_byte);
-        match bytes > HEAP_FIXED + HEAP_PER_BYTE * data.len() {
-            true => Err(Excess::Heap { bytes, len: data.len() }),
-            false => Ok(bytes),
-        }
-    }
-
     /// Repeats a part of the input until it is long, and again until it is four times as long.
     fn grow(&mut self, target: &Target, data: &[u8]) -> Result<(), Excess> {
         let seed = self.inputs;
@@ -98,7 +86,7 @@ impl Costs {
         let (Some(short), Some(long)) = (of(SHORT), of(LONG)) else { return Ok(()) };
         let short_took = cpu(|| (target.run)(&short));
         let mut bytes = Ok(0);
-        let long_took = cpu(|| bytes = self.heap_of(target, &long));
+        let long_took = cpu(|| bytes = heap(target, &long));
         self.long_heap_per_byte = self.long_heap_per_byte.max(bytes? / long.len());
         if long_took < NOISE || long_took < short_took * (GROWTH - 2) {
             return Ok(());
@@ -109,6 +97,15 @@ impl Costs {
             true => Err(Excess::Growth { short, long, longer: took, input: longer }),
             false => Ok(()),
         }
+    }
+}
+
+/// Runs an input and returns the heap that it took.
+pub fn heap(target: &Target, data: &[u8]) -> Result<usize, Excess> {
+    let bytes = peak_of(|| (target.run)(data));
+    match bytes > HEAP_FIXED + HEAP_PER_BYTE * data.len() {
+        true => Err(Excess::Heap { bytes, len: data.len() }),
+        false => Ok(bytes),
     }
 }
 

@@ -14,6 +14,7 @@ mod binary;
 mod eval;
 mod functions;
 mod labels;
+mod patterns;
 mod source;
 #[doc(hidden)]
 pub mod testing;

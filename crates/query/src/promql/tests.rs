@@ -30,8 +30,7 @@ fn close(a: f64, b: f64) -> bool {
 
 #[test]
 fn selectors_look_back_and_stop_at_stale_markers() {
-    let series =
-        || vec![stored(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
+    let series = || vec![stored(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
     assert_eq!(instant("a", series(), 1500), [("a{}".into(), 1.0)]);
     assert_eq!(instant("a", series(), 3500), []);
     assert_eq!(instant("a", series(), 9000 + 299_999), [("a{}".into(), 4.0)]);
@@ -52,8 +51,7 @@ fn rates_extrapolate_and_survive_resets() {
     assert!(close(*rate, 0.5), "{rate}");
     assert!(close(instant("increase(c[1m])", series(), 500_500)[0].1, 30.0));
     assert!(close(instant("irate(c[1m])", series(), 500_500)[0].1, 0.5));
-    let reset =
-        vec![stored(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
+    let reset = vec![stored(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
     // 10, then 5 from zero, then 10: 25 in 30 s, over a window of 30 s that has samples from its edge on.
     let increase = instant("increase(c[31s])", reset, 30_000)[0].1;
     assert!(close(increase, 25.0 * 31.0 / 30.0), "{increase}");
@@ -62,8 +60,7 @@ fn rates_extrapolate_and_survive_resets() {
 
 #[test]
 fn aggregations_group() {
-    let gauge =
-        |id: &str, zone: &str, v: f64| stored(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
+    let gauge = |id: &str, zone: &str, v: f64| stored(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
     let all = || vec![gauge("1", "a", 1.0), gauge("2", "a", 2.0), gauge("3", "b", 30.0)];
     assert_eq!(instant("sum(g)", all(), 10), [("{}".into(), 33.0)]);
     assert_eq!(instant("sum by (zone) (g)", all(), 10), [("{zone=\"a\"}".into(), 3.0), ("{zone=\"b\"}".into(), 30.0)]);
@@ -103,6 +100,23 @@ fn subqueries_and_absent() {
     assert!(close(found, 0.5), "{found}");
     assert_eq!(instant("absent(nothing{job=\"x\"})", series(), 600_000), [("{job=\"x\"}".into(), 1.0)]);
     assert_eq!(instant("absent(c)", series(), 600_000), []);
+}
+
+/// Nested calls doubled a label with each level.
+#[test]
+fn labels_cannot_grow_without_end() {
+    let series = || vec![stored(&[("__name__", "a"), ("x", "0123456789abcdef")], &[(0, 1.0)])];
+    let nested = |depth, around: fn(String) -> String| (0..depth).fold("a".to_string(), |text, _| around(text));
+    let doubling: [fn(String) -> String; 2] = [
+        |text| format!("label_replace({text}, \"x\", \"$1$1\", \"x\", \"(.*)\")"),
+        |text| format!("label_join({text}, \"x\", \"\", \"x\", \"x\")"),
+    ];
+    for around in doubling {
+        assert!(ask(&nested(8, around), series(), 1, 1, 1).is_ok());
+        assert!(ask(&nested(9, around), series(), 1, 1, 1).unwrap_err().contains("longer than"));
+    }
+    let long = format!("label_replace(a, \"x\", \"{}\", \"x\", \".*\")", "y".repeat(1025));
+    assert!(ask(&long, series(), 1, 1, 1).unwrap_err().contains("replacement"));
 }
 
 #[test]
