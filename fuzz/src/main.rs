@@ -19,7 +19,7 @@ fuzz_target!(
     init: {
         let name = std::env::var("ROLLSCOPE_FUZZ").unwrap_or_default();
         let target = find(&name).unwrap_or_else(|| panic!("ROLLSCOPE_FUZZ names no target: {name:?}"));
-        expect_panics_of_the_promql_parser();
+        expect_panics_that_are_caught();
         // What is made once is not the cost of an input.
         (target.run)(b"");
         TARGET.get_or_init(|| target);
@@ -40,7 +40,7 @@ fuzz_target!(
     }
 );
 
-/// Pickles are mutated as bytes, or made from a grammar.
+// Pickles are mutated as bytes, or made from a grammar.
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let is_torch = TARGET.get().is_some_and(|target| target.name == "torch");
     let mut dice = Dice::new(seed.into());
@@ -52,11 +52,12 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     made.len()
 });
 
-/// `PromQuery::parse` catches them. libFuzzer's hook would end the process before.
-fn expect_panics_of_the_promql_parser() {
+/// Reading PromQL and the log catches those of the parsers that it calls. libFuzzer's hook would end the process before.
+fn expect_panics_that_are_caught() {
     let abort = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
-        let is_theirs = std::backtrace::Backtrace::force_capture().to_string().contains("promql_parser::parser::parse");
+        let trace = std::backtrace::Backtrace::force_capture().to_string();
+        let is_theirs = ["promql_parser::", "arrow_ipc::"].iter().any(|parser| trace.contains(parser));
         if !is_theirs {
             abort(info);
         }
