@@ -1,10 +1,12 @@
-"""Runs libFuzzer over every target in turn and prints a table: `make fuzz MINUTES=10`, or `python3 fuzz/run.py --minutes 10 promql`.
+"""Runs libFuzzer over every target in turn and prints a table: `make fuzz MINUTES=10`, or `fuzz/run.py --minutes 10 promql`.
 
-Inputs that reach new code are kept in target/fuzz/corpus, inputs that fail in target/fuzz/failures. To run one again:
+The column `in all` adds up the runs since target/fuzz was removed. Inputs that reach new code are kept in target/fuzz/corpus,
+inputs that fail in target/fuzz/failures. To run one again:
 `ROLLSCOPE_FUZZ=promql target/debug/rollscope-fuzz FILE`.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
@@ -15,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BINARY = ROOT / "target" / "debug" / "rollscope-fuzz"
 WORK = ROOT / "target" / "fuzz"
+TOTALS = WORK / "totals.json"
 
 
 def targets():
@@ -24,8 +27,9 @@ def targets():
 
 
 def build():
-    subprocess.run(["cargo", "build", "--locked", "--workspace", "--bin", "rollscope-fuzz", "--features", "rollscope-fuzz/libfuzzer"],
-                   cwd=ROOT, check=True, env={**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(ROOT / "fuzz" / "instrument.sh")})
+    command = "cargo build --locked --workspace --bin rollscope-fuzz --features rollscope-fuzz/libfuzzer"
+    environment = {**os.environ, "RUSTC_WORKSPACE_WRAPPER": str(ROOT / "fuzz" / "instrument.sh")}
+    subprocess.run(command.split(), cwd=ROOT, check=True, env=environment)
 
 
 def fuzz(name, max_len, seconds, runs):
@@ -47,8 +51,12 @@ def fuzz(name, max_len, seconds, runs):
     text = log.read_text(errors="replace")
     costs = dict(re.findall(r"(\w+)=(\d+)", text.rpartition("costs: ")[2].partition("\n")[0]))
     inputs = int(costs.get("inputs", 0))
+    totals = json.loads(TOTALS.read_text()) if TOTALS.exists() else {}
+    totals[name] = totals.get(name, 0) + inputs
+    TOTALS.write_text(json.dumps(totals))
     coverage = re.findall(r"cov: (\d+)", text)
-    row = [name, f"{inputs:,}", f"{inputs / took:,.0f}", str(len(list(corpus.iterdir()))), coverage[-1] if coverage else "-",
+    row = [name, f"{inputs:,}", f"{totals[name]:,}", f"{inputs / took:,.0f}",
+           str(len(list(corpus.iterdir()))), coverage[-1] if coverage else "-",
            f"{int(costs.get('slowest_us', 0)) / 1000:.1f} ms", f"{int(costs.get('heap', 0)) / 1024:,.0f} KiB",
            costs.get("long_heap_per_byte", "-"), "0" if done.returncode == 0 else f"1: see {log.relative_to(ROOT)}"]
     return row, done.returncode != 0
@@ -67,8 +75,9 @@ def main():
         parser.error(f"unknown targets {sorted(unknown)}; expected some of: {', '.join(known)}")
     if not args.no_build:
         build()
-    print("| target | inputs | per second | new in the corpus | edges | slowest | most heap | heap per byte of long inputs | failures |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    columns = ["target", "inputs", "in all", "per second", "new in the corpus", "edges", "slowest", "most heap",
+               "heap per byte of long inputs", "failures"]
+    print("| " + " | ".join(columns) + " |\n" + "|---" * len(columns) + "|", flush=True)
     failed = False
     for name in chosen:
         row, bad = fuzz(name, known[name], max(1, int(args.minutes * 60 / len(chosen))), args.runs)

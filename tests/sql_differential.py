@@ -123,7 +123,10 @@ class Query:
             if found and self.chance(0.85):
                 return found
             return self.literal(kind)
-        inner = lambda of=kind: self.expr(of, columns, depth + 1)  # noqa: E731
+
+        def inner(of=kind):
+            return self.expr(of, columns, depth + 1)
+
         any_kind = self.one("int", "text", "bool", "float")
         general = [
             lambda: f"case when {inner('bool')} then {inner()} else {inner()} end",
