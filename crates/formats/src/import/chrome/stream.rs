@@ -107,7 +107,7 @@ impl<'a> Stream<'a> {
         // Twice as much each time, however little a decompressor gives at once: a large value is not looked through again and
         // again for nothing.
         let wanted = CHUNK.max(self.buffer.len()) as u64;
-        let n = self.input.by_ref().take(wanted).read_to_end(&mut self.buffer)?;
+        let n = (&mut self.input).take(wanted).read_to_end(&mut self.buffer)?;
         self.ended = n == 0;
         if self.before == 0 && self.buffer.starts_with(BOM) {
             self.at = BOM.len();
