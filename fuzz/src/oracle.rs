@@ -73,7 +73,7 @@ impl Costs {
                 return Err(Excess::Time { took, len: data.len() });
             }
         }
-        if self.inputs % PUMP_EVERY == 0 {
+        if self.inputs.is_multiple_of(PUMP_EVERY) {
             self.grow(target, data)?;
         }
         Ok(())

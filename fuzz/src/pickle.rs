@@ -121,7 +121,7 @@ pub fn make(dice: &mut Dice, max: usize) -> Vec<u8> {
     // Damage in some: what does not fit the grammar at all.
     if dice.one_in(4) && !out.is_empty() {
         let at = dice.below(out.len());
-        out[at] = dice.next() as u8;
+        out[at] = dice.roll() as u8;
     }
     out
 }
@@ -228,7 +228,7 @@ impl Pickle<'_> {
             2 => {
                 self.op(b'r');
                 let far = self.dice.one_in(16);
-                let number = if far { self.dice.next() as u32 } else { self.remembered as u32 };
+                let number = if far { self.dice.roll() as u32 } else { self.remembered as u32 };
                 self.bytes(&number.to_le_bytes());
             }
             3 => {
@@ -310,7 +310,7 @@ impl Pickle<'_> {
     }
 
     fn number(&mut self) {
-        let any = self.dice.next();
+        let any = self.dice.roll();
         let small = (any % 7) as u8;
         match self.dice.below(10) {
             0 => self.bytes(&[b'K', any as u8]),
@@ -378,7 +378,7 @@ impl Pickle<'_> {
                 return;
             }
         }
-        let byte = self.dice.next() as u8;
+        let byte = self.dice.roll() as u8;
         (0..len).for_each(|n| self.op(byte.wrapping_add(n as u8)));
     }
 
