@@ -19,7 +19,7 @@ MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET)
 PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
+.PHONY: help run fuzz test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -136,6 +136,12 @@ audit: ## licences and known weaknesses of dependencies; needs the network (carg
 	cargo deny check
 	cargo deny --manifest-path python/Cargo.toml check
 	cd ui && npm audit --audit-level=moderate
+
+# A third of the time is for SQL, the rest for the parsers.
+MINUTES := 30
+fuzz: $(BIN) $(VENV)/.ready ## random input for every parser, and random SQL against DuckDB; MINUTES=600 for longer
+	failed=0; python3 fuzz/run.py --minutes $$(($(MINUTES) * 2 / 3)) || failed=1; \
+	$(PYTHON) tests/sql_differential.py --minutes $$(($(MINUTES) / 3)) || failed=1; exit $$failed
 
 bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
 	target/release/rollscope-bench $(TOPICS)

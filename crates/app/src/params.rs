@@ -7,6 +7,8 @@ use crate::problem::Problem;
 
 /// Longest value of any parameter.
 const MAX_VALUE: usize = 4096;
+/// Most parameters of a request. Each is compared with those before it.
+const MAX_PARAMETERS: usize = 256;
 
 /// The query string. A handler takes the parameters that it knows and calls [`Params::done`], which reports misspelt names.
 #[derive(Debug)]
@@ -17,6 +19,9 @@ pub struct Params {
 
 impl Params {
     pub fn from_pairs(pairs: Vec<(String, String)>) -> Result<Self, Problem> {
+        if let Some((key, _)) = pairs.get(MAX_PARAMETERS) {
+            return Err(Problem::parameter(key, format!("among the first {MAX_PARAMETERS} parameters")));
+        }
         for (n, (key, value)) in pairs.iter().enumerate() {
             if value.len() > MAX_VALUE {
                 return Err(Problem::parameter(key, format!("at most {MAX_VALUE} bytes long")));
@@ -77,5 +82,8 @@ mod tests {
         assert_eq!(misspelt.done().unwrap_err().detail(), "unknown parameter `stpe`; expected one of: step");
         assert!(params(&[("a", "1"), ("a", "2")]).is_err());
         assert!(params(&[("a", &"x".repeat(MAX_VALUE + 1))]).is_err());
+        let names: Vec<String> = (0..=MAX_PARAMETERS).map(|n| n.to_string()).collect();
+        let many: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "")).collect();
+        assert!(params(&many[1..]).is_ok() && params(&many).is_err());
     }
 }

@@ -56,6 +56,8 @@ use tokio_util::sync::CancellationToken;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::trace::TraceLayer;
 
+#[doc(hidden)]
+pub use api::testing;
 use auth::{Auth, Door};
 pub use config::{Limits, ServerConfig, TlsConfig};
 use ingest::{Ingest, grpc};

@@ -68,20 +68,24 @@ pub(crate) async fn find(root: &Root) -> Result<Found, StoreError> {
         Err(e) if e.is_missing() => Ok(None),
         Err(e) => Err(e),
     };
+    judge(read(MANIFEST).await?.as_deref(), read(COMMITS).await?.as_deref())
+}
+
+/// What the two files say, from their bytes. `None`: a file is missing.
+pub(crate) fn judge(manifest: Option<&[u8]>, commits: Option<&[u8]>) -> Result<Found, StoreError> {
     let mut found = Found::default();
     let mut newer = None;
-    if let Some(bytes) = read(MANIFEST).await? {
-        match Manifest::parse(&bytes) {
+    if let Some(bytes) = manifest {
+        match Manifest::parse(bytes) {
             Ok(manifest) => found.manifest = Some(manifest),
             Err(StoreError::Damaged(why)) => found.damage.push((MANIFEST, why)),
             Err(e) => newer = Some(e),
         }
     }
-    let commits = read(COMMITS).await?;
     if let Some(e) = newer {
         // It has no checksum. A newer version writes both files: if the other one is of this version, a bit has flipped.
         let is_ours = |line: &[u8]| matches!(decode(line), Ok(Line::Whole(_)));
-        if !commits.as_ref().is_some_and(|bytes| bytes.split(|b| *b == b'\n').next().is_some_and(is_ours)) {
+        if !commits.is_some_and(|bytes| bytes.split(|b| *b == b'\n').next().is_some_and(is_ours)) {
             return Err(e);
         }
         found.damage.push((MANIFEST, e.to_string()));

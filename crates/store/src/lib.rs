@@ -39,6 +39,8 @@ mod segment;
 mod snapshot;
 mod store;
 mod tail;
+#[doc(hidden)]
+pub mod testing;
 mod thin;
 mod touched;
 mod vitals;

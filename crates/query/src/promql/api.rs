@@ -7,12 +7,13 @@ use futures::future::BoxFuture;
 use promql_parser::label::Matcher;
 use promql_parser::parser::value::ValueType;
 use promql_parser::parser::{self, Expr};
-use promql_parser::util::{ExprVisitor, walk_expr};
+use promql_parser::util::{ExprVisitor, unquote_string, walk_expr};
 use rollscope_model::Table;
 use serde::{Deserialize, Serialize};
 
 use super::eval::{self, Context, Data, PromAnswer, Room, Steps};
 use super::labels::{Labels, NAME};
+use super::patterns;
 use super::source::{self, Budget, Wanted};
 use crate::Engine;
 use crate::error::{ErrorKind, QueryError};
@@ -47,10 +48,19 @@ const MAX_TEXT: usize = 64 << 10;
 /// Brackets and operators of a query.
 const MAX_OPERATORS: usize = 500;
 
-/// Parentheses and operators make an expression deep, and code that walks one is recursive. They are counted in the text
-/// before that. Braces, quotes and comments do not count.
-fn operators(text: &str) -> usize {
-    let (mut count, mut in_braces) = (0, false);
+/// What a query would cost to parse, read from its text before that.
+#[derive(Default)]
+struct Outline<'a> {
+    /// Parentheses and operators make an expression deep, and code that walks one is recursive. Braces, quotes and comments do
+    /// not count.
+    operators: usize,
+    /// What stands after `=~` and `!~`, with its quotes. The parser compiles it.
+    patterns: Vec<&'a str>,
+}
+
+fn outline(text: &str) -> Outline<'_> {
+    let (mut count, mut in_braces, mut in_match) = (0, false, false);
+    let mut patterns = Vec::new();
     let mut rest = text;
     while let Some(c) = rest.chars().next() {
         let mut length = c.len_utf8();
@@ -63,6 +73,9 @@ fn operators(text: &str) -> usize {
                     closes
                 });
                 length = end.map_or(rest.len(), |end| end + 2);
+                if in_match {
+                    patterns.push(&rest[..length]);
+                }
             }
             '#' => length = rest.find('\n').unwrap_or(rest.len()),
             '{' => {
@@ -79,9 +92,10 @@ fn operators(text: &str) -> usize {
             }
             _ => {}
         }
+        in_match = c == '~' || (in_match && (c.is_whitespace() || c == '#'));
         rest = &rest[length..];
     }
-    count
+    Outline { operators: count, patterns }
 }
 
 /// A query that was understood.
@@ -99,9 +113,16 @@ impl PromQuery {
         if text.len() > MAX_TEXT {
             return Err(QueryError::new(ErrorKind::Limit, format!("the query is longer than {MAX_TEXT} bytes")));
         }
-        if operators(text) > MAX_OPERATORS {
-            let text = format!("the query has more than {MAX_OPERATORS} parentheses and operators");
-            return Err(QueryError::new(ErrorKind::Limit, text));
+        let Outline { operators, patterns } = outline(text);
+        let limit = |text: String| Err(QueryError::new(ErrorKind::Limit, text));
+        if operators > MAX_OPERATORS {
+            return limit(format!("the query has more than {MAX_OPERATORS} parentheses and operators"));
+        }
+        if patterns.len() > patterns::MAX_PATTERNS {
+            return limit(format!("the query has more than {} regular expressions", patterns::MAX_PATTERNS));
+        }
+        for pattern in patterns.iter().filter_map(|quoted| unquote_string(quoted).ok()) {
+            patterns::check(&pattern).map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
         }
         // The parser panics on durations that do not fit a `Duration`, such as [1e300].
         let parsed = std::panic::catch_unwind(|| parser::parse(text))
@@ -262,13 +283,21 @@ mod tests {
             ("a >= bool 1", 2),
             ("\"never closed + + +", 0),
         ] {
-            assert_eq!(operators(text), count, "{text}");
+            assert_eq!(outline(text).operators, count, "{text}");
         }
         let refused = |text: String| PromQuery::parse(&text).err().map(|e| e.message).unwrap_or_default();
         assert!(refused("1".to_string() + &"+1".repeat(30_000)).contains("operators"));
         assert!(refused("a".to_string() + &" or a".repeat(10_000)).contains("operators"));
         assert!(refused("-".repeat(60_000) + "1").contains("operators"));
         assert!(refused("1".to_string() + &"+1".repeat(400)).is_empty());
+        let many = |count: usize| format!("{{{}}}", vec!["a=~\"b\""; count].join(","));
+        assert!(refused(many(patterns::MAX_PATTERNS)).is_empty());
+        assert!(refused(many(patterns::MAX_PATTERNS + 1)).contains("regular expressions"));
+        // 16 bytes that take 5 MB: found by fuzzing.
+        assert!(refused(r#"{a=~"\\pL{99}"}"#.into()).contains("too large"));
+        assert!(refused("{a!~ # why\n `(\\w{50}){50}`}".into()).contains("too large"));
+        assert!(refused(r#"{a=~"x{y} (\\pL{9}){9}"}"#.into()).contains("illegal"));
+        assert!(refused(r#"{a=~"x{y}", b="\\pL{99}"}"#.into()).is_empty());
         assert!(refused("a offset 1e300".into()).contains("out of range"));
         assert!(refused("a[1e300:1]".into()).contains("out of range"));
     }

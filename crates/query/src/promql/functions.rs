@@ -8,7 +8,7 @@ use promql_parser::parser::{Call, Expr};
 use super::eval::{Context, Failed, Value, eval, instant, windows};
 use super::labels::NAME;
 use super::window::{self, Bucket, Window};
-use super::{ABSENT, Labels, Row, is_absent};
+use super::{ABSENT, Labels, Row, is_absent, patterns};
 
 /// Every function that is supported. Others are refused by name.
 pub const SUPPORTED: &[&str] = &[
@@ -467,6 +467,20 @@ fn label_name(name: &str) -> Result<(), Failed> {
     if good { Ok(()) } else { Err(format!("{name:?} is not a valid label name")) }
 }
 
+/// Longest value that a query may give a label, as scraped labels have it by default, and longest replacement. Calls can be
+/// nested, and each could otherwise multiply the length.
+const MAX_LABEL_BYTES: usize = 4096;
+const MAX_REPLACEMENT_BYTES: usize = 1024;
+
+/// A row with a label changed. The new text counts against the room of the query.
+fn with_label(row: Row, name: &str, value: &str, cx: &Context) -> Result<Row, Failed> {
+    if value.len() > MAX_LABEL_BYTES {
+        return Err(format!("the value of label {name:?} would be longer than {MAX_LABEL_BYTES} bytes"));
+    }
+    cx.room.take(1, value.len() / size_of::<f64>())?;
+    Ok(Row { labels: row.labels.with(name, value), values: row.values })
+}
+
 fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let [rows, target, replacement, source, pattern] = args else {
         return Err("label_replace expects a vector and four strings".into());
@@ -475,20 +489,20 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let (target, replacement) = (text_argument(target, cx)?, text_argument(replacement, cx)?);
     let (source, pattern) = (text_argument(source, cx)?, text_argument(pattern, cx)?);
     label_name(&target)?;
-    let regex = regex::Regex::new(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
+    if replacement.len() > MAX_REPLACEMENT_BYTES {
+        return Err(format!("label_replace: the replacement is longer than {MAX_REPLACEMENT_BYTES} bytes"));
+    }
+    let regex = patterns::compile(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
     // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
     let rows = rows.into_iter().map(|row| {
-        let labels = match regex.captures(row.labels.get(&source)) {
-            None => row.labels,
-            Some(found) => {
-                let mut value = String::new();
-                found.expand(&replacement, &mut value);
-                row.labels.with(&target, &value)
-            }
-        };
-        Row { labels, values: row.values }
+        let mut value = String::new();
+        match regex.captures(row.labels.get(&source)) {
+            None => return Ok(row),
+            Some(found) => found.expand(&replacement, &mut value),
+        }
+        with_label(row, &target, &value, cx)
     });
-    Ok(Value::Vector(merge(rows.collect())?))
+    Ok(Value::Vector(merge(rows.collect::<Result<_, _>>()?)?))
 }
 
 fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
@@ -500,8 +514,15 @@ fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     label_name(&target)?;
     let sources: Vec<String> = sources.iter().map(|s| text_argument(s, cx)).collect::<Result<_, _>>()?;
     let rows = rows.into_iter().map(|row| {
-        let value: Vec<&str> = sources.iter().map(|s| row.labels.get(s)).collect();
-        Row { labels: row.labels.with(&target, &value.join(&separator)), values: row.values }
+        let mut value = String::new();
+        for (n, source) in sources.iter().enumerate() {
+            value.push_str(if n > 0 { &separator } else { "" });
+            value.push_str(row.labels.get(source));
+            if value.len() > MAX_LABEL_BYTES {
+                break;
+            }
+        }
+        with_label(row, &target, &value, cx)
     });
-    Ok(Value::Vector(merge(rows.collect())?))
+    Ok(Value::Vector(merge(rows.collect::<Result<_, _>>()?)?))
 }

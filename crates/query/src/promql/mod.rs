@@ -14,7 +14,10 @@ mod binary;
 mod eval;
 mod functions;
 mod labels;
+mod patterns;
 mod source;
+#[doc(hidden)]
+pub mod testing;
 #[cfg(test)]
 mod tests;
 mod window;

@@ -362,9 +362,3 @@ pub async fn list(
     found.dedup_by(|a, b| a.0 == b.0);
     Ok(found)
 }
-
-#[cfg(test)]
-pub fn stored_for_tests(labels: &[(&str, &str)], samples: &[(i64, f64)]) -> Stored {
-    let labels = Labels::new(labels.iter().map(|(n, v)| (n.to_string(), v.to_string())));
-    Stored::new(labels, samples.iter().map(|s| s.0).collect(), samples.iter().map(|s| s.1).collect())
-}

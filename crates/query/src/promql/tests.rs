@@ -2,39 +2,13 @@
 //! itself is tested with the real one, in `tests/test_prometheus.py`.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
-use promql_parser::parser;
 use proptest::prelude::*;
 
-use super::eval::{self, Context, Data, PromAnswer, Room, Steps, wanted};
-use super::source::{Stored, matches, stored_for_tests};
+use super::eval::PromAnswer;
+use super::source::Stored;
+use super::testing::{ask, stored};
 use super::{ABSENT, window};
-
-const MAX_STEPS: usize = 11_000;
-const MAX_VALUES: usize = 1 << 20;
-
-fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Result<PromAnswer, String> {
-    let expr = parser::parse(text)?;
-    let steps = Steps { start, end, step };
-    let empty = Data::new();
-    let room = Room::new(MAX_VALUES);
-    let mut needed = HashMap::new();
-    wanted(&expr, &Context::new(steps, 300_000, MAX_STEPS, &empty, &room), &mut needed)?;
-    let stored: Vec<Arc<Stored>> = stored.into_iter().map(Arc::new).collect();
-    let data: Data = needed
-        .into_iter()
-        .map(|(key, w)| {
-            let found = stored.iter().filter(|s| matches(&w.matchers, &s.labels)).map(|s| {
-                let inside = s.times.iter().zip(&s.values).filter(|(t, _)| **t > w.from && **t <= w.to);
-                let (times, values) = inside.map(|(t, v)| (*t, *v)).unzip();
-                Stored::new(s.labels.clone(), times, values)
-            });
-            (key, Arc::new(found.collect()))
-        })
-        .collect();
-    eval::answer(&expr, &Context::new(steps, 300_000, MAX_STEPS, &data, &room))
-}
 
 /// The values of an instant query, as `labels => value`.
 fn instant(text: &str, stored: Vec<Stored>, at: i64) -> Vec<(String, f64)> {
@@ -47,7 +21,7 @@ fn instant(text: &str, stored: Vec<Stored>, at: i64) -> Vec<(String, f64)> {
 
 fn counter(labels: &[(&str, &str)]) -> Stored {
     let samples: Vec<(i64, f64)> = (0..100).map(|i| (i * 10_000, i as f64 * 5.0)).collect();
-    stored_for_tests(labels, &samples)
+    stored(labels, &samples)
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -56,8 +30,7 @@ fn close(a: f64, b: f64) -> bool {
 
 #[test]
 fn selectors_look_back_and_stop_at_stale_markers() {
-    let series =
-        || vec![stored_for_tests(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
+    let series = || vec![stored(&[("__name__", "a")], &[(1000, 1.0), (2000, 2.0), (3000, ABSENT), (9000, 4.0)])];
     assert_eq!(instant("a", series(), 1500), [("a{}".into(), 1.0)]);
     assert_eq!(instant("a", series(), 3500), []);
     assert_eq!(instant("a", series(), 9000 + 299_999), [("a{}".into(), 4.0)]);
@@ -78,18 +51,16 @@ fn rates_extrapolate_and_survive_resets() {
     assert!(close(*rate, 0.5), "{rate}");
     assert!(close(instant("increase(c[1m])", series(), 500_500)[0].1, 30.0));
     assert!(close(instant("irate(c[1m])", series(), 500_500)[0].1, 0.5));
-    let reset =
-        vec![stored_for_tests(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
+    let reset = vec![stored(&[("__name__", "c")], &[(0, 100.0), (10_000, 110.0), (20_000, 5.0), (30_000, 15.0)])];
     // 10, then 5 from zero, then 10: 25 in 30 s, over a window of 30 s that has samples from its edge on.
     let increase = instant("increase(c[31s])", reset, 30_000)[0].1;
     assert!(close(increase, 25.0 * 31.0 / 30.0), "{increase}");
-    assert_eq!(instant("rate(c[1m])", vec![stored_for_tests(&[("__name__", "c")], &[(0, 1.0)])], 10), []);
+    assert_eq!(instant("rate(c[1m])", vec![stored(&[("__name__", "c")], &[(0, 1.0)])], 10), []);
 }
 
 #[test]
 fn aggregations_group() {
-    let gauge =
-        |id: &str, zone: &str, v: f64| stored_for_tests(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
+    let gauge = |id: &str, zone: &str, v: f64| stored(&[("__name__", "g"), ("id", id), ("zone", zone)], &[(0, v)]);
     let all = || vec![gauge("1", "a", 1.0), gauge("2", "a", 2.0), gauge("3", "b", 30.0)];
     assert_eq!(instant("sum(g)", all(), 10), [("{}".into(), 33.0)]);
     assert_eq!(instant("sum by (zone) (g)", all(), 10), [("{zone=\"a\"}".into(), 3.0), ("{zone=\"b\"}".into(), 30.0)]);
@@ -108,7 +79,7 @@ fn aggregations_group() {
 
 #[test]
 fn vectors_are_matched() {
-    let make = |name: &str, id: &str, v: f64| stored_for_tests(&[("__name__", name), ("id", id)], &[(0, v)]);
+    let make = |name: &str, id: &str, v: f64| stored(&[("__name__", name), ("id", id)], &[(0, v)]);
     let all = || vec![make("a", "1", 10.0), make("a", "2", 20.0), make("b", "1", 2.0), make("b", "3", 5.0)];
     assert_eq!(instant("a / b", all(), 1), [("{id=\"1\"}".into(), 5.0)]);
     assert_eq!(instant("a > 15", all(), 1), [("a{id=\"2\"}".into(), 20.0)]);
@@ -131,6 +102,23 @@ fn subqueries_and_absent() {
     assert_eq!(instant("absent(c)", series(), 600_000), []);
 }
 
+/// Nested calls doubled a label with each level.
+#[test]
+fn labels_cannot_grow_without_end() {
+    let series = || vec![stored(&[("__name__", "a"), ("x", "0123456789abcdef")], &[(0, 1.0)])];
+    let nested = |depth, around: fn(String) -> String| (0..depth).fold("a".to_string(), |text, _| around(text));
+    let doubling: [fn(String) -> String; 2] = [
+        |text| format!("label_replace({text}, \"x\", \"$1$1\", \"x\", \"(.*)\")"),
+        |text| format!("label_join({text}, \"x\", \"\", \"x\", \"x\")"),
+    ];
+    for around in doubling {
+        assert!(ask(&nested(8, around), series(), 1, 1, 1).is_ok());
+        assert!(ask(&nested(9, around), series(), 1, 1, 1).unwrap_err().contains("longer than"));
+    }
+    let long = format!("label_replace(a, \"x\", \"{}\", \"x\", \".*\")", "y".repeat(1025));
+    assert!(ask(&long, series(), 1, 1, 1).unwrap_err().contains("replacement"));
+}
+
 #[test]
 fn what_is_not_supported_is_named() {
     for (text, named) in [
@@ -148,7 +136,7 @@ fn what_is_not_supported_is_named() {
 
 #[test]
 fn histograms() {
-    let bucket = |le: &str, v: f64| stored_for_tests(&[("__name__", "h_bucket"), ("le", le)], &[(0, v)]);
+    let bucket = |le: &str, v: f64| stored(&[("__name__", "h_bucket"), ("le", le)], &[(0, v)]);
     let all = || vec![bucket("0.1", 10.0), bucket("1", 30.0), bucket("+Inf", 40.0)];
     assert!(close(instant("histogram_quantile(0.5, h_bucket)", all(), 1)[0].1, 0.1 + 0.9 * 0.5));
     assert_eq!(instant("histogram_quantile(0.99, h_bucket)", all(), 1)[0].1, 1.0);
@@ -171,7 +159,7 @@ proptest! {
     ) {
         let mut t = 0;
         let samples: Vec<(i64, f64)> = values.iter().zip(&gaps).map(|(v, g)| { t += g; (t, *v) }).collect();
-        let series = || vec![stored_for_tests(&[("__name__", "m")], &samples)];
+        let series = || vec![stored(&[("__name__", "m")], &samples)];
         let end = start + 20 * step;
         let PromAnswer::Vector(rows) = ask(query, series(), start, end, step).unwrap() else { panic!() };
         let together: HashMap<i64, f64> = rows.iter().flat_map(|(_, p)| p.iter().copied()).collect();

@@ -33,6 +33,18 @@ async fn segments_and_tail_are_one_table() {
     );
 }
 
+/// Found by `tests/sql_differential.py`: both were refused as errors of the planner.
+#[tokio::test]
+async fn columns_with_different_descriptions_are_united() {
+    let store = Stored::new();
+    store.add_tail(Table::Spans, spans("a", 0, 8));
+    let engine = store.engine();
+    let both = "select count(*) from (select status as c from spans union select name from spans)";
+    assert_eq!(value(&engine, both).await, "3");
+    let filtered = "select max(cast(c as bigint)), count(*) from (select (step > 0) is false as c from spans) where c";
+    assert_eq!(lines(&engine, filtered).await.len(), 1);
+}
+
 #[tokio::test]
 async fn an_empty_store_answers() {
     let engine = Stored::new().engine();

@@ -287,6 +287,17 @@ fn search(query: &Query) -> Result<TraceSearch, Failure> {
     Ok(search)
 }
 
+/// For the fuzz target: both versions' searches, and ids.
+pub(super) fn exercise(query: &str) {
+    let Ok(query) = Query::new(&Some(query.to_string())) else { return };
+    for found in [search(&query), search_v3(&query)].into_iter().flatten() {
+        found.ids_sql();
+    }
+    for (_, value) in &query.0 {
+        let _ = (parse_id(value), parse_id_v3(value));
+    }
+}
+
 /// In version 3 an id may be base64 too, in either alphabet.
 fn parse_id_v3(text: &str) -> Result<TraceId, Failure> {
     let bare = text.trim_end_matches('=');

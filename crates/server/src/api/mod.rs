@@ -15,6 +15,7 @@ mod sql;
 mod steps;
 mod stream;
 mod tables;
+pub mod testing;
 mod timeline;
 mod trace_level;
 mod traces;

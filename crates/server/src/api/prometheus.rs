@@ -161,6 +161,13 @@ impl Form {
     }
 }
 
+/// For the fuzz target: all parameters but the query, which has a target of its own.
+pub(super) fn exercise(query: &str) {
+    let form = Form(pairs(query).collect());
+    let _ = (form.time("time"), form.time("start"), form.time("end"), form.limit(), form.timeout(), form.selectors());
+    let _ = form.get("step").map(step);
+}
+
 /// Seconds since the epoch, or RFC 3339.
 fn time(text: &str) -> Option<i64> {
     if let Ok(seconds) = text.parse::<f64>() {

@@ -29,12 +29,12 @@ const DELTA: HeaderName = HeaderName::from_static("rollscope-delta");
 
 /// A step, or a window of time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Window {
+pub(super) enum Window {
     Step(i64),
     Time { from: i64, to: i64 },
 }
 
-fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
+pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     let good = "an integer: nanoseconds since the epoch";
     let step = params.number("step", "an integer; see GET /api/v1/runs/{run}/steps")?;
     let (from, to) = (params.number("from_ns", good)?, params.number("to_ns", good)?);

@@ -196,7 +196,7 @@ pub fn trace_ids(batch: &RecordBatch) -> Result<Vec<TraceId>, Problem> {
     Ok((0..batch.num_rows()).map(|row| ids.get(row).unwrap_or_default()).collect())
 }
 
-fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
+pub(super) fn parse(query: &str) -> Result<(TraceSearch, bool), Problem> {
     let mut search = TraceSearch::default();
     let mut points = false;
     let mut seen: Vec<String> = Vec::new();

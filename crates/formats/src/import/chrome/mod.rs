@@ -88,3 +88,33 @@ pub fn profile_facts(input: &mut dyn Read) -> Result<(Option<i64>, HashSet<i64>)
     })?;
     Ok((zero, pids))
 }
+
+#[cfg(test)]
+mod tests {
+    use rollscope_model::Table;
+    use rollscope_model::read::{Text, column};
+
+    use super::*;
+
+    /// Every row has what stands beside the events, so it is bounded.
+    #[test]
+    fn many_values_beside_the_events_do_not_multiply() {
+        let beside: String = (0..20_000).map(|n| format!("\"k{n}\":\"v\",")).collect();
+        let file =
+            format!("{{\"first\":{{\"a\":1}},{beside}\"traceEvents\":[{{\"ph\":\"i\",\"ts\":1,\"name\":\"x\"}}]}}");
+        let mut resources = Vec::new();
+        Chrome
+            .import(Path::new("x.json"), &mut file.as_bytes(), &ImportOptions::default(), &mut |table, batch| {
+                if table == Table::Spans {
+                    let resource: Text = column(&batch, "resource").expect("a column of spans");
+                    resources.push(resource.at(0).to_string());
+                }
+                Ok(())
+            })
+            .unwrap();
+        let [resource] = &resources[..] else { panic!("{resources:?}") };
+        assert!(resource.starts_with("{\"first\":{\"a\":1},\"k0\":\"v\",") && resource.ends_with("\"}"));
+        assert!((60 << 10..64 << 10).contains(&resource.len()), "{}", resource.len());
+        assert!(rollscope_model::attrs::parse(resource).is_some());
+    }
+}

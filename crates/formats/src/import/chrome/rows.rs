@@ -14,8 +14,9 @@ use super::{ImportError, ImportOptions, Imported, Sink};
 
 /// Slices that may be open at the same time (`B` without `E`, and slices that may still hold others).
 const MAX_OPEN: usize = 1_000_000;
-/// What is kept of the values beside the events, as attributes of the resource.
+/// What is kept of a value beside the events, and of all of them, as attributes of the resource, which every row has.
 const MAX_HEADER_VALUE: usize = 16 << 10;
+const MAX_HEADER: usize = 64 << 10;
 
 /// A slice that has begun.
 struct Begun {
@@ -32,7 +33,8 @@ pub(super) struct Import<'a, 's> {
     file: String,
     trace_id: TraceId,
     base_ns: i64,
-    resource: Vec<(String, Value)>,
+    /// As rows have it: JSON.
+    resource: String,
     spans: SpansBuilder,
     series: SeriesBuilder,
     batch_rows: usize,
@@ -64,7 +66,7 @@ impl<'a, 's> Import<'a, 's> {
             trace_id: xxh3_128(file.as_bytes()).to_be_bytes(),
             file,
             base_ns: 0,
-            resource: Vec::new(),
+            resource: "{}".into(),
             spans: SpansBuilder::default(),
             series: SeriesBuilder::default(),
             batch_rows: options.batch_rows,
@@ -99,9 +101,16 @@ impl<'a, 's> Import<'a, 's> {
             }
         }
         if text.len() <= MAX_HEADER_VALUE
+            && self.resource.len() + key.len() + text.len() <= MAX_HEADER
             && let Some(value) = attrs::parse(&text)
         {
-            self.resource.push((key.to_string(), value));
+            let mut entry = Vec::new();
+            attrs::write_key(&mut entry, key);
+            attrs::write_value(&mut entry, &value);
+            self.resource.pop();
+            self.resource.push_str(if self.resource.len() > 1 { "," } else { "" });
+            self.resource.push_str(std::str::from_utf8(&entry).expect("only UTF-8 is written"));
+            self.resource.push('}');
         }
     }
 
@@ -281,7 +290,6 @@ impl<'a, 's> Import<'a, 's> {
             _ => None,
         };
         let link = launched.map(|span_id| NewLink { trace_id: self.trace_id, span_id, attrs: &[] });
-        let resource = attrs::to_text(&Value::Map(self.resource.clone()));
         self.spans.push(&NewSpan {
             run_id: &self.run,
             trace_id: self.trace_id,
@@ -297,7 +305,7 @@ impl<'a, 's> Import<'a, 's> {
             start_attrs: &attrs,
             end_attrs: &end_attrs,
             links: link.as_slice(),
-            resource: &resource,
+            resource: &self.resource,
             scope: "{\"name\":\"chrome\"}",
             ..NewSpan::default()
         });

@@ -104,11 +104,10 @@ impl<'a> Stream<'a> {
         self.buffer.drain(..self.at);
         self.before += self.at as u64;
         self.at = 0;
-        let len = self.buffer.len();
-        // Twice as much each time: a large value is not looked through again and again for nothing.
-        self.buffer.resize(len + CHUNK.max(len), 0);
-        let n = self.input.read(&mut self.buffer[len..])?;
-        self.buffer.truncate(len + n);
+        // Twice as much each time, however little a decompressor gives at once: a large value is not looked through again and
+        // again for nothing.
+        let wanted = CHUNK.max(self.buffer.len()) as u64;
+        let n = (&mut self.input).take(wanted).read_to_end(&mut self.buffer)?;
         self.ended = n == 0;
         if self.before == 0 && self.buffer.starts_with(BOM) {
             self.at = BOM.len();
@@ -208,6 +207,19 @@ fn value_length(text: &[u8], ended: bool) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn much_is_read_at_once_also_from_what_gives_little() {
+        let mut text = vec![b' '; 3 * CHUNK];
+        text.push(b'x');
+        let mut input: Box<dyn Read> =
+            text.chunks(1000).fold(Box::new(&b""[..]), |all, next| Box::new(all.chain(next)));
+        let mut stream = Stream::new(&mut input);
+        assert!(stream.fill().unwrap());
+        assert_eq!(stream.buffer.len(), CHUNK);
+        stream.fill().unwrap();
+        assert_eq!(stream.buffer.len(), 2 * CHUNK);
+    }
 
     #[test]
     fn values_are_measured_in_any_pieces() {

@@ -165,7 +165,7 @@ impl Stream {
         if time_ns < self.forgotten_ns || self.last_ns - time_ns > MAX_LATE_NS {
             return Verdict::Refuse;
         }
-        Verdict::Add { time_ns: (self.last_ns / NS_PER_MS + 1) * NS_PER_MS }
+        Verdict::Add { time_ns: (self.last_ns / NS_PER_MS + 1).saturating_mul(NS_PER_MS) }
     }
 
     fn count(&mut self, interval: (i64, i64)) {
@@ -392,4 +392,16 @@ fn stored_labels(text: &str) -> Option<Vec<(String, String)>> {
     let mut labels: Vec<_> = labels.into_iter().map(|(name, value)| (plain(name), value.get().to_string())).collect();
     labels.sort();
     Some(labels)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_point_after_the_last_possible_time_is_taken() {
+        let (total, counted) = (Total::Number(0.0), VecDeque::new());
+        let stream = Stream { total, last_ns: i64::MAX, counted, forgotten_ns: 0 };
+        assert!(matches!(stream.judge(0, i64::MAX - 1), Verdict::Add { time_ns: i64::MAX }));
+    }
 }
