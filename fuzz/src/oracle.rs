@@ -10,8 +10,9 @@ use crate::pump::{Dice, pump};
 /// Heap per byte of input. The densest rows come from protobuf: a metric point of about 12 bytes becomes a row of ten columns in
 /// builders that double, which are then finished into arrays beside them.
 pub const HEAP_PER_BYTE: usize = 400;
-/// Heap of an empty input: buffers of readers (1 MiB for files), the first capacities of builders for up to forty columns.
-pub const HEAP_FIXED: usize = 2 << 20;
+/// Heap of an empty input: buffers of readers (1 MiB for files), the first capacities of builders for up to forty columns, the automata of
+/// two words of a search that may be misspelt (1.5 MB each).
+pub const HEAP_FIXED: usize = 4 << 20;
 /// Time per byte and of an empty input, with counters in the code and dependencies that are not optimised.
 pub const TIME_PER_BYTE: Duration = Duration::from_micros(10);
 pub const TIME_FIXED: Duration = Duration::from_millis(20);

@@ -85,7 +85,7 @@ impl KnownSegments {
             budget -= needed;
             if !self.entries.contains_key(&segment.path) {
                 let table = Table::from_name(&segment.table).expect("manifests name known tables");
-                let data = handle.block_on(crate::open::read_segment(root, &segment));
+                let data = handle.block_on(root.read_segment(&segment));
                 let loaded = data.and_then(|data| segment::read_identities(table, data));
                 match loaded {
                     Ok((identities, open)) => {

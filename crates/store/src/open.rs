@@ -89,19 +89,12 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
     Ok(Loaded { manifest, journal, set_aside, unchecked })
 }
 
-/// The bytes of a segment, if they are what was written. [`StoreError::of_segment`] says what an error means.
-pub(crate) async fn read_segment(root: &Root, segment: &Segment) -> Result<bytes::Bytes, StoreError> {
-    let data = root.get(&segment.path).await.map_err(StoreError::of_segment)?;
-    segment::verify(segment, &data).map_err(StoreError::Damaged)?;
-    Ok(data)
-}
-
 pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), StoreError> {
     if segment.format_version > FORMAT_VERSION {
         let found = segment.format_version;
         return Err(StoreError::Damaged(format!("it has format {found}; this version reads up to {FORMAT_VERSION}")));
     }
-    read_segment(root, segment).await.map(drop)
+    root.read_segment(segment).await.map(drop)
 }
 
 /// Adds to a manifest that lacks commits what the files of segments say of themselves: which there are, which others they

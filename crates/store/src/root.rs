@@ -11,6 +11,8 @@ use object_store::{ObjectStore, ObjectStoreExt};
 
 use crate::disk::{Disk, PARTIAL, files_below};
 use crate::error::StoreError;
+use crate::manifest::Segment;
+use crate::segment;
 
 #[derive(Clone)]
 pub(crate) struct Root {
@@ -54,6 +56,13 @@ impl Root {
 
     pub async fn delete(&self, path: &str) -> Result<(), StoreError> {
         self.change(path, |root, file| root.disk.remove(&file)).await
+    }
+
+    /// The bytes of a segment, if they are what was written. [`StoreError::of_segment`] says what an error means.
+    pub async fn read_segment(&self, segment: &Segment) -> Result<Bytes, StoreError> {
+        let data = self.get(&segment.path).await.map_err(StoreError::of_segment)?;
+        segment::verify(segment, &data).map_err(StoreError::Damaged)?;
+        Ok(data)
     }
 
     /// After files were deleted: a power cut does not bring them back.

@@ -757,6 +757,8 @@ export interface components {
         SpanDetail: {
             /** @description 0 for the first attempt */
             attempt: number | null;
+            /** @description connects the prefill and decode sides of a disaggregated request; a hexadecimal number */
+            bootstrap_room: string | null;
             /** @description data-parallel rank */
             dp_rank: number | null;
             /** @description attributes that the sender dropped */

@@ -293,7 +293,7 @@ mod tests {
         let many = |count: usize| format!("{{{}}}", vec!["a=~\"b\""; count].join(","));
         assert!(refused(many(patterns::MAX_PATTERNS)).is_empty());
         assert!(refused(many(patterns::MAX_PATTERNS + 1)).contains("regular expressions"));
-        // 16 bytes that take 5 MB: found by fuzzing.
+        // 16 bytes that take 5 MB.
         assert!(refused(r#"{a=~"\\pL{99}"}"#.into()).contains("too large"));
         assert!(refused("{a!~ # why\n `(\\w{50}){50}`}".into()).contains("too large"));
         assert!(refused(r#"{a=~"x{y} (\\pL{9}){9}"}"#.into()).contains("illegal"));

@@ -193,7 +193,7 @@ impl Shared {
     }
 
     pub(super) async fn read_segment(&self, segment: &Segment) -> Result<bytes::Bytes, StoreError> {
-        crate::open::read_segment(&self.root, segment).await
+        self.root.read_segment(segment).await
     }
 
     pub(super) async fn quarantine(&self, path: &str, why: String) -> SetAside {

@@ -95,7 +95,7 @@ fn time(key: Key) -> i64 {
 }
 
 fn step(key: Key) -> Option<i64> {
-    (key.n % 5 != 0).then_some(i64::from(key.n / 4))
+    (!key.n.is_multiple_of(5)).then_some(i64::from(key.n / 4))
 }
 
 /// Rows of one table.
@@ -134,7 +134,7 @@ fn batch(table: Table, rows: &[(Key, Row)], media: &BTreeMap<u64, String>) -> Re
             step: step(key),
             sample_id: &key.n.to_string(),
             split: "train",
-            start_ns: (key.n % 3 != 0).then_some(time(key)),
+            start_ns: (!key.n.is_multiple_of(3)).then_some(time(key)),
             reward: Some(row.version as f64),
             ..NewSample::default()
         }),
@@ -777,18 +777,21 @@ impl World {
         self.note("tidy");
         let (age, bytes) = (self.character.options.retention_age_s, self.character.options.retention_bytes);
         let snapshot = self.store().snapshot();
-        self.observe(&snapshot)?;
+        let before = self.observe(&snapshot)?;
         let (mut may_go, mut must_go) = (BTreeSet::new(), BTreeSet::new());
+        // The store flushes by itself, too: what is in the tail now may be in a segment then.
+        let mut in_segments = BTreeSet::new();
         for (table, state) in snapshot.tables.iter().filter(|(table, _)| **table != Table::Runs) {
             for segment in &state.segments {
-                // Without a time, rows are as old as their file, which was written just now.
-                let newest = |s: &Segment| if s.max_time == 0 { i64::MAX } else { s.max_time };
-                let is_old = age > 0 && newest(segment) < LATER;
+                // Without a time, rows are as old as their file, which was written just now: between the two.
+                let newest = |s: &Segment| if s.max_time == 0 { LONG_AGO / 2 + LATER / 2 } else { s.max_time };
+                let is_old = age > 0 && segment.max_time != 0 && segment.max_time < LATER;
                 let newer: u64 = segments(&snapshot).filter(|s| newest(s) >= newest(segment)).map(|s| s.bytes).sum();
                 let is_too_much = bytes > 0 && newer > bytes;
                 let rows = self.read[&segment.path].iter().filter(|(hash, ..)| !state.replaced.contains(hash));
                 let keys: Vec<Key> = rows.map(|(_, key, _)| *key).collect();
                 ensure!(keys.iter().all(|key| key.table == *table), "{} holds rows of another table", segment.path);
+                in_segments.extend(keys.clone());
                 if is_old || is_too_much {
                     may_go.extend(keys.clone());
                 }
@@ -797,6 +800,8 @@ impl World {
                 }
             }
         }
+        let in_tail = before.keys().filter(|key| key.table != Table::Runs && !in_segments.contains(key));
+        may_go.extend(in_tail.filter(|key| bytes > 0 || age > 0 && is_old(key.run)).copied());
         self.trouble();
         let store = self.store();
         let done = self.run(store.tidy());
