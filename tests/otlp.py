@@ -2,6 +2,7 @@
 
 import time
 
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
@@ -34,4 +35,17 @@ def request(spans, service="test", **resource):
     for key, value in resource.items():
         group.resource.attributes.append(attribute(key.replace("__", "."), value))
     group.scope_spans.add().spans.extend(spans)
+    return message
+
+
+def records(run_id, *wanted):
+    """A message of log records: (event name, body, attributes, time)."""
+    message = ExportLogsServiceRequest()
+    group = message.resource_logs.add()
+    group.resource.attributes.append(attribute("rl.run.id", run_id))
+    scope = group.scope_logs.add()
+    for name, body, attributes, at in wanted:
+        record = scope.log_records.add(event_name=name, time_unix_nano=at)
+        record.body.CopyFrom(body)
+        record.attributes.extend(attribute(k, v) for k, v in attributes.items())
     return message

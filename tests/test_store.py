@@ -7,12 +7,11 @@ import time
 
 import pytest
 import requests
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 
 from conftest import run, sql, wait_until
-from otlp import attribute, request, span
+from otlp import attribute, records, request, span
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -21,19 +20,6 @@ def post(server, path, message, **kwargs):
     answer = requests.post(server.http + path, data=message.SerializeToString(), headers=PROTOBUF, timeout=60, **kwargs)
     assert answer.ok, answer.text
     return answer
-
-
-def records(run_id, *wanted):
-    """A message of log records: (event name, body, attributes, time)."""
-    message = ExportLogsServiceRequest()
-    group = message.resource_logs.add()
-    group.resource.attributes.append(attribute("rl.run.id", run_id))
-    scope = group.scope_logs.add()
-    for name, body, attributes, at in wanted:
-        record = scope.log_records.add(event_name=name, time_unix_nano=at)
-        record.body.CopyFrom(body)
-        record.attributes.extend(attribute(k, v) for k, v in attributes.items())
-    return message
 
 
 def logged(values):

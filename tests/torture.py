@@ -18,12 +18,11 @@ from collections import Counter
 from pathlib import Path
 
 import requests
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
 
 from conftest import BINARY, FIXTURES, Server, run, sql, wait_until
-from otlp import attribute, request, span
+from otlp import attribute, records, request, span
 
 RUN = "load"
 DUMP = FIXTURES / "slime" / "small.pt"
@@ -33,19 +32,6 @@ START = 1_790_000_000_000_000_000
 
 def image(n):
     return b"\x89PNG\r\n\x1a\n" + n.to_bytes(8, "big")
-
-
-def records(*wanted):
-    """A message of log records: (event name, body, attributes, time)."""
-    message = ExportLogsServiceRequest()
-    group = message.resource_logs.add()
-    group.resource.attributes.append(attribute("rl.run.id", RUN))
-    scope = group.scope_logs.add()
-    for name, body, attributes, at in wanted:
-        record = scope.log_records.add(event_name=name, time_unix_nano=at)
-        record.body.CopyFrom(body)
-        record.attributes.extend(attribute(k, v) for k, v in attributes.items())
-    return message
 
 
 def talk(n):
@@ -120,7 +106,7 @@ class Records(Sender):
         values = {f"m/{n}": n, "latest": n}
         body = AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=k, value=AnyValue(double_value=v)) for k, v in values.items()]))
         state = {"rl.run.id": RUN, "rl.run.name": f"{n}", "rollscope.started_ns": START, "rollscope.status": "running"}
-        return records(("rollscope.metrics", body, {"rl.step": 1}, START), *talk(n),
+        return records(RUN, ("rollscope.metrics", body, {"rl.step": 1}, START), *talk(n),
                        ("rollscope.run", AnyValue(), state, START + n))
 
     def check(self, server):
