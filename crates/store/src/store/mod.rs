@@ -170,6 +170,8 @@ impl Store {
                 shared.touched.note(touched::steps(table, &chunk.batch));
             }
         }
+        // Before any commit: the manifest that was found says which of them readers may use.
+        shared.doom_leftovers().await?;
         if !opened.set_aside.is_empty() {
             for problem in &opened.set_aside {
                 tracing::warn!(file = problem.file, why = problem.why, "moved a damaged file to quarantine");
@@ -178,7 +180,6 @@ impl Store {
                 tracing::warn!(error = %e, "cannot record a quarantined file");
             }
         }
-        shared.doom_leftovers().await?;
         let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
         let vitals = &shared.vitals;
         vitals
