@@ -12,7 +12,7 @@ use hashbrown::HashMap;
 use rollscope_model::read::{self, Bools};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
-use rollscope_query::scope::{Scope, ScopeRead};
+use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use serde::Serialize;
 
@@ -35,6 +35,12 @@ const READ_AT_ONCE: usize = 8;
 
 /// Said of a run without steps.
 const NAMES_NO_STEP: &str = "None of its spans names a training step; set the attribute `rl.step` on the root span of each step to compare steps.";
+
+/// The attributes that are worth reading.
+const ATTRIBUTES: Details = Details {
+    columns: "trace_id, span_id, start_attrs, end_attrs",
+    of: |spans| super::step::with_attributes(spans, sql_text),
+};
 
 /// Answers questions about an engine's steps and runs. Cheap to clone; all clones share what was worked out already.
 #[derive(Clone)]
@@ -148,30 +154,41 @@ impl Answers {
     pub async fn step_data(&self, run: &str, step: Option<i64>) -> Result<StepData, QueryError> {
         let filter = filter(run, step);
         let columns = SPAN_COLUMNS.join(", ");
-        let (spans, of_spans) = match step {
-            None => (self.all_rows(&format!("select {columns} from spans where {filter}")).await?, filter.clone()),
-            Some(step) => {
-                let (max_rows, too_many) = (MAX_STEP_SPANS, too_many_spans());
-                let read = ScopeRead { columns, max_rows, too_many, traces: None, at_once: true };
-                let found = self.engine.spans_of(Scope::Step { run, step }, read);
-                let found = found.await?;
-                (found.batches, found.filter)
-            }
-        };
-        let samples =
-            self.all_rows(&format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "))).await?;
-        let (worth, spans) =
-            self.engine.compute(move || (super::step::with_attributes(&spans, sql_text), spans)).await?;
-        let mut attributes = Vec::new();
-        if let Some(worth) = worth {
-            let sql =
-                format!("select trace_id, span_id, start_attrs, end_attrs from spans where {of_spans} and ({worth})");
-            attributes = self.all_rows(&sql).await?;
-        }
+        let samples = format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "));
+        let (spans, samples) = futures::try_join!(
+            async {
+                match step {
+                    None => self.spans_without_step(&columns, &filter).await,
+                    Some(step) => {
+                        let read = ScopeRead {
+                            columns,
+                            max_rows: MAX_STEP_SPANS,
+                            too_many: too_many_spans(),
+                            traces: None,
+                            at_once: true,
+                            details: Some(ATTRIBUTES),
+                        };
+                        self.engine.spans_of(Scope::Step { run, step }, read).await
+                    }
+                }
+            },
+            self.all_rows(&samples)
+        )?;
+        let ScopeSpans { batches: spans, connected, details: attributes, .. } = spans;
         self.engine
-            .compute(move || StepData::read(&spans, &attributes, &samples))
+            .compute(move || StepData::read_connected(&spans, connected, &attributes, &samples))
             .await?
             .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the step's columns: {e}")))
+    }
+
+    async fn spans_without_step(&self, columns: &str, filter: &str) -> Result<ScopeSpans, QueryError> {
+        let batches = self.all_rows(&format!("select {columns} from spans where {filter}")).await?;
+        let (spans, mut details) = (batches.clone(), Vec::new());
+        if let Some(which) = self.engine.compute(move || (ATTRIBUTES.of)(&spans)).await? {
+            let columns = ATTRIBUTES.columns;
+            details = self.all_rows(&format!("select {columns} from spans where {filter} and ({which})")).await?;
+        }
+        Ok(ScopeSpans { batches, details, filter: filter.to_string(), ..ScopeSpans::default() })
     }
 
     /// What held a trace from its beginning to its end, and when that was.
@@ -208,6 +225,8 @@ impl Answers {
         data.running &= moment.goes_on;
         let work = self.engine.compute(move || {
             let (summary, answers, shape) = answer(step, &mut data);
+            // It is large: nobody waits for it to go.
+            drop(std::thread::Builder::new().spawn(move || drop(data)));
             (summary, json_map(&answers), shape)
         });
         let (summary, answers, shape) = work.await?;

@@ -1,11 +1,14 @@
 //! The few attributes that answers need, of generations, tool calls and samples: from slime, SGLang and `gen_ai.*`. All values are
 //! JSON text; only finite numbers count, and booleans are not numbers.
 
+use std::sync::LazyLock;
+
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::read::{Attrs, Ids, column};
-use rollscope_model::{names, pd};
+use rollscope_model::{SpanId, TraceId, names, pd};
+use rollscope_spans::{Forest, NONE};
 
 /// What is known of one generation or tool call.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -33,33 +36,40 @@ const PD: [usize; 4] = [pd::BOOTSTRAP_QUEUE, pd::PREFILL_FORWARD, pd::TRANSFER_Q
 /// Longest name of a tool or a source.
 const MAX_NAME: usize = 64;
 
-/// The value under the first of several names that mean the same: an earlier one is believed.
-struct FirstOf<'a> {
-    names: &'static [&'static str],
-    found: Option<(usize, &'a str)>,
+/// What the value of an attribute means.
+#[derive(Clone, Copy)]
+enum Meaning {
+    Turn,
+    Throughput,
+    Pd(usize),
+    /// One of several names that mean the same: its place in [`LISTS`], and among those names. An earlier one is believed.
+    Named(usize, usize),
 }
 
-impl<'a> FirstOf<'a> {
-    fn new(names: &'static [&'static str]) -> Self {
-        FirstOf { names, found: None }
-    }
+/// Names that mean the same.
+const LISTS: [&[&str]; 8] = [
+    names::TOOL_NAME,
+    names::SOURCE,
+    names::COMPLETION_TOKENS,
+    names::PROMPT_TOKENS,
+    names::CACHED_TOKENS,
+    names::QUEUE_TIME,
+    names::PREFILL_TIME,
+    names::DECODE_TIME,
+];
 
-    fn take(&mut self, key: &str, value: &'a str) {
-        if let Some(place) = self.names.iter().position(|name| *name == key)
-            && self.found.is_none_or(|(known, _)| place < known)
-        {
-            self.found = Some((place, value));
-        }
-    }
+static MEANINGS: LazyLock<HashMap<&str, Meaning>> = LazyLock::new(|| {
+    let pd = PD.iter().enumerate().map(|(i, segment)| (pd::SEGMENTS[*segment].key, Meaning::Pd(i)));
+    let named = LISTS.iter().enumerate().flat_map(|(list, names)| {
+        names.iter().enumerate().map(move |(place, name)| (*name, Meaning::Named(list, place)))
+    });
+    let others = [("turn", Meaning::Turn), ("decode_throughput", Meaning::Throughput)];
+    others.into_iter().chain(pd).chain(named).collect()
+});
 
-    fn text(&self) -> Option<String> {
-        let text: String = self.found.and_then(|(_, json)| serde_json::from_str(json).ok())?;
-        Some(text.chars().take(MAX_NAME).collect())
-    }
-
-    fn number(&self) -> Option<f64> {
-        self.found.and_then(|(_, value)| number(value))
-    }
+fn text(json: &str) -> Option<String> {
+    let text: String = serde_json::from_str(json).ok()?;
+    Some(text.chars().take(MAX_NAME).collect())
 }
 
 fn number(value: &str) -> Option<f64> {
@@ -69,41 +79,31 @@ fn number(value: &str) -> Option<f64> {
 impl SpanFacts {
     fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
         let mut facts = SpanFacts::default();
-        let [mut tool, mut source, mut completion, mut prompt, mut cached, mut queue, mut prefill, mut decode] = [
-            names::TOOL_NAME,
-            names::SOURCE,
-            names::COMPLETION_TOKENS,
-            names::PROMPT_TOKENS,
-            names::CACHED_TOKENS,
-            names::QUEUE_TIME,
-            names::PREFILL_TIME,
-            names::DECODE_TIME,
-        ]
-        .map(FirstOf::new);
+        let mut found: [Option<(usize, &str)>; LISTS.len()] = [None; LISTS.len()];
         for (key, value) in attributes {
-            match key {
-                "turn" => facts.turn = number(value).map(|v| v as i64),
-                "decode_throughput" => facts.throughput = number(value).filter(|v| *v > 0.0),
-                key if key.starts_with(pd::KEY_PREFIX) => {
-                    if let Some(i) = PD.iter().position(|segment| pd::SEGMENTS[*segment].key == key) {
-                        facts.pd[i] = number(value);
-                    }
-                }
-                key => {
-                    let lists = [&mut completion, &mut prompt, &mut cached, &mut queue, &mut prefill, &mut decode];
-                    for list in lists.into_iter().chain([&mut tool, &mut source]) {
-                        list.take(key, value);
+            match MEANINGS.get(key) {
+                None => {}
+                Some(Meaning::Turn) => facts.turn = number(value).map(|v| v as i64),
+                Some(Meaning::Throughput) => facts.throughput = number(value).filter(|v| *v > 0.0),
+                Some(Meaning::Pd(i)) => facts.pd[*i] = number(value),
+                Some(Meaning::Named(list, place)) => {
+                    let known = &mut found[*list];
+                    if known.is_none_or(|(before, _)| *place < before) {
+                        *known = Some((*place, value));
                     }
                 }
             }
         }
-        (facts.tool, facts.source) = (tool.text(), source.text());
-        facts.completion_tokens = completion.number();
-        facts.prompt_tokens = prompt.number();
-        facts.cached_tokens = cached.number();
-        facts.queue_s = queue.number();
-        facts.prefill_s = prefill.number();
-        facts.decode_s = decode.number();
+        let [tool, source, numbers @ ..] = found.map(|found| found.map(|(_, value)| value));
+        (facts.tool, facts.source) = (tool.and_then(text), source.and_then(text));
+        [
+            facts.completion_tokens,
+            facts.prompt_tokens,
+            facts.cached_tokens,
+            facts.queue_s,
+            facts.prefill_s,
+            facts.decode_s,
+        ] = numbers.map(|value| value.and_then(number));
         facts
     }
 
@@ -118,22 +118,70 @@ impl SpanFacts {
     }
 }
 
-/// Reads the rows that `row_of` knows.
-pub fn read(
-    batch: &RecordBatch,
-    facts: &mut HashMap<u32, SpanFacts>,
-    row_of: impl Fn([u8; 16], [u8; 8]) -> Option<u32>,
-) -> Result<(), ArrowError> {
-    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
-    let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
-    for row in 0..batch.num_rows() {
-        let Some(at) = row_of(traces.at(row), spans.at(row)) else { continue };
-        let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)));
-        if found != SpanFacts::default() {
-            facts.insert(at, found);
-        }
+/// What is known of spans, where anything is.
+#[derive(Default)]
+pub struct Facts {
+    list: Vec<SpanFacts>,
+    /// By row: the place in the list, or [`NONE`].
+    places: Vec<u32>,
+}
+
+impl Facts {
+    pub fn get(&self, row: u32) -> Option<&SpanFacts> {
+        // `NONE` is beyond any list.
+        self.list.get(*self.places.get(row as usize)? as usize)
     }
-    Ok(())
+
+    pub fn insert(&mut self, row: u32, facts: SpanFacts) {
+        self.places[row as usize] = self.list.len() as u32;
+        self.list.push(facts);
+    }
+
+    /// Every row of which anything is known, in order.
+    pub fn rows(&self) -> impl Iterator<Item = u32> {
+        self.places.iter().enumerate().filter(|(_, place)| **place != NONE).map(|(row, _)| row as u32)
+    }
+}
+
+/// What is known of spans by their ids.
+#[derive(Default)]
+pub struct FactsById {
+    ids: Vec<(TraceId, SpanId)>,
+    facts: Vec<SpanFacts>,
+}
+
+impl FactsById {
+    pub fn read(batches: &[RecordBatch]) -> Result<FactsById, ArrowError> {
+        let mut out = FactsById::default();
+        for batch in batches {
+            let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+            let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
+            for row in 0..batch.num_rows() {
+                let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)));
+                if found != SpanFacts::default() {
+                    out.ids.push((traces.at(row), spans.at(row)));
+                    out.facts.push(found);
+                }
+            }
+        }
+        Ok(out)
+    }
+
+    /// The row of each.
+    pub fn find(&self, forest: &Forest) -> Vec<Option<u32>> {
+        self.ids.iter().map(|(trace, span)| forest.find(trace, span)).collect()
+    }
+
+    /// By row, of those that are `wanted`. `rows` are as [`FactsById::find`] found them, of so many.
+    pub fn by_row(self, rows: Vec<Option<u32>>, of: usize, wanted: impl Fn(usize) -> bool) -> Facts {
+        let mut places = vec![NONE; of];
+        for (place, row) in rows.into_iter().enumerate() {
+            if let Some(row) = row.filter(|row| wanted(*row as usize)) {
+                places[row as usize] = place as u32;
+            }
+        }
+        Facts { list: self.facts, places }
+    }
 }
 
 /// The integers of a JSON array, numbers or texts (slime writes both); at most a few thousand.

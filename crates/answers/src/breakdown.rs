@@ -137,7 +137,7 @@ fn inclusive_times(data: &StepData, own: &[i64], same: impl Fn(usize, usize) -> 
 pub fn by_tool(data: &StepData) -> Vec<Share> {
     let mut tools: BTreeMap<String, Sum> = BTreeMap::new();
     for row in 0..data.len() {
-        let named = data.kind[row] == Kind::Tool && data.facts.get(&(row as u32)).is_some_and(|f| f.tool.is_some());
+        let named = data.kind[row] == Kind::Tool && data.facts.get(row as u32).is_some_and(|f| f.tool.is_some());
         if named && !data.is(row, flag::POINT) && data.shared[row] == row as u32 {
             let sum = tools.entry(super::critical_path::label(data, row as u32).0).or_default();
             sum.add(data.start[row], data.end[row], 0, data.length(row));
@@ -148,7 +148,8 @@ pub fn by_tool(data: &StepData) -> Vec<Share> {
 
 pub fn breakdown(data: &StepData) -> Breakdown {
     let mut order: Vec<u32> = (0..data.len() as u32).collect();
-    order.sort_unstable_by_key(|r| (data.start[*r as usize], data.end[*r as usize], *r));
+    // They nearly are: a stable sort makes use of that.
+    order.sort_by_key(|r| (data.start[*r as usize], data.end[*r as usize]));
     let own = own_times(data, &order);
     let of_kind = inclusive_times(data, &own, |a, b| data.kind[a] == data.kind[b]);
     let of_name = inclusive_times(data, &own, |a, b| data.name[a] == data.name[b]);

@@ -19,6 +19,8 @@
 //! until, at some join on the way out, the next-to-last to arrive becomes the last: the least of the part's length and of
 //! the leads that the path had at the joins around it. Exact where the rest of the step would have gone as it did.
 
+use std::cmp::Reverse;
+
 use bitcode::{Decode, Encode};
 use hashbrown::HashMap;
 use serde::Serialize;
@@ -169,12 +171,6 @@ impl Waited {
                 waiter as usize
             })
         };
-        let mut order: Vec<(i64, i64, u32)> =
-            (0..data.len()).map(|row| (data.end[row], -data.start[row], row as u32)).collect();
-        // Of two that end together the shorter is the last to have been started.
-        order.sort_unstable_by(|a, b| {
-            (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| data.ids[a.2 as usize].cmp(&data.ids[b.2 as usize]).reverse())
-        });
         let mut ends = vec![0u32; step + 2];
         for row in 0..step {
             if let Some(slot) = counts(row) {
@@ -186,11 +182,18 @@ impl Waited {
         }
         let mut fill = ends.clone();
         let mut rows = vec![0u32; ends[step + 1] as usize];
-        for (_, _, row) in order {
-            if let Some(slot) = counts(row as usize) {
-                rows[fill[slot] as usize] = row;
+        for row in 0..step {
+            if let Some(slot) = counts(row) {
+                rows[fill[slot] as usize] = row as u32;
                 fill[slot] += 1;
             }
+        }
+        for slot in ends.windows(2).filter(|slot| slot[1] - slot[0] > 1) {
+            // Of two that end together the shorter is the last to have been started.
+            rows[slot[0] as usize..slot[1] as usize].sort_unstable_by_key(|row| {
+                let row = *row as usize;
+                (data.end[row], Reverse(data.start[row]), Reverse(data.ids[row]))
+            });
         }
         Waited { rows, ends, step }
     }
@@ -254,7 +257,7 @@ pub fn label(data: &StepData, row: u32) -> (String, Kind) {
         return (name.to_string(), kind);
     }
     let kind = data.kind[row as usize];
-    let tool = data.facts.get(&row).and_then(|f| f.tool.as_deref()).filter(|_| kind == Kind::Tool);
+    let tool = data.facts.get(row).and_then(|f| f.tool.as_deref()).filter(|_| kind == Kind::Tool);
     let name = data.name_of(row as usize);
     let name = match (tool, name.split_once(" Req ")) {
         (Some(tool), _) => format!("{tool} (tool)"),

@@ -37,11 +37,38 @@ pub struct Unit {
     pub failed: bool,
 }
 
+/// Seconds by sample, of those that are concerned.
+#[derive(Clone, Debug, Default)]
+pub struct Excess(Vec<Option<f64>>);
+
+impl Excess {
+    pub fn get(&self, sample: u32) -> Option<f64> {
+        self.0.get(sample as usize).copied().flatten()
+    }
+
+    fn add(&mut self, sample: u32, seconds: f64) {
+        let sample = sample as usize;
+        if self.0.len() <= sample {
+            self.0.resize(sample + 1, None);
+        }
+        *self.0[sample].get_or_insert(0.0) += seconds;
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (u32, f64)> {
+        self.0.iter().enumerate().filter_map(|(sample, seconds)| Some((sample as u32, (*seconds)?)))
+    }
+
+    /// The same for some samples only.
+    fn of(&self, samples: impl Fn(u32) -> bool) -> Excess {
+        let kept = self.0.iter().enumerate().map(|(sample, seconds)| seconds.filter(|_| samples(sample as u32)));
+        Excess(kept.collect())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Effect {
     pub cause: Cause,
-    /// Seconds by sample.
-    pub excess: BTreeMap<u32, f64>,
+    pub excess: Excess,
     pub units: Vec<Unit>,
     /// What is usual, as it is reported.
     pub usual: f64,
@@ -51,24 +78,24 @@ pub struct Effect {
 
 impl Effect {
     fn new(cause: Cause, usual: f64) -> Effect {
-        Effect { cause, excess: BTreeMap::new(), units: Vec::new(), usual, cost: 0.0 }
+        Effect { cause, excess: Excess::default(), units: Vec::new(), usual, cost: 0.0 }
     }
 
     fn add(&mut self, unit: Unit) {
-        *self.excess.entry(unit.sample).or_default() += unit.excess;
+        self.excess.add(unit.sample, unit.excess);
         self.units.push(unit);
     }
 
     /// Sum of what is positive.
     pub fn total(&self) -> f64 {
-        self.excess.values().filter(|s| **s > 0.0).sum()
+        self.excess.iter().map(|(_, seconds)| seconds).filter(|s| *s > 0.0).sum()
     }
 }
 
 /// When the last sample would have ended without these excesses.
 pub fn end_without<'a>(step: &StepSummary, effects: impl Iterator<Item = &'a Effect> + Clone) -> f64 {
     let ends = step.samples.iter().enumerate().map(|(at, sample)| {
-        let excess: f64 = effects.clone().filter_map(|e| e.excess.get(&(at as u32))).sum();
+        let excess: f64 = effects.clone().filter_map(|e| e.excess.get(at as u32)).sum();
         sample.end - excess.min(sample.end - sample.start)
     });
     ends.fold(0.0, f64::max)
@@ -159,7 +186,7 @@ impl Compare<'_> {
         if values.is_empty() {
             return None;
         }
-        values.sort_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
+        values.sort_unstable_by(|a, b| a.1.total_cmp(&b.1).then(a.0.cmp(&b.0)));
         let usual = self.usual(factor, values.len())?;
         let ranked = values.iter().zip(&usual.ranks).map(|((at, value), usual)| (*at, *value, *usual)).collect();
         Some((ranked, usual))
@@ -329,8 +356,8 @@ impl Compare<'_> {
         }
         // One group that holds most of the excess is a group's matter, not the engines'.
         let mut by_group: HashMap<&str, f64> = HashMap::new();
-        for (sample, excess) in effect.excess.iter().filter(|(_, s)| **s > 0.0) {
-            let group = self.step.samples[*sample as usize].group.as_str();
+        for (sample, excess) in effect.excess.iter().filter(|(_, s)| *s > 0.0) {
+            let group = self.step.samples[sample as usize].group.as_str();
             *by_group.entry(group).or_default() += excess;
         }
         let all: f64 = by_group.values().sum();
@@ -343,7 +370,7 @@ impl Compare<'_> {
             effect.cause = Cause::Group(group.to_string());
             let members = |sample: u32| self.step.samples[sample as usize].group == **group;
             effect.units.retain(|unit| members(unit.sample));
-            effect.excess.retain(|sample, _| members(*sample));
+            effect.excess = effect.excess.of(members);
         }
         Some(effect)
     }
@@ -391,11 +418,13 @@ impl Compare<'_> {
             // What made it fail explains it better: an engine, a tool, a judge.
             let fails = |cause: &Cause| cause.is_engines() || matches!(cause, Cause::Tool(_) | Cause::Reward);
             let before = before.iter().filter(|e| fails(&e.cause));
-            let known: f64 = before.filter_map(|e| e.excess.get(&(at as u32))).filter(|s| **s > 0.0).sum();
+            let known: f64 = before.filter_map(|e| e.excess.get(at as u32)).filter(|s| *s > 0.0).sum();
             let excess = value - usual - known.min((value - usual).max(0.0));
             let sample = &self.step.samples[at];
-            let span =
-                self.step.requests.iter().find(|r| r.sample == at as u32).map_or_else(Default::default, |r| r.span);
+            // They stand by sample.
+            let first = self.step.requests.partition_point(|r| r.sample < at as u32);
+            let first = self.step.requests.get(first).filter(|r| r.sample == at as u32);
+            let span = first.map_or_else(Default::default, |r| r.span);
             effect.add(Unit {
                 sample: at as u32,
                 span,
@@ -464,7 +493,5 @@ pub fn merge_second_causes(step: &StepSummary, effects: Vec<Effect>) -> Vec<Effe
 const MOST_INDUCED: f64 = 4.0;
 
 fn take_over(cause: &mut Effect, induced: &Effect, share: f64) {
-    for (sample, seconds) in &induced.excess {
-        *cause.excess.entry(*sample).or_default() += seconds * share;
-    }
+    induced.excess.iter().for_each(|(sample, seconds)| cause.excess.add(sample, seconds * share));
 }

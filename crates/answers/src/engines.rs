@@ -83,8 +83,8 @@ struct Differs {
 }
 
 impl Engines {
-    pub fn new<'a>(steps: impl Iterator<Item = &'a StepSummary>) -> Engines {
-        Engines { views: steps.map(views).collect() }
+    pub fn new(steps: &[&StepSummary]) -> Engines {
+        Engines { views: super::parallel::each(steps.len(), |at| views(steps[at])) }
     }
 
     /// Engines that held samples of this step up. `others` are the steps to compare with.

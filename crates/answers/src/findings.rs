@@ -20,7 +20,8 @@
 //! Sorting by end makes it n log n.
 
 use std::cmp::Ordering;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use hashbrown::{HashMap, HashSet};
 use serde::Serialize;
@@ -170,14 +171,22 @@ pub struct Judge<'a> {
     engines: Engines,
     /// By step: what each cause cost alone. Computed when it is asked for.
     costs: Vec<OnceLock<HashMap<Cause, f64>>>,
+    /// By step: the unusual ones among its effects, from when its costs are computed until its findings are; as far as there is
+    /// room for their requests and calls.
+    unusual: Vec<Mutex<Option<Vec<Effect>>>>,
+    room: AtomicUsize,
 }
+
+/// Requests and calls of effects that are kept, about 100 bytes each.
+const ROOM: usize = 1_000_000;
 
 impl<'a> Judge<'a> {
     pub fn new(steps: Vec<&'a StepSummary>) -> Self {
-        let history = History::new(steps.iter().copied());
-        let engines = Engines::new(steps.iter().copied());
+        let history = History::new(&steps);
+        let engines = Engines::new(&steps);
         let costs = steps.iter().map(|_| OnceLock::new()).collect();
-        Judge { steps, history, engines, costs }
+        let unusual = steps.iter().map(|_| Mutex::default()).collect();
+        Judge { steps, history, engines, costs, unusual, room: AtomicUsize::new(ROOM) }
     }
 
     /// What a step of this run usually takes, by all steps but this one that are over.
@@ -218,12 +227,32 @@ impl<'a> Judge<'a> {
     fn costs(&self, index: usize) -> &HashMap<Cause, f64> {
         self.costs[index].get_or_init(|| {
             let mut costs: HashMap<Cause, f64> = HashMap::new();
-            for effect in self.effects(index) {
+            let effects = self.effects(index);
+            for effect in &effects {
                 let cost = costs.entry(effect.cause.family()).or_default();
                 *cost = cost.max(effect.cost);
             }
+            let unusual = self.unusual_of(index, effects);
+            let size = unusual.iter().map(|effect| effect.units.len()).sum();
+            if self.room.fetch_update(Relaxed, Relaxed, |room| room.checked_sub(size)).is_ok() {
+                *self.unusual[index].lock().unwrap_or_else(PoisonError::into_inner) = Some(unusual);
+            }
             costs
         })
+    }
+
+    fn unusual_of(&self, index: usize, mut effects: Vec<Effect>) -> Vec<Effect> {
+        effects.retain(|effect| self.is_unusual(self.steps[index], effect));
+        effects
+    }
+
+    fn unusual(&self, index: usize) -> Vec<Effect> {
+        self.costs(index);
+        let kept = self.unusual[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(effects) = &kept {
+            self.room.fetch_add(effects.iter().map(|effect| effect.units.len()).sum(), Relaxed);
+        }
+        kept.unwrap_or_else(|| self.unusual_of(index, self.effects(index)))
     }
 
     /// Weighs the causes of the steps that one is compared with, on all cores.
@@ -295,8 +324,7 @@ impl<'a> Judge<'a> {
 
     fn of_samples(&self, index: usize, least: f64, reference: f64) -> Vec<Finding> {
         let step = self.steps[index];
-        let mut left = self.effects(index);
-        left.retain(|effect| self.is_unusual(step, effect));
+        let mut left = self.unusual(index);
         if !left.iter().any(|effect| self.stands_out(index, effect, reference)) {
             cost_beside_others(step, &mut left);
         }
@@ -316,7 +344,7 @@ impl<'a> Judge<'a> {
         let (last, without_all) = (last_end(step), end_without(step, found.iter()));
         // From the last end backwards: who holds the step, and why.
         let total =
-            |sample: u32| -> f64 { found.iter().filter_map(|e| e.excess.get(&sample)).filter(|s| **s > 0.0).sum() };
+            |sample: u32| -> f64 { found.iter().filter_map(|e| e.excess.get(sample)).filter(|s| *s > 0.0).sum() };
         let end = |s: u32| step.samples[s as usize].end;
         let mut held: Vec<u32> = (0..step.samples.len() as u32).filter(|s| total(*s) > 0.0).collect();
         held.sort_by(|a, b| end(*b).total_cmp(&end(*a)).then(a.cmp(b)));
@@ -324,7 +352,7 @@ impl<'a> Judge<'a> {
         let mut weight = vec![0.0; found.len()];
         for (i, sample) in held.iter().enumerate() {
             for (weight, effect) in weight.iter_mut().zip(&found) {
-                *weight += effect.excess.get(sample).map_or(0.0, |s| s.max(0.0));
+                *weight += effect.excess.get(*sample).map_or(0.0, |s| s.max(0.0));
             }
             let from = end(*sample).min(last);
             let to = held.get(i + 1).map_or(without_all, |next| end(*next)).max(without_all);
@@ -357,7 +385,7 @@ impl<'a> Judge<'a> {
             ..Evidence::default()
         };
         // In samples, what they lost is the sum over their requests.
-        let each = median(samples.iter().filter_map(|s| effect.excess.get(s)).copied()).unwrap_or(0.0);
+        let each = median(samples.iter().filter_map(|s| effect.excess.get(*s))).unwrap_or(0.0);
         let seconds = |failed: bool| -> f64 { of.iter().filter(|u| u.failed == failed).map(|u| u.excess).sum() };
         let failed = seconds(true) > seconds(false);
         let people = super::words::some_of(samples.len(), step.samples.len(), "sample");

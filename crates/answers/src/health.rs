@@ -214,12 +214,12 @@ fn staleness(data: &StepData) -> Staleness {
 
 fn cache_by_turn(data: &StepData) -> Vec<CacheTurn> {
     let mut turns: HashMap<i64, (usize, f64, f64)> = HashMap::new();
-    let mut rows: Vec<u32> = data.facts.keys().copied().filter(|r| data.is(*r as usize, flag::GENERATION)).collect();
+    let mut rows: Vec<u32> = data.facts.rows().filter(|r| data.is(*r as usize, flag::GENERATION)).collect();
     rows.sort_unstable_by_key(|r| (data.start[*r as usize], data.ids[*r as usize]));
     // Turns without a number are numbered by their order.
     let mut next: HashMap<u32, i64> = HashMap::new();
     for row in rows {
-        let facts = &data.facts[&row];
+        let Some(facts) = data.facts.get(row) else { continue };
         let order = next.entry(data.sample[row as usize]).or_default();
         let turn = facts.turn.unwrap_or(*order);
         *order += 1;

@@ -9,9 +9,12 @@
 //! A step without others to compare with is its own reference: its median stands for values that are far beyond it, others
 //! are what they are.
 
+use std::sync::{Arc, Mutex, PoisonError};
+
 use hashbrown::HashMap;
 
 use super::factors::Factor;
+use super::parallel;
 use super::robust::{median, median_of, middle};
 use super::step::NONE;
 use super::summary::StepSummary;
@@ -73,54 +76,66 @@ impl Usual {
     }
 }
 
-#[derive(Default)]
-pub struct History {
-    /// By step; values in order.
-    steps: Vec<HashMap<Factor, Vec<f64>>>,
-    running: Vec<bool>,
+/// One step.
+struct Past {
+    /// In order.
+    values: HashMap<Factor, Vec<f64>>,
+    running: bool,
     /// Samples by source, and the tokens that they made.
-    sources: Vec<HashMap<String, Made>>,
-    samples: Vec<usize>,
+    sources: HashMap<String, Made>,
+    samples: usize,
     /// Tokens of the samples' tasks.
-    prompts: Vec<f64>,
+    prompts: f64,
     /// From the first start of a sample to the last end, in seconds since the epoch.
-    windows: Vec<(f64, f64)>,
+    window: (f64, f64),
+}
+
+impl Past {
+    fn new(step: &StepSummary) -> Past {
+        let mut values = values_of(step);
+        values.values_mut().for_each(|of| of.sort_unstable_by(f64::total_cmp));
+        let mut sources: HashMap<String, Made> = HashMap::new();
+        step.samples.iter().for_each(|sample| sources.entry_ref(sample.source.as_str()).or_default().samples += 1.0);
+        for request in step.requests.iter().filter(|request| !request.failed) {
+            if let (Some(sample), Some(tokens)) =
+                (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
+            {
+                sources.entry_ref(sample.source.as_str()).or_default().tokens += tokens;
+            }
+        }
+        let begin = step.start_ns as f64 / 1e9;
+        let starts = step.samples.iter().map(|s| s.start).fold(f64::INFINITY, f64::min);
+        let ends = step.samples.iter().map(|s| s.end).fold(f64::NEG_INFINITY, f64::max);
+        Past {
+            values,
+            running: step.running,
+            sources,
+            samples: step.samples.len(),
+            prompts: step.prompts,
+            window: (begin + starts, begin + ends),
+        }
+    }
+}
+
+/// A factor, and of how many values in which step.
+type Asked = (Factor, usize, usize);
+
+pub struct History {
+    steps: Vec<Past>,
+    /// What is usual at the ranks that are looked up: a step is judged by its causes, and by what they cost in others.
+    looked_up: Mutex<HashMap<Asked, Arc<Vec<f64>>>>,
 }
 
 impl History {
-    pub fn new<'a>(steps: impl Iterator<Item = &'a StepSummary>) -> History {
-        let mut history = History::default();
-        for step in steps {
-            let mut values: HashMap<Factor, Vec<f64>> = HashMap::new();
-            each_value(step, |factor, value| values.entry(factor).or_default().push(value));
-            values.values_mut().for_each(|of| of.sort_unstable_by(f64::total_cmp));
-            history.steps.push(values);
-            history.running.push(step.running);
-            let mut sources: HashMap<String, Made> = HashMap::new();
-            step.samples
-                .iter()
-                .for_each(|sample| sources.entry_ref(sample.source.as_str()).or_default().samples += 1.0);
-            for request in step.requests.iter().filter(|request| !request.failed) {
-                if let (Some(sample), Some(tokens)) =
-                    (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
-                {
-                    sources.entry_ref(sample.source.as_str()).or_default().tokens += tokens;
-                }
-            }
-            history.sources.push(sources);
-            history.samples.push(step.samples.len());
-            history.prompts.push(step.prompts);
-            let begin = step.start_ns as f64 / 1e9;
-            let starts = step.samples.iter().map(|s| s.start).fold(f64::INFINITY, f64::min);
-            let ends = step.samples.iter().map(|s| s.end).fold(f64::NEG_INFINITY, f64::max);
-            history.windows.push((begin + starts, begin + ends));
-        }
-        history
+    pub fn new(steps: &[&StepSummary]) -> History {
+        let steps = parallel::each(steps.len(), |at| Past::new(steps[at]));
+        History { steps, looked_up: Mutex::default() }
     }
 
     /// The steps that this one is compared with, the nearest first.
     pub fn others(&self, step: usize) -> Vec<usize> {
-        let mut others: Vec<usize> = (0..self.steps.len()).filter(|at| *at != step && !self.running[*at]).collect();
+        let mut others: Vec<usize> =
+            (0..self.steps.len()).filter(|at| *at != step && !self.steps[*at].running).collect();
         others.sort_by_key(|at| at.abs_diff(step));
         others.truncate(MAX_STEPS);
         others
@@ -128,8 +143,9 @@ impl History {
 
     /// The first step of an asynchronous run: the rollouts of several steps begin at once, so engines have more to do than ever after.
     pub fn fills_the_pipeline(&self, step: usize) -> bool {
-        let (start, end) = self.windows[step];
-        let others = || self.windows.iter().enumerate().filter(|(at, window)| *at != step && window.0.is_finite());
+        let (start, end) = self.steps[step].window;
+        let windows = || self.steps.iter().map(|past| past.window).enumerate();
+        let others = || windows().filter(|(at, window)| *at != step && window.0.is_finite());
         start.is_finite()
             && others().all(|(_, window)| window.0 >= start)
             && others().any(|(_, window)| window.0 < start + PIPELINE * (end - start))
@@ -137,8 +153,8 @@ impl History {
 
     /// The part of a step's samples that comes from a source.
     fn share(&self, step: usize, source: &str) -> f64 {
-        let of = self.sources[step].get(source).map_or(0.0, |made| made.samples);
-        of / self.samples[step].max(1) as f64
+        let of = self.steps[step].sources.get(source).map_or(0.0, |made| made.samples);
+        of / self.steps[step].samples.max(1) as f64
     }
 
     /// The source of which there is clearly more than usual, if that made the outputs longer: had each sample made what samples of
@@ -150,7 +166,7 @@ impl History {
         }
         let usual = |source: &str| median(others.iter().map(|at| self.share(*at, source))).unwrap_or(0.0);
         let more = |source: &str| self.share(step, source) - usual(source);
-        let sources = self.sources[step].keys().filter(|source| !source.is_empty());
+        let sources = self.steps[step].sources.keys().filter(|source| !source.is_empty());
         let grown = sources.max_by(|a, b| more(a).total_cmp(&more(b)).then_with(|| b.cmp(a)))?;
         let most = others.iter().map(|at| self.share(*at, grown)).fold(0.0, f64::max);
         if more(grown) < MIX_MORE || self.share(step, grown) < most {
@@ -159,18 +175,18 @@ impl History {
         // Of samples of a source that no other step has, only this step knows what they make.
         let per_sample = |source: &str| {
             let mut made = Made::default();
-            others.iter().filter_map(|at| self.sources[*at].get(source)).for_each(|of| made.add(of));
+            others.iter().filter_map(|at| self.steps[*at].sources.get(source)).for_each(|of| made.add(of));
             if made.samples == 0.0 {
-                self.sources[step].get(source).into_iter().for_each(|of| made.add(of));
+                self.steps[step].sources.get(source).into_iter().for_each(|of| made.add(of));
             }
             made.tokens / made.samples.max(1.0)
         };
         let of_step =
-            |at: usize| self.sources[at].keys().map(|source| self.share(at, source) * per_sample(source)).sum();
+            |at: usize| self.steps[at].sources.keys().map(|source| self.share(at, source) * per_sample(source)).sum();
         let usual: f64 = median(others.iter().map(|at| of_step(*at)))?;
         let by_mix = of_step(step) - usual;
-        let tokens: f64 = self.sources[step].values().map(|made| made.tokens).sum();
-        let beyond = tokens / self.samples[step].max(1) as f64 - usual;
+        let tokens: f64 = self.steps[step].sources.values().map(|made| made.tokens).sum();
+        let beyond = tokens / self.steps[step].samples.max(1) as f64 - usual;
         (by_mix >= MIX_LONGER * usual && by_mix >= 0.5 * beyond).then(|| grown.clone())
     }
 
@@ -178,7 +194,7 @@ impl History {
     /// beyond what varies.
     pub fn more_work(&self, work: Work, step: usize) -> Option<f64> {
         let of = |step: usize| match work {
-            Work::Prompts => self.prompts[step],
+            Work::Prompts => self.steps[step].prompts,
             Work::Uncached => self.sum(&Factor::Uncached, step),
             Work::Outputs => self.sum(&Factor::Tokens, step),
         };
@@ -189,7 +205,7 @@ impl History {
     }
 
     fn sum(&self, factor: &Factor, step: usize) -> f64 {
-        self.steps[step].get(factor).map_or(0.0, |values| values.iter().sum())
+        self.steps[step].values.get(factor).map_or(0.0, |values| values.iter().sum())
     }
 
     /// What would be usual for this many values of a factor in this step.
@@ -197,15 +213,23 @@ impl History {
         let others: Vec<&[f64]> = self
             .others(step)
             .into_iter()
-            .filter_map(|at| self.steps[at].get(factor))
+            .filter_map(|at| self.steps[at].values.get(factor))
             .map(Vec::as_slice)
             .filter(|values| !values.is_empty())
             .collect();
         if others.len() >= FEW_STEPS && others.iter().map(|values| values.len()).sum::<usize>() >= FEW_VALUES {
-            let ranks = by_rank(&others, count);
+            let asked = (factor.clone(), step, count);
+            let known = self.looked_up.lock().unwrap_or_else(PoisonError::into_inner).get(&asked).cloned();
+            let found = known.unwrap_or_else(|| {
+                let found = Arc::new(look_up(&others, count));
+                self.looked_up.lock().unwrap_or_else(PoisonError::into_inner).insert(asked, found.clone());
+                found
+            });
+            let ranks = all_ranks(&found, count);
             return Some(Usual { ranks, middle: median(others.iter().map(|values| at(values, 0.5)))? });
         }
-        let own = self.steps[step].get(factor).filter(|own| self.steps.len() == 1 && own.len() >= ENOUGH_ALONE)?;
+        let own =
+            self.steps[step].values.get(factor).filter(|own| self.steps.len() == 1 && own.len() >= ENOUGH_ALONE)?;
         let logs: Vec<f64> = own.iter().map(|v| v.max(1e-6).ln()).collect();
         let (centre, spread) = middle(&logs)?;
         let bound = centre.exp() * (5.0 * spread).exp().max(ALONE);
@@ -217,27 +241,36 @@ impl History {
 /// The value at a share of sorted values; between two of them in proportion.
 fn at(sorted: &[f64], share: f64) -> f64 {
     let place = (share * sorted.len() as f64 - 0.5).clamp(0.0, (sorted.len() - 1) as f64);
-    let (low, part) = (place.floor() as usize, place.fract());
+    let low = place as usize;
+    let part = place - low as f64;
     let high = (low + 1).min(sorted.len() - 1);
     sorted[low] * (1.0 - part) + sorted[high] * part
 }
 
-/// For each of so many ranks the median of what the steps have there.
-fn by_rank(steps: &[&[f64]], count: usize) -> Vec<f64> {
+/// The ranks that are looked up, of so many.
+fn ranks(count: usize) -> impl Iterator<Item = usize> {
+    let below = count.saturating_sub(EXACT_RANKS);
+    let stride = below.div_ceil(OTHER_RANKS).max(1);
+    (0..below).step_by(stride).chain(below..count)
+}
+
+/// For each of these the median of what the steps have there.
+fn look_up(steps: &[&[f64]], count: usize) -> Vec<f64> {
     let mut here = Vec::with_capacity(steps.len());
-    let mut look = |rank: usize| {
+    let look = |rank: usize| {
         let share = (rank as f64 + 0.5) / count as f64;
         here.clear();
         here.extend(steps.iter().map(|values| at(values, share)));
         median_of(&mut here).unwrap_or(0.0)
     };
-    let below = count.saturating_sub(EXACT_RANKS);
-    let stride = below.div_ceil(OTHER_RANKS).max(1);
+    ranks(count).map(look).collect()
+}
+
+/// For all ranks: those between are in proportion.
+fn all_ranks(looked_up: &[f64], count: usize) -> Vec<f64> {
     let mut out = Vec::with_capacity(count);
     let mut known: Option<(usize, f64)> = None;
-    let anchors = (0..below).step_by(stride).chain(below..count);
-    for rank in anchors {
-        let value = look(rank);
+    for (rank, value) in ranks(count).zip(looked_up.iter().copied()) {
         if let Some((before, low)) = known {
             let gap = (rank - before) as f64;
             out.extend((before + 1..rank).map(|r| low + (value - low) * ((r - before) as f64 / gap)));
@@ -249,47 +282,42 @@ fn by_rank(steps: &[&[f64]], count: usize) -> Vec<f64> {
 }
 
 /// Every value of a step that can be compared.
-fn each_value(step: &StepSummary, mut each: impl FnMut(Factor, f64)) {
-    for call in &step.calls {
-        match call.tool {
-            NONE => each(Factor::Reward, call.seconds),
-            tool => each(Factor::Tool(step.key(tool).to_string()), call.seconds),
+fn values_of(step: &StepSummary) -> HashMap<Factor, Vec<f64>> {
+    let mut by_tool: HashMap<u32, Vec<f64>> = HashMap::new();
+    step.calls.iter().for_each(|call| by_tool.entry(call.tool).or_default().push(call.seconds));
+    let requests = || step.requests.iter().filter(|request| !request.failed);
+    let of_requests = [
+        Factor::Queue,
+        Factor::Transfer,
+        Factor::Prompt,
+        Factor::Uncached,
+        Factor::PrefillPace,
+        Factor::Prefill,
+        Factor::Tokens,
+        Factor::Pace,
+        Factor::Decode,
+        Factor::Rest,
+    ]
+    .map(|factor| {
+        let values = requests().filter_map(|request| request.value(&factor)).collect();
+        (factor, values)
+    });
+    let (mut by_source, mut by_sample): (HashMap<&str, Vec<f64>>, HashMap<u32, f64>) = Default::default();
+    for (sample, tokens) in requests().filter_map(|request| Some((request.sample, request.value(&Factor::Tokens)?))) {
+        *by_sample.entry(sample).or_default() += tokens;
+        if let Some(sample) = step.samples.get(sample as usize).filter(|sample| !sample.source.is_empty()) {
+            by_source.entry(sample.source.as_str()).or_default().push(tokens);
         }
     }
-    for request in step.requests.iter().filter(|request| !request.failed) {
-        for factor in [
-            Factor::Queue,
-            Factor::Transfer,
-            Factor::Prompt,
-            Factor::Uncached,
-            Factor::PrefillPace,
-            Factor::Prefill,
-            Factor::Tokens,
-            Factor::Pace,
-            Factor::Decode,
-            Factor::Rest,
-        ] {
-            if let Some(value) = request.value(&factor) {
-                each(factor, value);
-            }
-        }
-        if let (Some(sample), Some(tokens)) =
-            (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
-            && !sample.source.is_empty()
-        {
-            each(Factor::TokensOf(sample.source.clone()), tokens);
-        }
-    }
-    let mut made: HashMap<u32, f64> = HashMap::new();
-    for request in step.requests.iter().filter(|request| !request.failed) {
-        if let Some(tokens) = request.value(&Factor::Tokens) {
-            *made.entry(request.sample).or_default() += tokens;
-        }
-    }
-    made.into_values().for_each(|tokens| each(Factor::Made, tokens));
-    for sample in &step.samples {
-        each(Factor::Retry, sample.parts[super::samples::Part::Retry as usize]);
-    }
+    let retries = step.samples.iter().map(|sample| sample.parts[super::samples::Part::Retry as usize]).collect();
+    let of_samples = [(Factor::Made, by_sample.into_values().collect()), (Factor::Retry, retries)];
+    let of_calls = by_tool.into_iter().map(|(tool, values)| match tool {
+        NONE => (Factor::Reward, values),
+        tool => (Factor::Tool(step.key(tool).to_string()), values),
+    });
+    let of_sources = by_source.into_iter().map(|(source, values)| (Factor::TokensOf(source.to_string()), values));
+    let all = of_calls.chain(of_requests).chain(of_sources).chain(of_samples);
+    all.filter(|(_, values): &(Factor, Vec<f64>)| !values.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -300,6 +328,7 @@ mod tests {
     fn a_rank_is_compared_with_the_same_rank_of_other_steps() {
         let steps: Vec<Vec<f64>> = (0..5).map(|s| (0..10).map(|i| (s + 10 * i) as f64).collect()).collect();
         let steps: Vec<&[f64]> = steps.iter().map(Vec::as_slice).collect();
+        let by_rank = |steps: &[&[f64]], count| all_ranks(&look_up(steps, count), count);
         assert_eq!(by_rank(&steps, 10), (0..10).map(|i| (2 + 10 * i) as f64).collect::<Vec<_>>());
         let many = by_rank(&steps, 1000);
         assert_eq!((many.len(), many[999], many[0]), (1000, 92.0, 2.0));

@@ -1,10 +1,14 @@
-//! The same work on many things, on all cores.
+//! Work on all cores.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+pub fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// What `work` makes of each number below `count`, in order.
 pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(count);
+    let threads = cores().min(count);
     if threads < 2 {
         return (0..count).map(work).collect();
     }
@@ -28,6 +32,15 @@ pub fn each<T: Send>(count: usize, work: impl Fn(usize) -> T + Sync) -> Vec<T> {
     });
     all.sort_unstable_by_key(|(at, _)| *at);
     all.into_iter().map(|(_, made)| made).collect()
+}
+
+/// What two pieces of work make, done at the same time.
+pub fn both<A, B: Send>(one: impl FnOnce() -> A, other: impl FnOnce() -> B + Send) -> (A, B) {
+    std::thread::scope(|scope| {
+        let other = scope.spawn(other);
+        let one = one();
+        (one, other.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 #[cfg(test)]

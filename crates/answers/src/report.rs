@@ -12,8 +12,10 @@ use super::findings::{Considered, Finding, Judge, UsualStep};
 use super::health::{Health, health};
 use super::idle::{Idle, idle};
 use super::kept::AnswersJson;
+use super::parallel;
 use super::phases::Phase;
 use super::robust::median;
+use super::samples::sample_times;
 use super::sentence::{self, Clause};
 use super::step::StepData;
 use super::stragglers::{Stragglers, stragglers};
@@ -82,24 +84,26 @@ pub struct RunFindings {
 
 /// Answers every question about one step.
 pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswers, Shape) {
-    let (summary, times, path) = StepSummary::new(step, data);
-    let mut stragglers = stragglers(data, &times);
-    let idle = idle(data, &summary.phases, stragglers.window);
-    stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
-    stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::robust::seconds(idle.in_tail.1) / 3600.0);
-    let answers = StepAnswers {
-        phases: summary.phases.clone(),
-        breakdown: breakdown(data),
-        critical_path: critical_path(data, &path, &Divided::of(&times.requests)),
-        stragglers,
-        idle,
-        health: health(data, &times),
+    let times = sample_times(data);
+    let data = &*data;
+    let others = || {
+        let (summary, path) = StepSummary::new(step, data, &times);
+        let mut stragglers = stragglers(data, &times);
+        let idle = idle(data, &summary.phases, stragglers.window);
+        stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
+        stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::robust::seconds(idle.in_tail.1) / 3600.0);
+        let path = critical_path(data, &path, &Divided::of(&times.requests));
+        (summary, stragglers, idle, path, health(data, &times))
     };
+    let ((summary, stragglers, idle, critical_path, health), (breakdown, tools)) =
+        parallel::both(others, || (breakdown(data), by_tool(data)));
+    let phases = summary.phases.clone();
+    let answers = StepAnswers { phases, breakdown, critical_path, stragglers, idle, health };
     let shape = Shape {
         step,
         wall_s: summary.wall_s,
         path: answers.critical_path.totals.clone(),
-        names: answers.breakdown.by_name.iter().cloned().chain(by_tool(data)).collect(),
+        names: answers.breakdown.by_name.iter().cloned().chain(tools).collect(),
     };
     (summary, answers, shape)
 }
@@ -153,7 +157,7 @@ const MAX_FINDINGS: usize = 200;
 pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindings {
     let mut findings = Vec::new();
     let mut steps = Vec::new();
-    let all = super::parallel::each(judge.steps.len(), |index| judge.findings(index));
+    let all = parallel::each(judge.steps.len(), |index| judge.findings(index));
     for (step, found) in judge.steps.iter().zip(all) {
         steps.push(StepLine {
             step: step.step,

@@ -15,6 +15,7 @@ use hashbrown::HashMap;
 
 use super::attributes::SpanFacts;
 use super::kinds::Kind;
+use super::parallel;
 use super::robust::seconds;
 use super::step::{NONE, StepData, flag};
 use rollscope_spans::intervals;
@@ -179,15 +180,47 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
             *slot += 1;
         }
     }
-    let mut tools: HashMap<String, u32> = HashMap::new();
+    // Each core takes as many rows.
+    let shares = if rows.len() < WORTH_SHARING { 1 } else { parallel::cores() };
+    let first_of = |share: usize| match share {
+        0 => 0,
+        share if share == shares => data.samples.len(),
+        share => ends[1..].partition_point(|end| (*end as usize) <= rows.len() * share / shares),
+    };
+    let swept = parallel::each(shares, |share| {
+        let (mut swept, mut sweep) = (Swept::default(), Sweep::new(data.len()));
+        for sample in first_of(share)..first_of(share + 1) {
+            let rows = &rows[ends[sample] as usize..ends[sample + 1] as usize];
+            let time = sweep.sample(data, sample as u32, rows, &mut swept);
+            swept.times.push(time);
+        }
+        swept
+    });
     let mut out = SampleTimes::default();
-    let mut sweep = Sweep::new(data.len());
-    for sample in 0..data.samples.len() {
-        let rows = &rows[ends[sample] as usize..ends[sample + 1] as usize];
-        let time = sweep.sample(data, sample as u32, rows, &mut out, &mut tools);
-        out.times.push(time);
+    for Swept { times, requests, calls, told } in swept {
+        out.times.extend(times);
+        out.requests.extend(requests);
+        out.calls.extend(calls.into_iter().map(|call| {
+            let said = data.facts.get(call.row).and_then(|f| f.tool.as_deref()).filter(|_| call.tool != NONE);
+            Call { tool: said.map_or(call.tool, |name| data.texts.number(name)), ..call }
+        }));
+        told.into_iter().for_each(|(row, facts)| data.facts.insert(row, facts));
     }
     out
+}
+
+/// Rows that are worth the cost of starting threads.
+const WORTH_SHARING: usize = 20_000;
+
+/// What was found of some samples.
+#[derive(Default)]
+struct Swept {
+    times: Vec<Option<SampleTime>>,
+    requests: Vec<Request>,
+    /// Of tools: with the name of the span.
+    calls: Vec<Call>,
+    /// Generations of which the engine told more than their caller.
+    told: Vec<(u32, SpanFacts)>,
 }
 
 /// When a sample did what was for nothing. Where it was tried again as a whole: until its last attempt. Where requests were: from
@@ -230,14 +263,7 @@ impl Sweep {
         }
     }
 
-    fn sample(
-        &mut self,
-        data: &mut StepData,
-        sample: u32,
-        rows: &[u32],
-        out: &mut SampleTimes,
-        tools: &mut HashMap<String, u32>,
-    ) -> Option<SampleTime> {
+    fn sample(&mut self, data: &StepData, sample: u32, rows: &[u32], out: &mut Swept) -> Option<SampleTime> {
         let counts_itself = |row: &usize| !data.is(*row, flag::SHARED | flag::POINT) && data.length(*row) > 0;
         let own: Vec<usize> = rows.iter().map(|row| *row as usize).filter(counts_itself).collect();
         let own = || own.iter().copied();
@@ -282,17 +308,18 @@ impl Sweep {
         self.events.sort_unstable_by_key(|(at, starts, row)| (*at, *starts, *row));
         let place: HashMap<u32, usize> = generations.iter().enumerate().map(|(i, g)| (g.row, i)).collect();
         // What the engine tells of a generation, where its caller does not.
-        let mut told: Vec<(u32, SpanFacts)> = Vec::new();
+        let mut told: HashMap<u32, SpanFacts> = HashMap::new();
         for row in own() {
             if let Some(g) = place.get(&self.generation[row]) {
                 let g = &mut generations[*g];
                 if row as u32 != g.row
-                    && let Some(facts) = data.facts.get(&(row as u32)).filter(|_| data.kind[row] == Kind::Generate)
+                    && let Some(facts) = data.facts.get(row as u32).filter(|_| data.kind[row] == Kind::Generate)
                 {
-                    told.push((g.row, facts.clone()));
+                    let of_caller = || data.facts.get(g.row).cloned().unwrap_or_default();
+                    told.entry(g.row).or_insert_with(of_caller).fill_from(facts);
                 }
                 // An answer with tokens is one, whoever complained on the way.
-                let answered = |row| data.facts.get(&row).is_some_and(|f| f.completion_tokens.is_some());
+                let answered = |row| data.facts.get(row).is_some_and(|f| f.completion_tokens.is_some());
                 g.failed |= data.is(row, flag::ERROR) && !answered(g.row) && !answered(row as u32);
                 let (sender, start, end) = (data.sender[row], data.start[row], data.end[row]);
                 if sender != data.sender[g.row as usize] {
@@ -364,15 +391,14 @@ impl Sweep {
         }
         pass(now, end, &running, &open);
 
-        for (row, facts) in told {
-            data.facts.entry(row).or_default().fill_from(&facts);
-        }
         for g in &mut generations {
             let row = g.row as usize;
             let next = lost.partition_point(|(_, until)| *until < data.end[row]);
             let given_up = lost.get(next).is_some_and(|(from, _)| *from <= data.start[row]);
-            self.divide(data, g, &mut time, given_up);
-            let facts = data.facts.get(&g.row);
+            let facts = told.get(&g.row).or_else(|| data.facts.get(g.row));
+            if let Some(facts) = facts {
+                divide(facts, g, &mut time, given_up);
+            }
             let tokens = facts.and_then(|f| f.completion_tokens).unwrap_or(f64::NAN);
             if tokens.is_finite() {
                 time.tokens += tokens;
@@ -412,63 +438,52 @@ impl Sweep {
                 given_up,
             });
         }
-        let mut calls = Vec::new();
         for row in own() {
             let (kind, failed) = (data.kind[row], data.is(row, flag::ERROR));
             let outermost = self.around[row] == NONE || data.kind[self.around[row] as usize] != kind;
             if matches!(kind, Kind::Tool | Kind::Reward) && outermost {
-                calls.push((row, kind, failed));
+                let tool = if kind == Kind::Tool { data.name[row] } else { NONE };
+                let seconds = seconds(data.length(row));
+                out.calls.push(Call { sample, row: row as u32, tool, seconds, failed });
             }
         }
-        for (row, kind, failed) in calls {
-            let key = match kind {
-                Kind::Tool => {
-                    let said = data.facts.get(&(row as u32)).and_then(|f| f.tool.clone());
-                    let name = said.unwrap_or_else(|| data.name_of(row).to_string());
-                    *tools.entry(name).or_insert_with_key(|name| data.texts.number(name))
-                }
-                _ => NONE,
-            };
-            let seconds = seconds(data.length(row));
-            out.calls.push(Call { sample, row: row as u32, tool: key, seconds, failed });
-        }
+        out.told.extend(told);
         Some(time)
     }
+}
 
-    /// Divides a generation that has no spans inside by what its caller noted; the rest stays `generate`.
-    fn divide(&self, data: &StepData, g: &mut Generation, time: &mut SampleTime, given_up: bool) {
-        let known = [Part::Queue, Part::Prefill, Part::Transfer, Part::Decode];
-        let Some(facts) = data.facts.get(&g.row) else { return };
-        if known.iter().any(|p| g.parts[*p as usize] > 0) {
-            return;
-        }
-        let ns = |s: Option<f64>| (s.unwrap_or(0.0) * 1e9).clamp(0.0, 1e18) as i64;
-        let [bootstrap, forward, transfer, decode] = facts.pd;
-        let prefill = match forward {
-            Some(_) => ns(forward) - ns(transfer).min(ns(forward)),
-            None => ns(facts.prefill_s),
-        };
-        let decode = match (decode.or(facts.decode_s), facts.completion_tokens, facts.throughput) {
-            (Some(s), _, _) => ns(Some(s)),
-            (None, Some(tokens), Some(rate)) => ns(Some(tokens / rate)),
-            _ => 0,
-        };
-        // The queue time that SGLang notes lies behind the bootstrap queue.
-        let wanted = [
-            (Part::Decode, decode),
-            (Part::Prefill, prefill),
-            (Part::Transfer, ns(transfer)),
-            (Part::Queue, ns(bootstrap) + ns(facts.queue_s)),
-        ];
-        for (part, wanted) in wanted {
-            let moved = wanted.min(g.parts[Part::Generate as usize]);
-            g.parts[Part::Generate as usize] -= moved;
-            g.parts[part as usize] += moved;
-            if !given_up {
-                let moved = moved.min(time.parts[Part::Generate as usize]);
-                time.parts[Part::Generate as usize] -= moved;
-                time.parts[part as usize] += moved;
-            }
+/// Divides a generation that has no spans inside by what its caller noted; the rest stays `generate`.
+fn divide(facts: &SpanFacts, g: &mut Generation, time: &mut SampleTime, given_up: bool) {
+    let known = [Part::Queue, Part::Prefill, Part::Transfer, Part::Decode];
+    if known.iter().any(|p| g.parts[*p as usize] > 0) {
+        return;
+    }
+    let ns = |s: Option<f64>| (s.unwrap_or(0.0) * 1e9).clamp(0.0, 1e18) as i64;
+    let [bootstrap, forward, transfer, decode] = facts.pd;
+    let prefill = match forward {
+        Some(_) => ns(forward) - ns(transfer).min(ns(forward)),
+        None => ns(facts.prefill_s),
+    };
+    let decode = match (decode.or(facts.decode_s), facts.completion_tokens, facts.throughput) {
+        (Some(s), _, _) => ns(Some(s)),
+        (None, Some(tokens), Some(rate)) => ns(Some(tokens / rate)),
+        _ => 0,
+    };
+    // The queue time that SGLang notes lies behind the bootstrap queue.
+    let wanted = [
+        (Part::Decode, decode),
+        (Part::Prefill, prefill),
+        (Part::Transfer, ns(transfer)),
+        (Part::Queue, ns(bootstrap) + ns(facts.queue_s)),
+    ];
+    for (part, wanted) in wanted {
+        let moved = wanted.min(g.parts[Part::Generate as usize]);
+        g.parts[Part::Generate as usize] -= moved;
+        g.parts[part as usize] += moved;
+        if !given_up {
+            let moved = moved.min(time.parts[Part::Generate as usize]);
+            time.parts[Part::Generate as usize] -= moved;
+            time.parts[part as usize] += moved;
         }
     }
 }

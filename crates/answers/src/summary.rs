@@ -10,7 +10,7 @@ use super::factors::{Factor, pace};
 use super::kinds::Kind;
 use super::phases::{Phase, around, of_spans, phases};
 use super::robust::seconds;
-use super::samples::{Part, SampleTimes, sample_times};
+use super::samples::{Part, SampleTimes};
 use super::step::clocks::Clock;
 use super::step::{NONE, StepData, Texts, flag};
 
@@ -138,9 +138,8 @@ pub struct StepSummary {
 }
 
 impl StepSummary {
-    /// Also returns what it is taken from.
-    pub fn new(step: Option<i64>, data: &mut StepData) -> (StepSummary, SampleTimes, Vec<Segment>) {
-        let times = sample_times(data);
+    /// Also returns the critical path.
+    pub fn new(step: Option<i64>, data: &StepData, times: &SampleTimes) -> (StepSummary, Vec<Segment>) {
         let path = walk(data);
         let mut ran: Vec<(i64, i64)> = times.times.iter().flatten().map(|time| (time.start, time.end)).collect();
         intervals::union(&mut ran);
@@ -234,7 +233,7 @@ impl StepSummary {
             let kind = if segment.row == NONE { Kind::Step } else { data.kind[segment.row as usize] };
             divided.each(segment, kind, |kind, ns| out.path[kind as usize] += seconds(ns));
         }
-        (out, times, path)
+        (out, path)
     }
 
     /// A sequence is what its sample's last request had before it, and what that made.

@@ -91,11 +91,27 @@ pub struct ScopeRead {
     pub traces: Option<Traces>,
     /// Does not wait for a turn among the queries: for what works on behalf of a query that has one.
     pub at_once: bool,
+    /// Of a step: also read some spans' larger columns, while it is decided what belongs.
+    pub details: Option<Details>,
+}
+
+/// More columns of some spans.
+#[derive(Clone, Copy)]
+pub struct Details {
+    /// As [`ScopeRead::columns`].
+    pub columns: &'static str,
+    /// Which spans, as an SQL condition, from the columns of all that may belong. `None`: of none.
+    pub of: fn(&[RecordBatch]) -> Option<String>,
 }
 
 /// The spans of a scope.
+#[derive(Default)]
 pub struct ScopeSpans {
     pub batches: Vec<RecordBatch>,
+    /// All of them, as they stand here, if it was needed to decide and nothing was left out.
+    pub connected: Option<(Forest, Connections)>,
+    /// What [`ScopeRead::details`] asks for, also of spans that do not belong.
+    pub details: Vec<RecordBatch>,
     /// An SQL condition that all of them fulfil, and perhaps others.
     pub filter: String,
 }
@@ -199,15 +215,22 @@ impl Engine {
         let Some(wanted) = &read.traces else {
             let mut rows = self.read_step(run, step, read).await?;
             let named = rows.own.len();
-            rows.own.extend(rows.belonging().map_err(internal)?);
+            if rows.everything_belongs() {
+                rows.own.append(&mut rows.others);
+            } else {
+                rows.own.extend(rows.belonging().map_err(internal)?);
+                rows.forest = Forest::default();
+            }
             let filter = if rows.own.len() > named { rows.filter } else { own(run, &[step]) };
-            return Ok(ScopeSpans { batches: rows.own, filter });
+            let connected = (!rows.forest.is_empty()).then_some((rows.forest, rows.connections));
+            return Ok(ScopeSpans { batches: rows.own, connected, details: rows.details, filter });
         };
         if wanted.is_empty() {
-            return Ok(ScopeSpans { batches: Vec::new(), filter: "false".into() });
+            return Ok(ScopeSpans { filter: "false".into(), ..ScopeSpans::default() });
         }
         // What belongs is a matter of the whole step.
-        let deciding = ScopeRead { columns: String::new(), traces: None, too_many: read.too_many.clone(), ..*read };
+        let deciding =
+            ScopeRead { columns: String::new(), traces: None, too_many: read.too_many.clone(), details: None, ..*read };
         let mut rows = self.read_step(run, step, &deciding).await?;
         let shown = rows.shown_with(wanted).map_err(internal)?;
         let members = rows.members();
@@ -224,7 +247,7 @@ impl Engine {
                 batches.push(kept);
             }
         }
-        Ok(ScopeSpans { batches, filter })
+        Ok(ScopeSpans { batches, filter, ..ScopeSpans::default() })
     }
 
     /// The spans of several steps of a run, each in its place, read together: a list of steps is about many small ones.
@@ -264,33 +287,55 @@ impl Engine {
         let others = self.rows_of(read, format!("{select} {unnamed}")).await?;
         let filter = format!("({own} or {unnamed})");
         let by_step = by_step(&named, steps).map_err(internal)?;
-        let mut out = Vec::with_capacity(steps.len());
-        for own in &by_step {
-            let times = extent(own).unwrap_or(times);
-            let others = there_during(&others, during(times)).map_err(internal)?;
-            let rows = StepRows { own: own.clone(), others, filter: filter.clone(), ..StepRows::default() };
-            out.push(match rows.others.is_empty() {
-                true => rows,
-                false => self.compute(move || rows.decide(times)).await?.map_err(internal)?,
-            });
-        }
-        if out.iter().any(StepRows::may_be_elsewhere) {
-            // What names another step takes what is below it along, and its whole trace.
-            let elsewhere = format!(
-                "select trace_id, span_id, start_ns, end_ns, state from spans \
-                 where step is not null and not ({own}) and {overlapping}"
-            );
-            let elsewhere = self.rows_of(read, elsewhere).await?;
-            for at in (0..out.len()).filter(|at| out[*at].may_be_elsewhere()).collect::<Vec<_>>() {
-                let times = during(extent(&by_step[at]).unwrap_or(times));
-                let beside = by_step.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, rows)| rows);
-                let all: Vec<RecordBatch> = elsewhere.iter().chain(beside).cloned().collect();
-                let all = there_during(&all, times).map_err(internal)?;
-                let rows = std::mem::take(&mut out[at]);
-                out[at] = self.compute(move || rows.without(&all)).await?.map_err(internal)?;
+        let details = self.details_of(read, &filter, named.into_iter().chain(others.iter().cloned()).collect());
+        let decided = async {
+            let mut out = Vec::with_capacity(steps.len());
+            for own in &by_step {
+                let times = extent(own).unwrap_or(times);
+                let others = there_during(&others, during(times)).map_err(internal)?;
+                let rows = StepRows { own: own.clone(), others, filter: filter.clone(), ..StepRows::default() };
+                out.push(match rows.others.is_empty() {
+                    true => rows,
+                    false => self.compute(move || rows.decide(times)).await?.map_err(internal)?,
+                });
             }
-        }
+            if out.iter().any(StepRows::may_be_elsewhere) {
+                // What names another step takes what is below it along, and its whole trace.
+                let elsewhere = format!(
+                    "select trace_id, span_id, start_ns, end_ns, state from spans \
+                     where step is not null and not ({own}) and {overlapping}"
+                );
+                let elsewhere = self.rows_of(read, elsewhere).await?;
+                for at in (0..out.len()).filter(|at| out[*at].may_be_elsewhere()).collect::<Vec<_>>() {
+                    let times = during(extent(&by_step[at]).unwrap_or(times));
+                    let beside =
+                        by_step.iter().enumerate().filter(|(other, _)| *other != at).flat_map(|(_, rows)| rows);
+                    let all: Vec<RecordBatch> = elsewhere.iter().chain(beside).cloned().collect();
+                    let all = there_during(&all, times).map_err(internal)?;
+                    let rows = std::mem::take(&mut out[at]);
+                    out[at] = self.compute(move || rows.without(&all)).await?.map_err(internal)?;
+                }
+            }
+            Ok(out)
+        };
+        let (mut out, details) = futures::try_join!(decided, details)?;
+        out.iter_mut().for_each(|rows| rows.details = details.clone());
         Ok(out)
+    }
+
+    async fn details_of(
+        &self,
+        read: &ScopeRead,
+        filter: &str,
+        spans: Vec<RecordBatch>,
+    ) -> Result<Vec<RecordBatch>, QueryError> {
+        let Some(Details { columns, of }) = read.details else { return Ok(Vec::new()) };
+        match self.compute(move || of(&spans)).await? {
+            Some(which) => {
+                self.rows_of(read, format!("select {columns} from spans where {filter} and ({which})")).await
+            }
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The run's spans in a window of time, and those of other runs that belong to them, such as a serving engine's.
@@ -303,7 +348,7 @@ impl Engine {
             let own = batches.clone();
             batches.extend(self.compute(move || connected(&own, &others)).await?.map_err(internal)?);
         }
-        Ok(ScopeSpans { batches, filter })
+        Ok(ScopeSpans { batches, filter, ..ScopeSpans::default() })
     }
 
     async fn spans_of_trace(&self, trace: TraceId, joined: bool, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
@@ -317,7 +362,7 @@ impl Engine {
             return Err(QueryError::new(ErrorKind::Limit, read.too_many.clone()));
         }
         let filter = format!("trace_id in ({})", sql_trace_ids(std::iter::once(&trace).chain(&served)));
-        Ok(ScopeSpans { batches, filter })
+        Ok(ScopeSpans { batches, filter, ..ScopeSpans::default() })
     }
 
     /// Traces whose first spans carry a request id or a room that a span of this trace carries, and traces that served these.
@@ -363,7 +408,14 @@ impl Engine {
 
 /// Reads nothing but what decides.
 fn only_deciding() -> ScopeRead {
-    ScopeRead { columns: String::new(), max_rows: usize::MAX, too_many: String::new(), traces: None, at_once: false }
+    ScopeRead {
+        columns: String::new(),
+        max_rows: usize::MAX,
+        too_many: String::new(),
+        traces: None,
+        at_once: false,
+        details: None,
+    }
 }
 
 /// The columns that were asked for, and those that decide.
@@ -467,6 +519,8 @@ enum Verdict {
 struct StepRows {
     own: Vec<RecordBatch>,
     others: Vec<RecordBatch>,
+    /// Of all steps that were read together.
+    details: Vec<RecordBatch>,
     /// See [`Members::filter`].
     filter: String,
     forest: Forest,
@@ -584,6 +638,10 @@ impl StepRows {
             Verdict::DoesNot => false,
             Verdict::Unknown => self.joined[self.forest.trace[self.named() + unnamed] as usize],
         }
+    }
+
+    fn everything_belongs(&self) -> bool {
+        (0..self.verdicts.len()).all(|unnamed| self.belongs(unnamed))
     }
 
     /// The rows that name no step and belong to it.

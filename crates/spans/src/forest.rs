@@ -69,29 +69,26 @@ pub struct Forest {
     /// The row among those that were given.
     pub source: Vec<u32>,
     pub latest: i64,
-    in_order: bool,
+    /// The reverse of `source`; empty while rows stand as they were given.
+    rows: Vec<u32>,
     /// Where each batch begins among the rows that were given.
     begins: Vec<u32>,
     trace_numbers: HashMap<TraceId, u32>,
-    /// Ids may be anything, also counters or chosen to collide: the map's own seeded hash takes them all.
+    /// Rows as they were given. Ids may be anything, also counters or chosen to collide: the map's own seeded hash takes them
+    /// all.
     by_id: HashMap<(u32, SpanId), u32>,
 }
 
 impl Forest {
     /// Needs the columns `trace_id`, `span_id`, `parent_span_id`, `start_ns`, `end_ns` and `state`.
     pub fn read(batches: &[RecordBatch]) -> Result<Forest, ArrowError> {
-        let mut forest = Forest::of_rows(batches)?;
-        forest.put_in_order();
-        forest.find_parents();
-        forest.cut_circles();
-        Ok(forest)
+        Ok(Forest::read_as_given(batches)?.put_in_order())
     }
 
     /// The same with rows as they were given: for those who put them into an order of their own. Spans of a trace mostly come
     /// together, which is quicker to go through.
     pub fn read_as_given(batches: &[RecordBatch]) -> Result<Forest, ArrowError> {
         let mut forest = Forest::of_rows(batches)?;
-        forest.in_order = true;
         forest.source = (0..forest.len() as u32).collect();
         forest.find_parents();
         forest.cut_circles();
@@ -166,7 +163,7 @@ impl Forest {
 
     /// The row of a span.
     pub fn find(&self, trace: &TraceId, span: &SpanId) -> Option<u32> {
-        self.by_id.get(&(*self.trace_numbers.get(trace)?, *span)).copied()
+        self.by_id.get(&(*self.trace_numbers.get(trace)?, *span)).map(|given| self.row_of(*given))
     }
 
     /// The batch that a row came in, and its row there.
@@ -178,7 +175,12 @@ impl Forest {
 
     /// Values that stand in the order of the rows that were given, in the order of the forest.
     pub fn arrange<T: Copy>(&self, given: Vec<T>) -> Vec<T> {
-        if self.in_order { given } else { self.source.iter().map(|row| given[*row as usize]).collect() }
+        if self.rows.is_empty() { given } else { self.source.iter().map(|row| given[*row as usize]).collect() }
+    }
+
+    /// Where a row stands that was given.
+    pub fn row_of(&self, given: u32) -> u32 {
+        if self.rows.is_empty() { given } else { self.rows[given as usize] }
     }
 
     /// A text column, in the order of the forest.
@@ -211,40 +213,57 @@ impl Forest {
         })
     }
 
-    fn put_in_order(&mut self) {
+    /// Puts rows that stand as they were given in the order of a forest.
+    pub fn put_in_order(mut self) -> Forest {
         let mut order: Vec<(i64, Reverse<i64>, u32)> =
             (0..self.len()).map(|row| (self.start[row], Reverse(self.end[row]), row as u32)).collect();
-        let id = |row: u32| (self.span[row as usize], self.traces[self.trace[row as usize] as usize]);
         let compare = |a: &(i64, Reverse<i64>, u32), b: &(i64, Reverse<i64>, u32)| {
-            (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| id(a.2).cmp(&id(b.2)))
+            (a.0, a.1).cmp(&(b.0, b.1)).then_with(|| self.id(a.2).cmp(&self.id(b.2)))
         };
-        self.in_order = order.is_sorted_by(|a, b| compare(a, b).is_le());
-        if !self.in_order {
-            order.sort_unstable_by(compare);
+        if order.is_sorted_by(|a, b| compare(a, b).is_le()) {
+            return self;
         }
+        order.sort_unstable_by(compare);
         self.source = order.into_iter().map(|(_, _, row)| row).collect();
-        if !self.in_order {
-            fn sort<T: Copy>(values: &mut Vec<T>, source: &[u32]) {
-                *values = source.iter().map(|row| values[*row as usize]).collect();
-            }
-            sort(&mut self.start, &self.source);
-            sort(&mut self.end, &self.source);
-            sort(&mut self.state, &self.source);
-            sort(&mut self.faults, &self.source);
-            sort(&mut self.parent_id, &self.source);
-            sort(&mut self.span, &self.source);
-            sort(&mut self.trace, &self.source);
+        fn sort<T: Copy>(values: &mut Vec<T>, source: &[u32]) {
+            *values = source.iter().map(|row| values[*row as usize]).collect();
         }
+        sort(&mut self.start, &self.source);
+        sort(&mut self.end, &self.source);
+        sort(&mut self.state, &self.source);
+        sort(&mut self.faults, &self.source);
+        sort(&mut self.parent_id, &self.source);
+        sort(&mut self.span, &self.source);
+        sort(&mut self.trace, &self.source);
+        self.rows = vec![0; self.len()];
+        self.source.iter().enumerate().for_each(|(row, given)| self.rows[*given as usize] = row as u32);
+        sort(&mut self.parent, &self.source);
+        self.parent.iter_mut().filter(|up| **up != NONE).for_each(|up| *up = self.rows[*up as usize]);
+        self
+    }
+
+    fn id(&self, row: u32) -> (SpanId, TraceId) {
+        (self.span[row as usize], self.traces[self.trace[row as usize] as usize])
+    }
+
+    /// What the order of a forest goes by.
+    fn place_in_order(&self, row: u32) -> (i64, Reverse<i64>, (SpanId, TraceId)) {
+        (self.start[row as usize], Reverse(self.end[row as usize]), self.id(row))
     }
 
     fn find_parents(&mut self) {
         let nobody = SpanId::default();
-        self.by_id = HashMap::with_capacity(self.len());
+        let mut by_id = HashMap::with_capacity(self.len());
         for row in 0..self.len() {
             if self.span[row] != nobody {
-                self.by_id.entry((self.trace[row], self.span[row])).or_insert(row as u32);
+                let first = by_id.entry((self.trace[row], self.span[row])).or_insert(row as u32);
+                // Of several with one id, the first in the order of a forest, whichever came first.
+                if *first != row as u32 && self.place_in_order(row as u32) < self.place_in_order(*first) {
+                    *first = row as u32;
+                }
             }
         }
+        self.by_id = by_id;
         self.parent = vec![NONE; self.len()];
         for row in 0..self.len() {
             if self.parent_id[row] == nobody {
@@ -269,8 +288,11 @@ impl Forest {
                 at = self.parent[at as usize];
             }
             if at != NONE && seen[at as usize] == 1 {
-                self.parent[at as usize] = NONE;
-                self.faults[at as usize] |= fault::IN_CIRCLE;
+                let around =
+                    std::iter::successors(Some(at), |row| Some(self.parent[*row as usize]).filter(|up| *up != at));
+                let first = around.min_by_key(|row| self.place_in_order(*row)).unwrap_or(at) as usize;
+                self.parent[first] = NONE;
+                self.faults[first] |= fault::IN_CIRCLE;
             }
             path.drain(..).for_each(|row| seen[row] = 2);
         }

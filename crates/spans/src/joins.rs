@@ -18,7 +18,7 @@ use std::cmp::Reverse;
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::{HashMap, HashSet};
-use rollscope_model::read::{Ids, Links, column};
+use rollscope_model::read::{Links, column};
 
 use crate::forest::{Forest, NONE};
 use crate::texts::Texts;
@@ -37,8 +37,8 @@ pub struct Connections {
     requests: Vec<(u32, u32)>,
     /// Bootstrap rooms in the same way.
     rooms: Vec<(u32, u32)>,
-    /// Spans, and spans of other traces that they link to.
-    links: Vec<(u32, u32)>,
+    /// Spans, in order, and spans that they link to.
+    pub links: Vec<(u32, u32)>,
 }
 
 impl Connections {
@@ -51,29 +51,44 @@ impl Connections {
             }
             let numbers = forest.texts(batches, name, &mut Texts::default())?.into_iter().enumerate();
             let named = numbers.filter(|(_, number)| *number != NONE);
-            let mut named: Vec<(u32, u32)> = named.map(|(row, number)| (number, row as u32)).collect();
-            named.sort_unstable();
-            Ok::<_, ArrowError>(named)
+            Ok::<_, ArrowError>(named.map(|(row, number)| (number, row as u32)).collect())
         };
         let mut out =
             Connections { requests: by_text("request_id")?, rooms: by_text("bootstrap_room")?, links: Vec::new() };
         if has("links") {
+            let mut given = 0;
             for batch in batches {
-                let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
                 let links: Links = column(batch, "links")?;
                 for row in 0..batch.num_rows() {
-                    let elsewhere = |link: &usize| links.trace_id.get(*link) != traces.get(row);
-                    for link in links.of(row).filter(elsewhere) {
-                        let to = links.trace_id.get(link).zip(links.span_id.get(link));
-                        let to = to.and_then(|(trace, span)| forest.find(&trace, &span));
-                        let from = traces.get(row).zip(spans.get(row));
-                        let from = from.and_then(|(trace, span)| forest.find(&trace, &span));
-                        out.links.extend(from.zip(to));
-                    }
+                    let to = links.of(row).filter_map(|i| links.trace_id.get(i).zip(links.span_id.get(i)));
+                    let to = to.filter_map(|(trace, span)| forest.find(&trace, &span));
+                    out.links.extend(to.map(|to| (forest.row_of(given + row as u32), to)));
                 }
+                given += batch.num_rows() as u32;
             }
         }
+        out.sort();
         Ok(out)
+    }
+
+    /// The same for a forest that was put in order since.
+    pub fn put_in_order(mut self, forest: &Forest) -> Connections {
+        self.requests.iter_mut().chain(&mut self.rooms).for_each(|(_, row)| *row = forest.row_of(*row));
+        self.links.iter_mut().for_each(|(from, to)| (*from, *to) = (forest.row_of(*from), forest.row_of(*to)));
+        self.sort();
+        self
+    }
+
+    fn sort(&mut self) {
+        self.requests.sort_unstable();
+        self.rooms.sort_unstable();
+        // Those of one span stay as they were sent.
+        self.links.sort_by_key(|(from, _)| *from);
+    }
+
+    fn links_between_traces(&self, forest: &Forest) -> impl Iterator<Item = (u32, u32)> {
+        let trace_of = |row: u32| forest.trace[row as usize];
+        self.links.iter().copied().filter(move |(from, to)| trace_of(*from) != trace_of(*to))
     }
 
     /// Adds the traces that are connected with those of `reached`, directly or through others, and that `may` be.
@@ -83,7 +98,8 @@ impl Connections {
     /// them and connects none of them with each other.
     pub fn reach(&self, forest: &Forest, reached: &mut [bool], may: impl Fn(usize) -> bool) {
         let trace_of = |row: u32| forest.trace[row as usize];
-        let mut pairs: Vec<(u32, u32)> = self.links.iter().map(|(from, to)| (trace_of(*from), trace_of(*to))).collect();
+        let mut pairs: Vec<(u32, u32)> =
+            self.links_between_traces(forest).map(|(from, to)| (trace_of(from), trace_of(to))).collect();
         pairs.sort_unstable();
         pairs.dedup();
         let several = pairs.chunk_by(|a, b| a.0 == b.0).filter(|links| links.len() > 1).map(|links| links[0].0);
@@ -120,7 +136,8 @@ impl Connections {
     /// A caller begins before what it called and ends after it. Of several the one fits that the tree sticks out of least,
     /// then the shortest, which is the innermost. A tree that outlives its caller fits too, if it begins within it.
     pub fn attach(&self, forest: &mut Forest, sample: &[u32]) -> Vec<u32> {
-        if self.links.is_empty() && groups(&self.requests).chain(groups(&self.rooms)).next().is_none() {
+        let links: Vec<(u32, u32)> = self.links_between_traces(forest).collect();
+        if links.is_empty() && groups(&self.requests).chain(groups(&self.rooms)).next().is_none() {
             return Vec::new();
         }
         let tops = tops(&forest.parent);
@@ -152,13 +169,11 @@ impl Connections {
                 group.iter().for_each(|(_, caller)| consider(forest, *root, *caller, false));
             }
         }
-        if !self.links.is_empty() {
-            for (a, b) in &self.links {
-                for (root, caller) in [(*a, *b), (*b, *a)] {
-                    let is_root = tops[root as usize] == root && !forest.is_lost(root as usize);
-                    if is_root && !of_sample[root as usize] && of_sample[tops[caller as usize] as usize] {
-                        consider(forest, root, caller, true);
-                    }
+        for (a, b) in links {
+            for (root, caller) in [(a, b), (b, a)] {
+                let is_root = tops[root as usize] == root && !forest.is_lost(root as usize);
+                if is_root && !of_sample[root as usize] && of_sample[tops[caller as usize] as usize] {
+                    consider(forest, root, caller, true);
                 }
             }
         }

@@ -20,7 +20,7 @@ use hashbrown::HashMap;
 use rollscope_model::ids::{SpanId, TraceId};
 pub use rollscope_spans::{NONE, Texts};
 
-use super::attributes::SpanFacts;
+use super::attributes::Facts;
 use super::kinds::Kind;
 use clocks::Clock;
 pub use read::{OUTLINE_COLUMNS, SAMPLE_COLUMNS, SPAN_COLUMNS, with_attributes};
@@ -94,7 +94,7 @@ pub struct StepData {
     link_ends: Vec<u32>,
     link_targets: Vec<u32>,
     /// Attributes of tool calls and generations, by row.
-    pub facts: HashMap<u32, SpanFacts>,
+    pub facts: Facts,
     pub texts: Texts,
     pub workers: Vec<Worker>,
     /// Samples by number: their id as a text, and what is known of them.

@@ -3,13 +3,14 @@
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
-use rollscope_model::read::{Column, Counts, Floats, Ints, Links, SmallInts, Text, column};
+use rollscope_model::read::{Column, Counts, Floats, Ints, SmallInts, Text, column};
 use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, State, Texts, Walk};
 
 use super::{SampleRow, StepData, Worker, flag};
-use crate::attributes;
+use crate::attributes::{self, FactsById};
 use crate::kinds::{Kind, classify, is_generation, is_said_rollout};
+use crate::parallel;
 
 /// The columns that [`StepData::read`] needs of `spans`.
 pub const SPAN_COLUMNS: &[&str] = &[
@@ -84,115 +85,104 @@ impl StepData {
         attributes: &[RecordBatch],
         samples: &[RecordBatch],
     ) -> Result<StepData, ArrowError> {
-        let mut forest = Forest::read(spans)?;
+        StepData::read_connected(spans, None, attributes, samples)
+    }
+
+    /// The same where the forest of the spans as they were given, and what connects them, are known.
+    pub fn read_connected(
+        spans: &[RecordBatch],
+        connected: Option<(Forest, Connections)>,
+        attributes: &[RecordBatch],
+        samples: &[RecordBatch],
+    ) -> Result<StepData, ArrowError> {
         let mut data = StepData::default();
+        let connect = || match connected {
+            Some((forest, connections)) => {
+                let forest = forest.put_in_order();
+                let connections = connections.put_in_order(&forest);
+                Ok((forest, connections))
+            }
+            None => {
+                let forest = Forest::read(spans)?;
+                let connections = Connections::read(&forest, spans)?;
+                Ok::<_, ArrowError>((forest, connections))
+            }
+        };
+        // Neither needs the other.
+        let (connected, (columns, facts)) =
+            parallel::both(connect, || (SpanColumns::read(spans, &mut data.texts), FactsById::read(attributes)));
+        let ((mut forest, connections), columns, facts) = (connected?, columns?, facts?);
         let mut numbers = HashMap::new();
-        data.read_spans(&forest, spans, &mut numbers)?;
-        Connections::read(&forest, spans)?.attach(&mut forest, &data.sample);
+        let ((), rows) = parallel::both(|| data.read_spans(&forest, columns, &mut numbers), || facts.find(&forest));
+        data.read_links(&connections);
+        connections.attach(&mut forest, &data.sample);
         data.read_samples(samples, &mut numbers)?;
-        data.read_links(&forest, spans)?;
         data.give_samples(&forest, &Walk::of(&forest));
         (data.start, data.end) = (std::mem::take(&mut forest.start), std::mem::take(&mut forest.end));
         (data.parent, data.trace) = (std::mem::take(&mut forest.parent), std::mem::take(&mut forest.trace));
         data.relate(forest.traces.len());
-        for batch in attributes {
-            let wanted = |row: &u32| {
-                let row = *row as usize;
-                tells(data.kind[row], data.sample[row] != NONE)
-            };
-            attributes::read(batch, &mut data.facts, |trace, span| forest.find(&trace, &span).filter(wanted))?;
-        }
+        data.facts = facts.by_row(rows, data.len(), |row| tells(data.kind[row], data.sample[row] != NONE));
         data.read_sources();
         Ok(data)
     }
 
-    fn read_spans(
-        &mut self,
-        forest: &Forest,
-        batches: &[RecordBatch],
-        numbers: &mut HashMap<u32, u32>,
-    ) -> Result<(), ArrowError> {
-        let mut text = |name: &str| match is_read(batches, name) {
-            true => forest.texts(batches, name, &mut self.texts),
-            false => Ok(vec![NONE; forest.len()]),
-        };
-        let (names, phases, statuses) = (text("name")?, text("phase")?, text("status")?);
-        let (services, hosts, threads, senders) = (text("service")?, text("host")?, text("thread")?, text("resource")?);
-        let (samples, groups) = (text("sample_id")?, text("group_id")?);
-        let pids = numbers_of::<Ints, _>(forest, batches, "pid", |c, row| c.get(row))?;
-        let small = |name| numbers_of::<SmallInts, _>(forest, batches, name, |c, row| c.get(row));
-        let ranks = [small("tp_rank")?, small("dp_rank")?, small("pp_rank")?];
-        let attempts = small("attempt")?;
-        for name in ["dropped_attrs", "dropped_events", "dropped_links"].into_iter().filter(|n| is_read(batches, n)) {
-            for batch in batches {
-                let counts: Counts = column(batch, name)?;
-                self.dropped += counts.iter().flatten().map(u64::from).sum::<u64>();
-            }
-        }
+    fn read_spans(&mut self, forest: &Forest, columns: SpanColumns, numbers: &mut HashMap<u32, u32>) {
         let error = self.texts.find("error");
-        let mut workers: HashMap<Worker, u32> = HashMap::new();
-        // By name and phase: the kind, and the flags that follow from both.
-        let mut kinds: HashMap<(u32, u32), (Kind, u8)> = HashMap::new();
-        for row in 0..forest.len() {
-            let (name, phase) = (names[row], phases[row]);
-            let (kind, of_kind) = *kinds.entry((name, phase)).or_insert_with(|| {
-                let (name, said) = (self.texts.get(name), (phase != NONE).then(|| self.texts.get(phase)));
-                let generation = if is_generation(name, said) { flag::GENERATION } else { 0 };
-                let rollout = if is_said_rollout(said) { flag::SAID_ROLLOUT } else { 0 };
-                (classify(name, said), generation | rollout)
-            });
+        let rows = forest.len();
+        // Numbered anew, so that nothing depends on the order of arrival.
+        let mut worker_numbers = vec![NONE; columns.numbered.len()];
+        self.flags.reserve(rows);
+        self.kind.reserve(rows);
+        self.sample.reserve(rows);
+        self.ids.reserve(rows);
+        self.worker.reserve(rows);
+        for (row, at) in forest.source.iter().map(|at| *at as usize).enumerate() {
+            let (kind, of_kind) = columns.kinds[at];
             let mut flags = match forest.state[row] {
                 State::Closed => of_kind,
                 State::Open => of_kind | flag::OPEN,
                 State::Instant | State::OrphanEnd => of_kind & !flag::GENERATION | flag::POINT,
             };
-            flags |= if Some(statuses[row]) == error { flag::ERROR } else { 0 };
+            flags |= if Some(columns.statuses[at]) == error { flag::ERROR } else { 0 };
             flags |= if forest.is_lost(row) { flag::MISSING_PARENT } else { 0 };
             self.flags.push(flags);
-            self.name.push(name);
-            self.phase.push(phase);
             self.kind.push(kind);
-            self.group.push(groups[row]);
-            self.attempt.push(attempts[row].unwrap_or(0));
-            self.sender.push(senders[row]);
             self.ids.push((forest.traces[forest.trace[row] as usize], forest.span[row]));
-            let worker = Worker {
-                service: services[row],
-                host: hosts[row],
-                thread: threads[row],
-                pid: pids[row],
-                ranks: ranks.each_ref().map(|ranks| ranks[row]),
-                sender: senders[row],
-            };
-            self.worker.push(match worker == (Worker { service: worker.service, sender: worker.sender, ..nobody() }) {
-                true => NONE,
-                false => *workers.entry(worker).or_insert_with_key(|w| {
-                    self.workers.push(w.clone());
-                    self.workers.len() as u32 - 1
-                }),
+            self.worker.push(match columns.workers[at] {
+                NONE => NONE,
+                worker => {
+                    let number = &mut worker_numbers[worker as usize];
+                    if *number == NONE {
+                        *number = self.workers.len() as u32;
+                        self.workers.push(columns.numbered[worker as usize].clone());
+                    }
+                    *number
+                }
             });
-            let sample = match samples[row] {
+            let sample = match columns.samples[at] {
                 NONE => NONE,
                 id => self.sample_number(id, numbers),
             };
             self.sample.push(sample);
         }
+        self.name = forest.arrange(columns.names);
+        self.phase = forest.arrange(columns.phases);
+        self.group = forest.arrange(columns.groups);
+        self.attempt = forest.arrange(columns.attempts);
+        self.sender = forest.arrange(columns.senders);
+        self.dropped = columns.dropped;
         self.open = forest.state.iter().filter(|state| **state == State::Open).count();
         self.orphan_ends = forest.state.iter().filter(|state| **state == State::OrphanEnd).count();
         self.missing_parents = self.flags.iter().filter(|flags| **flags & flag::MISSING_PARENT != 0).count();
-        Ok(())
     }
 
-    fn read_links(&mut self, forest: &Forest, batches: &[RecordBatch]) -> Result<(), ArrowError> {
-        let links: Vec<Links> = batches.iter().map(|batch| column(batch, "links")).collect::<Result<_, _>>()?;
-        for row in 0..forest.len() {
-            let (batch, at) = forest.place(row);
-            let links = &links[batch];
-            let targets = links.of(at).filter_map(|i| forest.find(&links.trace_id.get(i)?, &links.span_id.get(i)?));
-            self.link_targets.extend(targets);
-            self.link_ends.push(self.link_targets.len() as u32);
+    fn read_links(&mut self, connections: &Connections) {
+        self.link_targets = connections.links.iter().map(|(_, to)| *to).collect();
+        let mut links = connections.links.iter().map(|(from, _)| *from).enumerate().peekable();
+        for row in 0..self.len() as u32 {
+            while links.next_if(|(_, from)| *from <= row).is_some() {}
+            self.link_ends.push(links.peek().map_or(self.link_targets.len(), |(at, _)| *at) as u32);
         }
-        Ok(())
     }
 
     fn read_samples(&mut self, batches: &[RecordBatch], numbers: &mut HashMap<u32, u32>) -> Result<(), ArrowError> {
@@ -232,10 +222,8 @@ impl StepData {
 
     /// Where no row of `samples` says where a prompt comes from, spans of its sample may.
     fn read_sources(&mut self) {
-        let mut said: Vec<(u32, &str)> =
-            self.facts.iter().filter_map(|(row, facts)| Some((*row, facts.source.as_deref()?))).collect();
-        said.sort_unstable();
-        for (row, source) in said {
+        for row in self.facts.rows() {
+            let Some(source) = self.facts.get(row).and_then(|facts| facts.source.as_deref()) else { continue };
             let sample = self.sample[row as usize];
             if sample != NONE && self.samples[sample as usize].source == NONE {
                 self.samples[sample as usize].source = self.texts.number(source);
@@ -252,32 +240,132 @@ impl StepData {
     }
 }
 
-/// A worker that is not named.
-fn nobody() -> Worker {
-    Worker { host: NONE, thread: NONE, ..Worker::default() }
+/// The columns of a step's spans, as they were given. What was not asked for ([`OUTLINE_COLUMNS`]) is not known.
+struct SpanColumns {
+    names: Vec<u32>,
+    phases: Vec<u32>,
+    /// And the flags that follow from name and phase.
+    kinds: Vec<(Kind, u8)>,
+    statuses: Vec<u32>,
+    senders: Vec<u32>,
+    /// Places in `numbered`.
+    workers: Vec<u32>,
+    numbered: Vec<Worker>,
+    samples: Vec<u32>,
+    groups: Vec<u32>,
+    attempts: Vec<i32>,
+    dropped: u64,
 }
 
-/// Is the column one of [`OUTLINE_COLUMNS`], or were all read?
-fn is_read(batches: &[RecordBatch], name: &str) -> bool {
-    batches.iter().all(|batch| batch.column_by_name(name).is_some())
+impl SpanColumns {
+    fn read(batches: &[RecordBatch], texts: &mut Texts) -> Result<SpanColumns, ArrowError> {
+        let rows = batches.iter().map(RecordBatch::num_rows).sum();
+        let is_read = |name: &str| batches.iter().all(|batch| batch.column_by_name(name).is_some());
+        let mut text = |name: &str| match is_read(name) {
+            true => texts.column(batches, name),
+            false => Ok(vec![NONE; rows]),
+        };
+        let small = |name: &str| match is_read(name) {
+            true => numbers::<SmallInts, _>(batches, name, |c, row| c.get(row)),
+            false => Ok(vec![None; rows]),
+        };
+        let mut dropped = 0;
+        for name in ["dropped_attrs", "dropped_events", "dropped_links"].into_iter().filter(|name| is_read(name)) {
+            for batch in batches {
+                let counts: Counts = column(batch, name)?;
+                dropped += counts.iter().flatten().map(u64::from).sum::<u64>();
+            }
+        }
+        let (services, hosts, threads, senders) = (text("service")?, text("host")?, text("thread")?, text("resource")?);
+        let pids = match is_read("pid") {
+            true => numbers::<Ints, _>(batches, "pid", |c, row| c.get(row))?,
+            false => vec![None; rows],
+        };
+        let ranks = [small("tp_rank")?, small("dp_rank")?, small("pp_rank")?];
+        let (mut numbers_of, mut numbered): (HashMap<Worker, u32>, Vec<Worker>) = Default::default();
+        let workers = repeated(
+            rows,
+            |row| Worker {
+                service: services[row],
+                host: hosts[row],
+                thread: threads[row],
+                pid: pids[row],
+                ranks: ranks.each_ref().map(|ranks| ranks[row]),
+                sender: senders[row],
+            },
+            |worker| match *worker == (Worker { service: worker.service, sender: worker.sender, ..nobody() }) {
+                true => NONE,
+                false => *numbers_of.entry(worker.clone()).or_insert_with(|| {
+                    numbered.push(worker.clone());
+                    numbered.len() as u32 - 1
+                }),
+            },
+        );
+        let (names, phases, statuses) = (text("name")?, text("phase")?, text("status")?);
+        let (samples, groups) = (text("sample_id")?, text("group_id")?);
+        let mut known: HashMap<(u32, u32), (Kind, u8)> = HashMap::new();
+        let kinds = repeated(
+            rows,
+            |row| (names[row], phases[row]),
+            |key| {
+                *known.entry(*key).or_insert_with(|| {
+                    let (name, said) = (texts.get(key.0), (key.1 != NONE).then(|| texts.get(key.1)));
+                    let generation = if is_generation(name, said) { flag::GENERATION } else { 0 };
+                    let rollout = if is_said_rollout(said) { flag::SAID_ROLLOUT } else { 0 };
+                    (classify(name, said), generation | rollout)
+                })
+            },
+        );
+        let attempts = small("attempt")?.into_iter().map(|attempt| attempt.unwrap_or(0)).collect();
+        Ok(SpanColumns {
+            names,
+            phases,
+            kinds,
+            statuses,
+            senders,
+            workers,
+            numbered,
+            samples,
+            groups,
+            attempts,
+            dropped,
+        })
+    }
 }
 
-/// A column of numbers, in the order of the forest.
-fn numbers_of<'a, C: Column<'a>, T: Copy>(
-    forest: &Forest,
+/// What `of` makes of each row's key. Rows that follow each other often have the same.
+fn repeated<K: PartialEq, T: Copy>(rows: usize, key: impl Fn(usize) -> K, mut of: impl FnMut(&K) -> T) -> Vec<T> {
+    let mut last: Option<(K, T)> = None;
+    let each = |row| {
+        let key = key(row);
+        match &last {
+            Some((before, made)) if *before == key => *made,
+            _ => {
+                let made = of(&key);
+                last = Some((key, made));
+                made
+            }
+        }
+    };
+    (0..rows).map(each).collect()
+}
+
+fn numbers<'a, C: Column<'a>, T>(
     batches: &'a [RecordBatch],
     name: &str,
     get: impl Fn(&C, usize) -> Option<T>,
 ) -> Result<Vec<Option<T>>, ArrowError> {
-    if !is_read(batches, name) {
-        return Ok(vec![None; forest.len()]);
-    }
-    let mut out = Vec::with_capacity(forest.len());
+    let mut out = Vec::with_capacity(batches.iter().map(RecordBatch::num_rows).sum());
     for batch in batches {
         let numbers: C = column(batch, name)?;
         out.extend((0..batch.num_rows()).map(|row| get(&numbers, row)));
     }
-    Ok(forest.arrange(out))
+    Ok(out)
+}
+
+/// A worker that is not named.
+fn nobody() -> Worker {
+    Worker { host: NONE, thread: NONE, ..Worker::default() }
 }
 
 /// Whose attributes are read: those of generations, as callers and engines see them, of tool calls, and of what contains a sample.

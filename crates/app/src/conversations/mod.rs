@@ -298,6 +298,7 @@ impl Conversations {
             too_many: String::new(),
             traces: None,
             at_once: false,
+            details: None,
         };
         let spans = self.engine.spans_of(Scope::Trace { trace, joined: true }, read).await?.batches;
         let messages = text_column(batch, "messages")?[0].clone().unwrap_or_default();

@@ -148,6 +148,7 @@ async fn read_together(
         too_many: "too many spans without a step run beside a step; name the step on their roots".to_string(),
         traces: None,
         at_once: false,
+        details: None,
     };
     for (step, spans) in steps.iter().zip(engine.spans_of_steps(run, steps, read).await?) {
         let known = engine.compute(move || StepData::read(&spans, &[], &[]).map(|data| outline(&data)));

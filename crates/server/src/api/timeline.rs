@@ -136,7 +136,8 @@ async fn gather(
         Window::Time { from, to } => Scope::Window { run, from, to },
         Window::Step(step) => Scope::Step { run, step },
     };
-    let read = ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), traces, at_once: false };
+    let read =
+        ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), traces, at_once: false, details: None };
     Ok(app.engine.spans_of(scope, read).await?.batches)
 }
 

@@ -312,6 +312,7 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
         too_many: String::new(),
         traces: None,
         at_once: false,
+        details: None,
     };
     let callers_sql = requests::callers_sql(&id);
     let called = async { if joined { collect(&app.engine, &callers_sql).await } else { Ok(Vec::new()) } };
