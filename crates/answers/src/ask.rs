@@ -6,13 +6,13 @@ use std::sync::Arc;
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use bytes::Bytes;
-use futures::future::BoxFuture;
+use futures::future::{BoxFuture, join_all};
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
 use rollscope_model::read::{self, Bools};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
-use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans};
+use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans, by_step, together};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use serde::Serialize;
 
@@ -25,6 +25,7 @@ use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::samples::sample_times;
 use super::sentence::{Clause, join};
 use super::step::{SAMPLE_COLUMNS, SPAN_COLUMNS, StepData};
+use super::summary::StepSummary;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
@@ -58,6 +59,35 @@ fn filter(run: &str, step: Option<i64>) -> String {
 
 fn too_many_spans() -> String {
     format!("the step has more than {MAX_STEP_SPANS} spans, the limit for answers")
+}
+
+fn unreadable(error: ArrowError) -> QueryError {
+    QueryError::new(ErrorKind::Internal, format!("cannot read the step's columns: {error}"))
+}
+
+fn all_columns() -> ScopeRead {
+    ScopeRead {
+        columns: SPAN_COLUMNS.join(", "),
+        max_rows: MAX_STEP_SPANS,
+        too_many: too_many_spans(),
+        traces: None,
+        at_once: true,
+        details: Some(ATTRIBUTES),
+    }
+}
+
+fn read_step(spans: ScopeSpans, samples: &[RecordBatch]) -> Result<StepData, ArrowError> {
+    StepData::read_connected(&spans.batches, spans.connected, &spans.details, samples)
+}
+
+/// Everything about a step that is kept of it.
+fn answer_step(step: Option<i64>, mut data: StepData, goes_on: bool) -> (StepSummary, AnswersJson, Shape) {
+    // What has no end in a run that is over was cut off, and goes on no more.
+    data.running &= goes_on;
+    let (summary, answers, shape) = answer(step, &mut data);
+    // It is large: nobody waits for it to go.
+    drop(std::thread::Builder::new().spawn(move || drop(data)));
+    (summary, json_map(&answers), shape)
 }
 
 /// One side of a difference: a step of a run, or a run.
@@ -152,33 +182,48 @@ impl Answers {
 
     /// Reads the columns of a step that the answers need.
     pub async fn step_data(&self, run: &str, step: Option<i64>) -> Result<StepData, QueryError> {
-        let filter = filter(run, step);
-        let columns = SPAN_COLUMNS.join(", ");
-        let samples = format!("select {} from samples where {filter}", SAMPLE_COLUMNS.join(", "));
-        let (spans, samples) = futures::try_join!(
-            async {
-                match step {
-                    None => self.spans_without_step(&columns, &filter).await,
-                    Some(step) => {
-                        let read = ScopeRead {
-                            columns,
-                            max_rows: MAX_STEP_SPANS,
-                            too_many: too_many_spans(),
-                            traces: None,
-                            at_once: true,
-                            details: Some(ATTRIBUTES),
-                        };
-                        self.engine.spans_of(Scope::Step { run, step }, read).await
-                    }
-                }
-            },
-            self.all_rows(&samples)
-        )?;
-        let ScopeSpans { batches: spans, connected, details: attributes, .. } = spans;
-        self.engine
-            .compute(move || StepData::read_connected(&spans, connected, &attributes, &samples))
-            .await?
-            .map_err(|e| QueryError::new(ErrorKind::Internal, format!("cannot read the step's columns: {e}")))
+        let of_step = filter(run, step);
+        let spans = async {
+            match step {
+                None => self.spans_without_step(&SPAN_COLUMNS.join(", "), &of_step).await,
+                Some(step) => self.engine.spans_of(Scope::Step { run, step }, all_columns()).await,
+            }
+        };
+        let samples = format!("select {} from samples where {of_step}", SAMPLE_COLUMNS.join(", "));
+        let (spans, samples) = futures::try_join!(spans, self.all_rows(&samples))?;
+        self.engine.compute(move || read_step(spans, &samples)).await?.map_err(unreadable)
+    }
+
+    /// Works out the steps that nothing is known of, several together: most of a small step's time would go into planning queries.
+    async fn work_out(&self, moment: &Moment, steps: &[Option<i64>]) -> Result<(), QueryError> {
+        let missing = async |step: i64| match self.kept.get(moment, Some(step), false) {
+            Some(_) => None,
+            None => self.kept.read(&self.engine, moment, Some(step), false).await.is_none().then_some(step),
+        };
+        let steps = futures::stream::iter(steps.iter().copied().flatten());
+        let missing: Vec<Option<i64>> = steps.map(missing).buffered(READ_AT_ONCE).collect().await;
+        let rows = moment.rows_per_step();
+        let missing: Vec<(i64, i64)> = missing.into_iter().flatten().map(|step| (step, rows)).collect();
+        for steps in together(&missing).into_iter().filter(|steps| steps.len() > 1) {
+            let _turn = self.kept.turns.acquire().await;
+            let list: Vec<String> = steps.iter().map(i64::to_string).collect();
+            let (columns, run) = (SAMPLE_COLUMNS.join(", "), sql_text(&moment.run));
+            let list = list.join(", ");
+            let samples = format!("select {columns}, step from samples where run_id = {run} and step in ({list})");
+            let spans = self.engine.spans_of_steps(&moment.run, &steps, all_columns());
+            let (spans, samples) = futures::try_join!(spans, self.all_rows(&samples))?;
+            let samples = by_step(&samples, &steps).map_err(unreadable)?;
+            let goes_on = moment.goes_on;
+            let work = steps.iter().zip(spans).zip(samples).map(|((step, spans), samples)| {
+                let step = Some(*step);
+                self.engine.compute(move || Ok(answer_step(step, read_step(spans, &samples)?, goes_on)))
+            });
+            for worked_out in join_all(work).await {
+                let (summary, answers, shape) = worked_out?.map_err(unreadable)?;
+                self.kept.keep(moment, summary, shape, answers).await;
+            }
+        }
+        Ok(())
     }
 
     async fn spans_without_step(&self, columns: &str, filter: &str) -> Result<ScopeSpans, QueryError> {
@@ -220,16 +265,9 @@ impl Answers {
         if let Some(known) = self.kept.get(moment, step, full) {
             return Ok(known);
         }
-        let mut data = self.step_data(&moment.run, step).await?;
-        // What has no end in a run that is over was cut off, and goes on no more.
-        data.running &= moment.goes_on;
-        let work = self.engine.compute(move || {
-            let (summary, answers, shape) = answer(step, &mut data);
-            // It is large: nobody waits for it to go.
-            drop(std::thread::Builder::new().spawn(move || drop(data)));
-            (summary, json_map(&answers), shape)
-        });
-        let (summary, answers, shape) = work.await?;
+        let data = self.step_data(&moment.run, step).await?;
+        let goes_on = moment.goes_on;
+        let (summary, answers, shape) = self.engine.compute(move || answer_step(step, data, goes_on)).await?;
         Ok(self.kept.keep(moment, summary, shape, answers).await)
     }
 
@@ -304,9 +342,11 @@ impl Answers {
         steps: &'a [Option<i64>],
         full: Option<Option<i64>>,
     ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
-        let steps = futures::stream::iter(steps.to_vec());
-        let known = move |step: Option<i64>| self.known(moment, step, full == Some(step));
-        Box::pin(steps.map(known).buffered(READ_AT_ONCE).try_collect())
+        Box::pin(async move {
+            self.work_out(moment, steps).await?;
+            let known = |step: Option<i64>| self.known(moment, step, full == Some(step));
+            futures::stream::iter(steps.to_vec()).map(known).buffered(READ_AT_ONCE).try_collect().await
+        })
     }
 
     /// Why did this step take as long as it did?

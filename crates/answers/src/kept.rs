@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use arrow::array::RecordBatch;
 use bitcode::{Decode, Encode};
 use bytes::Bytes;
 use hashbrown::HashMap;
+use rollscope_model::Table;
 use rollscope_query::Engine;
-use rollscope_store::Snapshot;
+use rollscope_store::{Segment, Snapshot};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
 use xxhash_rust::xxh3::xxh3_64;
@@ -38,6 +40,20 @@ pub struct Moment {
     pub snapshot: Snapshot,
     pub extent: Extent,
     pub goes_on: bool,
+}
+
+impl Moment {
+    /// About how many spans a step has, with those of others that ran beside it.
+    pub fn rows_per_step(&self) -> i64 {
+        let Some(spans) = self.snapshot.tables.get(&Table::Spans) else { return 0 };
+        let own = || spans.segments.iter().filter_map(|segment| segment.part(&self.run));
+        let (from, to) = own().fold((i64::MAX, i64::MIN), |(from, to), p| (from.min(p.min_time), to.max(p.max_time)));
+        let beside = |segment: &&Arc<Segment>| segment.min_time <= to && segment.max_time >= from;
+        let stored: u64 = spans.segments.iter().filter(beside).map(|segment| segment.rows).sum();
+        let tail: usize = spans.tail.iter().map(RecordBatch::num_rows).sum();
+        let steps = self.extent.steps().map_or(1, |steps| steps.len().max(1));
+        (stored + tail as u64) as i64 / steps as i64
+    }
 }
 
 #[derive(Clone)]

@@ -213,17 +213,7 @@ impl Engine {
 
     async fn spans_of_step(&self, run: &str, step: i64, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
         let Some(wanted) = &read.traces else {
-            let mut rows = self.read_step(run, step, read).await?;
-            let named = rows.own.len();
-            if rows.everything_belongs() {
-                rows.own.append(&mut rows.others);
-            } else {
-                rows.own.extend(rows.belonging().map_err(internal)?);
-                rows.forest = Forest::default();
-            }
-            let filter = if rows.own.len() > named { rows.filter } else { own(run, &[step]) };
-            let connected = (!rows.forest.is_empty()).then_some((rows.forest, rows.connections));
-            return Ok(ScopeSpans { batches: rows.own, connected, details: rows.details, filter });
+            return self.read_step(run, step, read).await?.spans(own(run, &[step])).map_err(internal);
         };
         if wanted.is_empty() {
             return Ok(ScopeSpans { filter: "false".into(), ..ScopeSpans::default() });
@@ -256,14 +246,11 @@ impl Engine {
         run: &'a str,
         steps: &'a [i64],
         read: ScopeRead,
-    ) -> BoxFuture<'a, Result<Vec<Vec<RecordBatch>>, QueryError>> {
+    ) -> BoxFuture<'a, Result<Vec<ScopeSpans>, QueryError>> {
         Box::pin(async move {
-            let mut out = Vec::with_capacity(steps.len());
-            for mut rows in self.read_steps(run, steps, &read).await? {
-                rows.own.extend(rows.belonging().map_err(internal)?);
-                out.push(rows.own);
-            }
-            Ok(out)
+            let rows = self.read_steps(run, steps, &read).await?;
+            let each = steps.iter().zip(rows);
+            each.map(|(step, rows)| rows.spans(own(run, &[*step])).map_err(internal)).collect()
         })
     }
 
@@ -319,8 +306,20 @@ impl Engine {
             Ok(out)
         };
         let (mut out, details) = futures::try_join!(decided, details)?;
-        out.iter_mut().for_each(|rows| rows.details = details.clone());
-        Ok(out)
+        if let [rows] = out.as_mut_slice() {
+            rows.details = details;
+            return Ok(out);
+        }
+        let divided = self.compute(move || {
+            for rows in out.iter_mut().filter(|_| !details.is_empty()) {
+                let mut of_step = traces(&rows.own)?;
+                of_step.extend(traces(&rows.others)?);
+                let of_step = details.iter().map(|batch| of_traces(batch, &of_step));
+                rows.details = of_step.collect::<Result<_, _>>()?;
+            }
+            Ok(out)
+        });
+        divided.await?.map_err(internal)
     }
 
     async fn details_of(
@@ -437,8 +436,8 @@ fn own(run: &str, steps: &[i64]) -> String {
     }
 }
 
-/// The rows of each step.
-fn by_step(batches: &[RecordBatch], steps: &[i64]) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
+/// The rows of each step. They have the column `step`.
+pub fn by_step(batches: &[RecordBatch], steps: &[i64]) -> Result<Vec<Vec<RecordBatch>>, ArrowError> {
     if let [_] = steps {
         return Ok(vec![batches.to_vec()]);
     }
@@ -519,7 +518,7 @@ enum Verdict {
 struct StepRows {
     own: Vec<RecordBatch>,
     others: Vec<RecordBatch>,
-    /// Of all steps that were read together.
+    /// Of several steps that are read together, those in its traces.
     details: Vec<RecordBatch>,
     /// See [`Members::filter`].
     filter: String,
@@ -640,8 +639,21 @@ impl StepRows {
         }
     }
 
-    fn everything_belongs(&self) -> bool {
-        (0..self.verdicts.len()).all(|unnamed| self.belongs(unnamed))
+    /// What belongs to the step. `named` is the condition of those that name it.
+    fn spans(mut self, named: String) -> Result<ScopeSpans, ArrowError> {
+        let own = self.own.len();
+        if (0..self.verdicts.len()).all(|unnamed| self.belongs(unnamed)) {
+            self.own.append(&mut self.others);
+        } else {
+            self.own.extend(self.belonging()?);
+            self.forest = Forest::default();
+        }
+        Ok(ScopeSpans {
+            filter: if self.own.len() > own { self.filter } else { named },
+            connected: (!self.forest.is_empty()).then_some((self.forest, self.connections)),
+            batches: self.own,
+            details: self.details,
+        })
     }
 
     /// The rows that name no step and belong to it.

@@ -154,6 +154,11 @@ class App {
   }
   /** An address may name a run by its name or a beginning. The one with the id takes its place; views know ids only. */
   private async settle(route: Route, named: string, turn: number): Promise<void> {
+    // What shows it comes meanwhile; if it cannot, that is said when it is its turn.
+    void this.views
+      .find((v) => v.key === route.view)
+      ?.load()
+      .catch(() => undefined);
     // A run that is not there: the view says so, with what is near.
     const id = await this.source.findRun!(named).catch(() => named);
     this.settled.add(id);

@@ -151,7 +151,10 @@ async fn read_together(
         details: None,
     };
     for (step, spans) in steps.iter().zip(engine.spans_of_steps(run, steps, read).await?) {
-        let known = engine.compute(move || StepData::read(&spans, &[], &[]).map(|data| outline(&data)));
+        let known = engine.compute(move || {
+            let read = StepData::read_connected(&spans.batches, spans.connected, &[], &[]);
+            read.map(|data| outline(&data))
+        });
         out.insert(*step, known.await?.map_err(|e| Problem::internal(e.to_string()))?);
     }
     Ok(())

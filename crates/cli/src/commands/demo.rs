@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
+use rollscope_answers::Answers;
 use rollscope_demo::{DemoOptions, Generator, Layout};
 use rollscope_model::time::now_ns;
 use rollscope_model::{Table, read};
@@ -13,7 +14,7 @@ use crate::args::{DemoArgs, DemoShape};
 use crate::commands::serve;
 use crate::config::Config;
 use crate::output::count;
-use crate::progress::Bar;
+use crate::progress::{Bar, Spinner};
 
 pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     let mut config = Config::resolve(&args.serve)?;
@@ -40,6 +41,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     }
     let (store, server) = serve::start(&config).await?;
     let generator = generate(&store, &args).await?;
+    work_out(&store, &config, &generator).await?;
     let mut signals = serve::StopSignals::listen()?;
     serve::announce(&config, &server);
     tokio::select! {
@@ -87,6 +89,19 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
     drop(bar);
     println!("generated {} steps with {} spans", args.steps, count(spans));
     Ok(generator)
+}
+
+/// Works out the answers about the finished steps. They are kept, so whoever opens the page finds them.
+async fn work_out(store: &Store, config: &Config, generator: &Generator) -> anyhow::Result<()> {
+    let _spinner = Spinner::start("working out the answers");
+    let answers = Answers::new(std::sync::Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let options = generator.options();
+    if let Some(last) = options.steps.checked_sub(1)
+        && let Err(error) = answers.step_report_json(&options.run_id, Some(last as i64)).await
+    {
+        tracing::warn!(%error, "cannot work out the answers");
+    }
+    Ok(())
 }
 
 /// A store that already has a demo run gets another one.
