@@ -343,8 +343,14 @@ impl Answers {
         full: Option<Option<i64>>,
     ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
         Box::pin(async move {
-            self.work_out(moment, steps).await?;
-            let known = |step: Option<i64>| self.known(moment, step, full == Some(step));
+            let goes_on =
+                |step| full.is_some_and(|asked| asked != step).then(|| self.kept.get_running(moment, step))?;
+            let others: Vec<Option<i64>> = steps.iter().copied().filter(|step| goes_on(*step).is_none()).collect();
+            self.work_out(moment, &others).await?;
+            let known = async |step: Option<i64>| match goes_on(step) {
+                Some(known) => Ok(known),
+                None => self.known(moment, step, full == Some(step)).await,
+            };
             futures::stream::iter(steps.to_vec()).map(known).buffered(READ_AT_ONCE).try_collect().await
         })
     }
@@ -363,7 +369,7 @@ impl Answers {
             let moment = self.moment(run).await?;
             let (steps, _) = self.chosen_steps(&moment, Some(step)).await?;
             let name = step.map_or("report".to_string(), |step| format!("report={step}"));
-            if let Some(said) = self.kept.said(&moment, &name, &steps).await {
+            if let Some(said) = self.kept.said(&moment, &name, Some(step), &steps).await {
                 return Ok(said);
             }
             let known = self.history(&moment, &steps, Some(step)).await?;
@@ -406,7 +412,7 @@ impl Answers {
         Box::pin(async move {
             let moment = self.moment(run).await?;
             let (steps, left_out) = self.chosen_steps(&moment, None).await?;
-            if let Some(said) = self.kept.said(&moment, "findings", &steps).await {
+            if let Some(said) = self.kept.said(&moment, "findings", None, &steps).await {
                 return Ok(said);
             }
             let known = self.history(&moment, &steps, None).await?;

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use bitcode::{Decode, Encode};
@@ -60,6 +61,7 @@ impl Moment {
 pub struct KnownStep {
     basis: Basis,
     used: u64,
+    at: Instant,
     pub summary: Arc<StepSummary>,
     pub shape: Arc<Shape>,
     pub answers: Option<Arc<AnswersJson>>,
@@ -132,14 +134,27 @@ type KeptLines = BTreeMap<i64, (Basis, Vec<u8>)>;
 const LINES: &str = "lines";
 
 /// A run and the name of what was said of it.
-type Said = HashMap<(String, String), (u64, Vec<Basis>, Bytes)>;
+type AllSaid = HashMap<(String, String), Said>;
+
+struct Said {
+    used: u64,
+    basis: Vec<Basis>,
+    /// Steps that went on when it was said, and when that was.
+    running: Vec<Option<i64>>,
+    at: Instant,
+    text: Bytes,
+}
+
+/// What is known of a step that goes on is good enough for what is said of another one for this long: it counts for little there, and
+/// changes with every row.
+const GOES_ON_FOR: Duration = Duration::from_secs(5);
 
 /// What is known by run and step; the number counts uses.
 type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);
 
 pub struct Kept {
     known: Mutex<Known>,
-    said: Mutex<(u64, Said)>,
+    said: Mutex<(u64, AllSaid)>,
     lines: Mutex<HashMap<String, Arc<KeptLines>>>,
     pub censuses: Censuses,
     /// Steps are large: few are read at the same time, whoever asks.
@@ -159,6 +174,7 @@ fn decode(data: &[u8], full: bool) -> Option<KnownStep> {
     Some(KnownStep {
         basis: record.basis.first()?.clone(),
         used: 0,
+        at: Instant::now(),
         summary: Arc::new(bitcode::decode(summary).ok()?),
         shape: Arc::new(bitcode::decode(shape).ok()?),
         answers: if full { Some(Arc::new(serde_json::from_slice(answers).ok()?)) } else { None },
@@ -181,6 +197,14 @@ impl Kept {
         }
         found.used = now;
         Some(found.clone())
+    }
+
+    /// A step that goes on, as it was known a moment ago: for what is said of others.
+    pub fn get_running(&self, moment: &Moment, step: Option<i64>) -> Option<KnownStep> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = known.1.get(&(moment.run.clone(), step))?;
+        let is_fresh = moment.goes_on && found.summary.running && found.at.elapsed() < GOES_ON_FOR;
+        is_fresh.then(|| found.clone())
     }
 
     /// The same from the disk, read on the threads of the engine.
@@ -216,7 +240,14 @@ impl Kept {
             moment.snapshot.keep_derived(&moment.run, &step_file(summary.step), record).await;
         }
         let answers = Some(Arc::new(answers));
-        let known = KnownStep { basis, used: 0, summary: Arc::new(summary), shape: Arc::new(shape), answers };
+        let known = KnownStep {
+            basis,
+            used: 0,
+            at: Instant::now(),
+            summary: Arc::new(summary),
+            shape: Arc::new(shape),
+            answers,
+        };
         self.put(&moment.run, known.clone());
         known
     }
@@ -245,39 +276,49 @@ impl Kept {
         }
     }
 
-    /// What was said of a run, if it was said of these steps, and they are still the same.
-    pub async fn said(&self, moment: &Moment, name: &str, steps: &[Option<i64>]) -> Option<Bytes> {
-        let holds = |basis: &[Basis]| {
-            basis.iter().map(|b| b.step).eq(steps.iter().copied()) && basis.iter().all(|b| b.holds(moment))
-        };
+    /// What was said of a run, or of one step `of` it, if it was said by these steps, and they are still the same.
+    pub async fn said(
+        &self,
+        moment: &Moment,
+        name: &str,
+        of: Option<Option<i64>>,
+        steps: &[Option<i64>],
+    ) -> Option<Bytes> {
+        let by_these = |basis: &[Basis]| basis.iter().map(|b| b.step).eq(steps.iter().copied());
         let key = (moment.run.clone(), name.to_string());
         {
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             said.0 += 1;
             let now = said.0;
-            if let Some((used, basis, text)) = said.1.get_mut(&key)
-                && holds(basis)
-            {
-                *used = now;
-                return Some(text.clone());
+            if let Some(known) = said.1.get_mut(&key) {
+                let is_fresh = moment.goes_on && known.at.elapsed() < GOES_ON_FOR;
+                let may_go_on = |step: Option<i64>| is_fresh && of != Some(step) && known.running.contains(&step);
+                let holds = |b: &Basis| of.is_some() && may_go_on(b.step) || b.holds(moment);
+                if by_these(&known.basis) && known.basis.iter().all(holds) {
+                    known.used = now;
+                    return Some(known.text.clone());
+                }
             }
         }
         let data = moment.snapshot.derived(&moment.run, name).await?;
+        let holds = |basis: &[Basis]| by_these(basis) && basis.iter().all(|b| b.holds(moment));
         let mut record = Record::read(&data).filter(|record| holds(&record.basis))?;
         let text = Bytes::from(record.parts.pop()?);
-        self.put_said(key, record.basis, text.clone());
+        self.put_said(key, record.basis, Vec::new(), text.clone());
         Some(text)
     }
 
     /// Keeps what was said of these steps.
     pub async fn keep_said(&self, moment: &Moment, name: &str, steps: &[KnownStep], text: Vec<u8>) -> Bytes {
         let basis: Vec<Basis> = steps.iter().map(|step| step.basis.clone()).collect();
-        if !steps.iter().any(|step| step.summary.running) && moment.snapshot.keeper.is_some() {
+        let running = steps.iter().filter(|step| step.summary.running);
+        let running: Vec<Option<i64>> = running.map(|step| step.summary.step).collect();
+        if running.is_empty() && moment.snapshot.keeper.is_some() {
             let record = Record::write(basis.clone(), vec![text.clone()]);
             moment.snapshot.keep_derived(&moment.run, name, record).await;
         }
         let text = Bytes::from(text);
-        self.put_said((moment.run.clone(), name.to_string()), basis, text.clone());
+        self.put_said((moment.run.clone(), name.to_string()), basis, running, text.clone());
         text
     }
 
@@ -330,13 +371,13 @@ impl Kept {
         lines.insert(run.to_string(), kept);
     }
 
-    fn put_said(&self, key: (String, String), basis: Vec<Basis>, text: Bytes) {
+    fn put_said(&self, key: (String, String), basis: Vec<Basis>, running: Vec<Option<i64>>, text: Bytes) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.0 += 1;
-        let now = said.0;
-        said.1.insert(key, (now, basis, text));
+        let used = said.0;
+        said.1.insert(key, Said { used, basis, running, at: Instant::now(), text });
         if said.1.len() > MAX_KEPT_ANSWERS {
-            let oldest = said.1.iter().min_by_key(|(_, (used, ..))| *used).map(|(key, _)| key.clone());
+            let oldest = said.1.iter().min_by_key(|(_, said)| said.used).map(|(key, _)| key.clone());
             oldest.and_then(|key| said.1.remove(&key));
         }
     }
