@@ -9,7 +9,7 @@ use bytes::Bytes;
 use futures::future::{BoxFuture, join_all};
 use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashMap;
-use rollscope_model::read::{self, Bools};
+use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
 use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans, by_step, together};
@@ -206,6 +206,12 @@ impl Answers {
         let missing: Vec<(i64, i64)> = missing.into_iter().flatten().map(|step| (step, rows)).collect();
         for steps in together(&missing).into_iter().filter(|steps| steps.len() > 1) {
             let _turn = self.kept.turns.acquire().await;
+            // Somebody else may have worked them out meanwhile.
+            let mut steps = steps;
+            steps.retain(|step| self.kept.get(moment, Some(*step), false).is_none());
+            if steps.is_empty() {
+                continue;
+            }
             let list: Vec<String> = steps.iter().map(i64::to_string).collect();
             let (columns, run) = (SAMPLE_COLUMNS.join(", "), sql_text(&moment.run));
             let list = list.join(", ");
@@ -323,15 +329,25 @@ impl Answers {
 
     /// May rows of this run still come? Not if it says that it is over, nor if it was read from files, which say nothing.
     pub async fn goes_on(&self, run: &str) -> Result<bool, QueryError> {
-        let sql = format!(
-            "select status = 'running' and ended_ns is null as goes_on from runs where run_id = {}",
-            sql_text(run)
-        );
-        let rows = self.all_rows(&sql).await?;
-        let row = rows.iter().find(|batch| batch.num_rows() > 0);
+        let snapshot = self.engine.snapshot();
+        let Some(rows) = snapshot.tables.get(&Table::Runs) else { return Ok(true) };
+        // Every question asks this: without a query, as far as that is possible.
+        if let Some(said) = rows.tail.iter().find_map(|batch| says_to_go_on(batch, run)) {
+            return Ok(said);
+        }
+        let stored = rows.segments.iter().filter(|segment| segment.part(run).is_some());
+        let stored: Vec<String> = stored.map(|segment| segment.path.clone()).collect();
         // Spans came and no row of the run: nobody has said anything yet.
-        let Some(row) = row else { return Ok(true) };
-        Ok(read::column::<Bools>(row, "goes_on").is_ok_and(|said| said.get(0) == Some(true)))
+        if stored.is_empty() {
+            return Ok(true);
+        }
+        if let Some(said) = self.kept.goes_on(run, &stored) {
+            return Ok(said);
+        }
+        let sql = format!("select run_id, status, ended_ns from runs where run_id = {}", sql_text(run));
+        let said = self.all_rows(&sql).await?.iter().find_map(|batch| says_to_go_on(batch, run)).unwrap_or(true);
+        self.kept.keep_goes_on(run, stored, said);
+        Ok(said)
     }
 
     /// The steps, each as it is known, `full` with its answers. Boxed, so that reading and computing them is compiled here and not
@@ -459,6 +475,14 @@ impl Answers {
         let known = self.history(&moment, &steps, None).await?;
         Ok((Which { run: moment.run, step: which.step }, known))
     }
+}
+
+/// What the row of a run says, if it is here.
+fn says_to_go_on(runs: &RecordBatch, run: &str) -> Option<bool> {
+    let (ids, statuses) = (read::column::<Text>(runs, "run_id").ok()?, read::column::<Text>(runs, "status").ok()?);
+    let ends: Ints = read::column(runs, "ended_ns").ok()?;
+    let row = (0..runs.num_rows()).find(|row| ids.get(*row) == Some(run))?;
+    Some(statuses.get(row) == Some("running") && ends.get(row).is_none())
 }
 
 fn json(answer: &impl Serialize) -> Result<Vec<u8>, QueryError> {

@@ -29,6 +29,7 @@ const AT_ONCE: usize = 2;
 const MAX_KEPT: usize = 2_000_000;
 /// Full answers, and said ones, that are kept in memory.
 const MAX_KEPT_ANSWERS: usize = 64;
+const MAX_GOING_ON: usize = 10_000;
 /// A hash of the sources that work out what is kept.
 const VERSION: &str = env!("ROLLSCOPE_ANSWERS_VERSION");
 
@@ -156,6 +157,8 @@ pub struct Kept {
     known: Mutex<Known>,
     said: Mutex<(u64, AllSaid)>,
     lines: Mutex<HashMap<String, Arc<KeptLines>>>,
+    /// Whether runs go on, by the segments that say so.
+    going_on: Mutex<HashMap<String, (Vec<String>, bool)>>,
     pub censuses: Censuses,
     /// Steps are large: few are read at the same time, whoever asks.
     pub turns: Semaphore,
@@ -163,8 +166,8 @@ pub struct Kept {
 
 impl Default for Kept {
     fn default() -> Self {
-        let (known, said, lines, censuses) = Default::default();
-        Kept { known, said, lines, censuses, turns: Semaphore::new(AT_ONCE) }
+        let (known, said, lines, going_on, censuses) = Default::default();
+        Kept { known, said, lines, going_on, censuses, turns: Semaphore::new(AT_ONCE) }
     }
 }
 
@@ -186,6 +189,20 @@ fn step_file(step: Option<i64>) -> String {
 }
 
 impl Kept {
+    /// Whether a run goes on, if these are the segments that said so.
+    pub fn goes_on(&self, run: &str, stored: &[String]) -> Option<bool> {
+        let going_on = self.going_on.lock().unwrap_or_else(PoisonError::into_inner);
+        going_on.get(run).filter(|(by, _)| by == stored).map(|(_, said)| *said)
+    }
+
+    pub fn keep_goes_on(&self, run: &str, stored: Vec<String>, said: bool) {
+        let mut going_on = self.going_on.lock().unwrap_or_else(PoisonError::into_inner);
+        if going_on.len() >= MAX_GOING_ON {
+            going_on.clear();
+        }
+        going_on.insert(run.to_string(), (stored, said));
+    }
+
     /// A step as it is known in memory; `full`: with its answers.
     pub fn get(&self, moment: &Moment, step: Option<i64>, full: bool) -> Option<KnownStep> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
