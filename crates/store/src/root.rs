@@ -68,10 +68,16 @@ impl Root {
     /// After files were deleted: a power cut does not bring them back.
     pub async fn sync_folders_of(&self, paths: &[String]) -> Result<(), StoreError> {
         let folders: BTreeSet<&str> = paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
+        let mut synced = Ok(());
         for folder in folders {
-            self.change(folder, |root, folder| root.disk.sync_folder(&folder)).await?;
+            let one = self.change(folder, |root, folder| match root.disk.sync_folder(&folder) {
+                // What was never made holds nothing that could come back.
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                done => done,
+            });
+            synced = synced.and(one.await);
         }
-        Ok(())
+        synced
     }
 
     /// Moves a damaged file to `quarantine/`.

@@ -57,6 +57,8 @@ pub(crate) struct Log {
     /// Everything before this is on disk.
     synced: u64,
     written: u64,
+    /// A write or a sync failed: nobody knows what is in the file after `synced`.
+    is_unclear: bool,
 }
 
 impl Log {
@@ -77,26 +79,39 @@ impl Log {
             let _ = disk.remove(&path);
             return Err(io(e));
         }
-        Ok(Log { file, path, number, synced: FILE_HEADER as u64, written: FILE_HEADER as u64 })
+        Ok(Log { file, path, number, synced: FILE_HEADER as u64, written: FILE_HEADER as u64, is_unclear: false })
     }
 
     pub fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
+        self.make_clear()?;
+        self.is_unclear = true;
         self.file.write(record).map_err(|e| StoreError::io(&self.path, e))?;
+        self.is_unclear = false;
         self.written += record.len() as u64;
         Ok(())
     }
 
     pub fn sync(&mut self) -> Result<(), StoreError> {
+        self.make_clear()?;
+        self.is_unclear = true;
         self.file.sync().map_err(|e| StoreError::io(&self.path, e))?;
+        self.is_unclear = false;
         self.synced = self.written;
         Ok(())
     }
 
-    /// After a failure: forgets everything that was not synced, so that the next record starts at a clean place.
+    /// After a failure: forgets everything that was not synced, so that the next record starts at a clean place. Until this is
+    /// done, nothing is written: half a record may be in between, and what follows it would be cut off with it later.
     pub fn rewind(&mut self) -> Result<(), StoreError> {
+        self.is_unclear = true;
         self.file.cut(self.synced).map_err(|e| StoreError::io(&self.path, e))?;
+        self.is_unclear = false;
         self.written = self.synced;
         Ok(())
+    }
+
+    fn make_clear(&mut self) -> Result<(), StoreError> {
+        if self.is_unclear { self.rewind() } else { Ok(()) }
     }
 
     pub fn bytes(&self) -> u64 {

@@ -252,3 +252,34 @@ async fn a_log_that_could_not_be_removed_does_not_stand_in_the_way() {
         assert_eq!(seen(&open_with(dir.path(), |_| {}).await).len(), 20);
     }
 }
+
+/// A write stores half a record, which can be cut off neither then nor by going on in another log. What is acknowledged later
+/// must not stand behind it: it would go when the log is cut at last.
+#[tokio::test]
+async fn nothing_is_written_behind_half_a_record() {
+    let dir = tempfile::tempdir().unwrap();
+    // Writes to the log store a half and fail; with 2, it cannot be cut nor followed by another, either.
+    let trouble = Arc::new(AtomicUsize::new(0));
+    let troubled = trouble.clone();
+    let disk = Disk::watched(Arc::new(move |change| match (change, troubled.load(Ordering::Relaxed)) {
+        (Change::Write(path, data), 1..) => {
+            std::fs::OpenOptions::new().append(true).open(path)?.write_all(&data[..data.len() / 2])?;
+            Err(io::Error::from_raw_os_error(EIO))
+        }
+        (Change::Cut(..) | Change::Create(_), 2) => Err(io::Error::from_raw_os_error(EIO)),
+        _ => Ok(()),
+    }));
+    let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+    let append = async |number| store.append(Table::Spans, spans("a", number, 1)).await.is_ok();
+    assert!(append(0).await);
+    trouble.store(2, Ordering::Relaxed);
+    assert!(!append(1).await);
+    assert!(!append(2).await);
+    trouble.store(0, Ordering::Relaxed);
+    assert!(append(3).await);
+    trouble.store(1, Ordering::Relaxed);
+    assert!(!append(4).await);
+    drop(store);
+    let numbers: Vec<u64> = seen(&open_with(dir.path(), |_| {}).await).into_iter().map(|row| row.1).collect();
+    assert_eq!(numbers, [0, 3]);
+}

@@ -176,7 +176,9 @@ impl Model {
                 }
             }
             Op::SyncFolder(path) => {
-                if let Node::Folder { synced, since } = &mut self.nodes[self.paths[path]] {
+                // The disk refuses it if there is no such folder.
+                let Some(id) = self.paths.get(path) else { return };
+                if let Node::Folder { synced, since } = &mut self.nodes[*id] {
                     since.drain(..).flatten().for_each(|(name, id)| set(synced, name, id));
                 }
             }

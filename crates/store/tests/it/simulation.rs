@@ -230,8 +230,8 @@ struct Watched {
     changes: usize,
     /// Changes that were refused.
     refused: usize,
-    /// Half of a write was stored at some time.
-    has_half: bool,
+    /// A log could not be brought to a clean end, or could not be removed: it was left for another one.
+    has_left_log: bool,
     is_dead: bool,
     /// Only where power cuts happen: it copies every file.
     power: Option<PowerModel>,
@@ -258,9 +258,11 @@ impl Watched {
             }
         };
         self.refused += 1;
+        if let (Change::Cut(path, _) | Change::Remove(path), false) = (change, self.is_dead) {
+            self.has_left_log |= path.extension().is_some_and(|extension| extension == "log");
+        }
         if let (Change::Write(path, data), true) = (change, stores_half) {
             let half = &data[..data.len() / 2];
-            self.has_half = true;
             std::fs::OpenOptions::new().append(true).open(path)?.write_all(half)?;
             if let Some(power) = &mut self.power {
                 Op::of(Change::Write(path, half), &self.root).iter().for_each(|op| power.apply(op));
@@ -352,7 +354,7 @@ impl World {
             trouble: Trouble::None,
             changes: 0,
             refused: 0,
-            has_half: false,
+            has_left_log: false,
             is_dead: false,
             power: has_power_cuts.then(PowerModel::new),
         };
@@ -458,9 +460,9 @@ impl World {
             let found = self.observe(&self.store().snapshot())?;
             self.settle(found)?;
             if refused == 0 {
-                // Half a write in a log that was left for another one looks like damage, and is reported.
+                // Half a record at the end of a log that was left for another one looks like damage, and is reported.
                 let mut problems = self.store().health().problems;
-                problems.retain(|problem| !(self.disk().has_half && problem.starts_with("wal/")));
+                problems.retain(|problem| !(self.disk().has_left_log && problem.starts_with("wal/")));
                 ensure!(problems.is_empty(), "problems after a start: {problems:?}");
                 self.check_files()?;
             }
@@ -786,8 +788,9 @@ impl World {
         let snapshot = self.store().snapshot();
         let before = self.observe(&snapshot)?;
         let (mut may_go, mut must_go) = (BTreeSet::new(), BTreeSet::new());
-        // The store flushes by itself, too: what is in the tail now may be in a segment then.
-        let mut in_segments = BTreeSet::new();
+        // A flush may still be under way in the background: what is in the tail now may be in a segment then, with other rows of
+        // that segment gone.
+        let may_flush = snapshot.tables.values().any(|state| !state.tail.is_empty());
         for (table, state) in snapshot.tables.iter().filter(|(table, _)| **table != Table::Runs) {
             for segment in &state.segments {
                 // Without a time, rows are as old as their file, which was written just now: between the two.
@@ -798,8 +801,7 @@ impl World {
                 let rows = self.read[&segment.path].iter().filter(|(hash, ..)| !state.replaced.contains(hash));
                 let keys: Vec<Key> = rows.map(|(_, key, _)| *key).collect();
                 ensure!(keys.iter().all(|key| key.table == *table), "{} holds rows of another table", segment.path);
-                in_segments.extend(keys.clone());
-                if is_old || is_too_much {
+                if is_too_much {
                     may_go.extend(keys.clone());
                 }
                 if is_old {
@@ -807,8 +809,11 @@ impl World {
                 }
             }
         }
-        let in_tail = before.keys().filter(|key| key.table != Table::Runs && !in_segments.contains(key));
-        may_go.extend(in_tail.filter(|key| bytes > 0 || age > 0 && is_old(key.run)).copied());
+        may_go.extend(must_go.iter().copied());
+        if may_flush {
+            let rows = before.keys().filter(|key| key.table != Table::Runs);
+            may_go.extend(rows.filter(|key| bytes > 0 || age > 0 && is_old(key.run)).copied());
+        }
         self.trouble();
         let store = self.store();
         let done = self.run(store.tidy());
