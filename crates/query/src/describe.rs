@@ -1,6 +1,6 @@
 //! What is there, without reading it: columns and their meanings, sizes of tables, the list of runs.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
@@ -10,7 +10,7 @@ use arrow::error::ArrowError;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::read::{Ints, Text, column};
 use rollscope_model::{Table, tables};
-use rollscope_store::{Snapshot, TableSnapshot, identity_hashes};
+use rollscope_store::{Part, Snapshot, TableSnapshot};
 use serde::Serialize;
 
 /// A column as the SQL page shows it.
@@ -95,52 +95,26 @@ impl Extent {
 }
 
 /// Rows and range of one table by run.
-fn extents(table: Table, snapshot: &TableSnapshot) -> BTreeMap<String, Extent> {
+fn extents(table: Table, snapshot: &Snapshot) -> BTreeMap<String, Extent> {
     let mut runs: BTreeMap<String, Extent> = BTreeMap::new();
-    for part in snapshot.segments.iter().flat_map(|segment| segment.parts()) {
+    let mut add = |part: Part<&str>| {
         let extent = runs.entry(part.run_id.to_string()).or_default();
         extent.rows += part.rows;
-        // Samples may come without times: then the manifest has zeros.
+        // Samples may come without times: then there are zeros.
         if (part.min_time, part.max_time) != (0, 0) {
             extent.widen(part.min_time, part.max_time);
         }
-    }
-    for batch in &snapshot.tail {
-        add_tail(table, snapshot, batch, &mut runs);
+    };
+    let Some(rows) = snapshot.tables.get(&table) else { return runs };
+    rows.segments.iter().flat_map(|segment| segment.parts()).for_each(&mut add);
+    snapshot.tail_contents(table).flat_map(|batch| &batch.parts).for_each(|part| add(part.borrowed()));
+    // A row in the tail that replaces one in a segment has been counted there.
+    for (run, replaced) in rows.replaced_of.iter() {
+        if let Some(extent) = runs.get_mut(run) {
+            extent.rows = extent.rows.saturating_sub(*replaced);
+        }
     }
     runs
-}
-
-fn add_tail(table: Table, snapshot: &TableSnapshot, batch: &RecordBatch, runs: &mut BTreeMap<String, Extent>) {
-    let (Ok(run), Ok(start)) = (column::<Text>(batch, "run_id"), column::<Ints>(batch, table.time_column())) else {
-        return;
-    };
-    let Some((keys, names)) = run.dictionary() else { return };
-    let end = column::<Ints>(batch, "end_ns").ok();
-    // A row that replaces one in a segment has been counted there.
-    let hashes = match snapshot.replaced.is_empty() {
-        true => Vec::new(),
-        false => identity_hashes(table, batch),
-    };
-    let mut by_key: HashMap<i32, Extent> = HashMap::new();
-    for (row, key) in keys.iter().enumerate() {
-        let Some(key) = key else { continue };
-        let extent = by_key.entry(key).or_default();
-        if hashes.get(row).is_none_or(|hash| !snapshot.replaced.contains(hash)) {
-            extent.rows += 1;
-        }
-        if let Some(first) = start.get(row) {
-            let last = end.and_then(|end| end.get(row)).map_or(first, |last| last.max(first));
-            extent.widen(first, last);
-        }
-    }
-    for (key, found) in by_key {
-        let extent = runs.entry(names.value(key as usize).to_string()).or_default();
-        extent.rows += found.rows;
-        if let Some((first, last)) = found.range {
-            extent.widen(first, last);
-        }
-    }
 }
 
 pub fn table_stats(snapshot: &Snapshot) -> Vec<TableStats> {
@@ -150,7 +124,7 @@ pub fn table_stats(snapshot: &Snapshot) -> Vec<TableStats> {
         .map(|table| {
             let rows = snapshot.tables.get(&table).unwrap_or(&empty);
             let mut all = Extent::default();
-            for extent in extents(table, rows).into_values() {
+            for extent in extents(table, snapshot).into_values() {
                 all.rows += extent.rows;
                 if let Some((first, last)) = extent.range {
                     all.widen(first, last);
@@ -171,12 +145,13 @@ pub fn table_stats(snapshot: &Snapshot) -> Vec<TableStats> {
 
 /// The rows of `runs` with what the manifest knows about each.
 pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, ArrowError> {
-    let by_run = |table: Table| snapshot.tables.get(&table).map(|t| extents(table, t)).unwrap_or_default();
-    let (spans, samples) = (by_run(Table::Spans), by_run(Table::Samples));
+    let others = Table::ALL.into_iter().filter(|t| *t != Table::Runs);
+    let mut by_table: BTreeMap<Table, BTreeMap<String, Extent>> =
+        others.map(|table| (table, extents(table, snapshot))).collect();
     let mut seen: BTreeMap<String, Extent> = BTreeMap::new();
-    for table in Table::ALL.into_iter().filter(|t| *t != Table::Runs) {
-        for (run, extent) in by_run(table) {
-            let all = seen.entry(run).or_default();
+    for extents in by_table.values() {
+        for (run, extent) in extents {
+            let all = seen.entry(run.clone()).or_default();
             all.rows += extent.rows;
             if let Some((first, last)) = extent.range {
                 all.widen(first, last);
@@ -184,6 +159,8 @@ pub fn runs(snapshot: &Snapshot, rows: &[RecordBatch]) -> Result<RecordBatch, Ar
         }
     }
 
+    let mut of = |table| by_table.remove(&table).unwrap_or_default();
+    let (spans, samples) = (of(Table::Spans), of(Table::Samples));
     seen.remove(rollscope_model::names::SCRAPED_RUN);
 
     let schema = Table::Runs.schema();

@@ -56,8 +56,10 @@ pub(crate) struct Found {
     pub manifest: Option<Manifest>,
     /// A file that is damaged, and how.
     pub damage: Vec<(&'static str, String)>,
-    /// A commit was being written, or commits are missing.
+    /// Commits are missing.
     pub is_incomplete: bool,
+    /// `commits.log` ends within a commit: it was being written, or it is damaged.
+    pub is_torn: bool,
     /// Where `commits.log` goes on. `None`: it has to be written again.
     pub end: Option<Journal>,
 }
@@ -132,9 +134,8 @@ pub(crate) fn judge(manifest: Option<&[u8]>, commits: Option<&[u8]>) -> Result<F
         bad = Some("commits are missing".into());
     }
     manifest.apply(commits);
-    // A commit that was cut off was not acknowledged, or is damaged: its segments tell.
-    found.is_incomplete = torn || bad.is_some();
-    if !found.is_incomplete && is_copied && found.damage.is_empty() && whole_bytes > 0 {
+    (found.is_incomplete, found.is_torn) = (bad.is_some(), torn);
+    if !found.is_incomplete && !torn && is_copied && found.damage.is_empty() && whole_bytes > 0 {
         found.end = Some(Journal { file: None, synced: bytes.len() as u64, whole: whole_bytes });
     }
     found.damage.extend(bad.map(|why| (COMMITS, why)));

@@ -21,6 +21,7 @@
 
 mod attr_types;
 mod census;
+mod contents;
 mod disk;
 mod error;
 mod identity;
@@ -47,6 +48,7 @@ mod vitals;
 mod wal;
 
 pub use census::Census;
+pub use contents::Contents;
 pub use disk::{Change, Disk, Watch};
 pub use error::StoreError;
 pub use identity::{identity_hashes, identity_hashes_of};

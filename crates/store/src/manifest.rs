@@ -101,7 +101,7 @@ impl Segment {
 }
 
 impl Part {
-    fn borrowed(&self) -> Part<&str> {
+    pub fn borrowed(&self) -> Part<&str> {
         let Part { run_id, rows, min_time, max_time, steps } = self;
         Part { run_id, rows: *rows, min_time: *min_time, max_time: *max_time, steps: *steps }
     }

@@ -36,7 +36,10 @@ fn aside(file: &str, why: impl Into<String>) -> SetAside {
 pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, StoreError> {
     let mut set_aside = Vec::new();
     let found = journal::find(root).await?;
-    let is_whole = found.manifest.is_some() && !found.is_incomplete;
+    let lacks_nothing = |manifest: &Manifest| {
+        !found.is_incomplete && (!found.is_torn || has_everything(root, manifest).unwrap_or(false))
+    };
+    let is_whole = found.manifest.as_ref().is_some_and(lacks_nothing);
     for (file, why) in found.damage {
         // A copy: until there is a new one, the damaged one says more than none.
         if let Ok(bytes) = root.get(file).await {
@@ -95,6 +98,16 @@ pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), StoreErr
         return Err(StoreError::Damaged(format!("it has format {found}; this version reads up to {FORMAT_VERSION}")));
     }
     root.read_segment(segment).await.map(drop)
+}
+
+/// Are all segments and logs still there that a manifest needs? A commit removes some only once it is on disk. So if it was cut
+/// off and nothing is missing, it was never acknowledged, or does not matter: what it would have stored is in the log.
+/// Segments without a commit must not count then. An attempt that failed may have left some, with the same rows.
+fn has_everything(root: &Root, manifest: &Manifest) -> Result<bool, StoreError> {
+    let mut logs = wal::list(&root.path("wal"))?;
+    logs.retain(|number| *number >= manifest.wal_floor);
+    let has_logs = logs.iter().copied().eq((manifest.wal_floor.max(1)..).take(logs.len().max(1)));
+    Ok(has_logs && manifest.kept().all(|segment| root.path(&segment.path).exists()))
 }
 
 /// Adds to a manifest that lacks commits what the files of segments say of themselves: which there are, which others they

@@ -339,7 +339,7 @@ pub(crate) fn runs(batch: &RecordBatch) -> Text<'_> {
     column(batch, "run_id").expect("every table has a run")
 }
 
-fn rows_by_run(batch: &RecordBatch) -> Vec<(String, Vec<u32>)> {
+pub(crate) fn rows_by_run(batch: &RecordBatch) -> Vec<(String, Vec<u32>)> {
     let (keys, values) = runs(batch).dictionary().expect("runs are declared as a dictionary");
     // Dictionaries of many batches laid end to end name the same run more than once.
     let mut slots: HashMap<&str, usize> = HashMap::new();
@@ -442,7 +442,7 @@ fn order_of_texts(batch: &RecordBatch, mut rows: Vec<u32>, times: &[i64]) -> UIn
     rows.into()
 }
 
-fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
+pub(crate) fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
     let times = times(table, batch);
     let min = arrow::compute::min(times).unwrap_or(0);
     let mut max = arrow::compute::max(times).unwrap_or(0);
@@ -452,7 +452,7 @@ fn time_range(table: Table, batch: &RecordBatch) -> (i64, i64) {
     (min, max)
 }
 
-fn step_range(batch: &RecordBatch) -> Option<(i64, i64)> {
+pub(crate) fn step_range(batch: &RecordBatch) -> Option<(i64, i64)> {
     let steps = batch.column_by_name("step")?.as_primitive::<Int64Type>();
     Some((arrow::compute::min(steps)?, arrow::compute::max(steps)?))
 }

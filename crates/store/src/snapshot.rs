@@ -1,7 +1,7 @@
 //! What a reader sees.
 
-use std::collections::{BTreeMap, HashSet};
-use std::sync::Arc;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
@@ -10,6 +10,7 @@ use object_store::{ObjectStore, ObjectStoreExt};
 use rollscope_model::Table;
 
 use crate::census::Census;
+use crate::contents::Contents;
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
 use crate::root::Root;
@@ -25,6 +26,10 @@ pub struct TableSnapshot {
     pub tail_versions: Vec<u64>,
     /// Identities ([`crate::identity_hashes`]) of rows in `segments` that newer rows in `tail` replace: to be left out.
     pub replaced: Arc<HashSet<u128>>,
+    /// How many of them each run has.
+    pub replaced_of: Arc<HashMap<String, u64>>,
+    /// For each batch of `tail` ([`Snapshot::tail_contents`]).
+    pub(crate) contents: Vec<Arc<OnceLock<Contents>>>,
 }
 
 /// Whoever has it may write beside the tables.
@@ -56,6 +61,13 @@ impl Snapshot {
         (self.settled..=self.version)
             .contains(&version)
             .then(|| rows.tail.iter().zip(&rows.tail_versions).filter_map(newer))
+    }
+
+    /// What each batch of the tail holds.
+    pub fn tail_contents(&self, table: Table) -> impl Iterator<Item = &Contents> {
+        let rows = self.tables.get(&table);
+        let each = rows.into_iter().flat_map(|rows| rows.tail.iter().zip(&rows.contents));
+        each.map(move |(batch, contents)| contents.get_or_init(|| Contents::of(table, batch)))
     }
 
     /// Reads some columns of a segment, batch by batch. For code that follows the store without SQL; the rows in

@@ -17,6 +17,7 @@ use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 
 use crate::attr_types;
+use crate::contents::Contents;
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest, Part, Segment};
@@ -31,12 +32,19 @@ pub(crate) struct Chunk {
     dead: Vec<bool>,
     dead_count: usize,
     visible: OnceLock<RecordBatch>,
+    /// Of what is visible.
+    contents: Arc<OnceLock<Contents>>,
     pub bytes: usize,
     /// [`State::version`] that its newest row came with.
     version: u64,
 }
 
 impl Chunk {
+    fn new(batch: RecordBatch, keys: Vec<u128>, open: Vec<bool>, bytes: usize, version: u64) -> Chunk {
+        let (visible, contents) = (OnceLock::new(), Arc::default());
+        Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible, contents, bytes, version }
+    }
+
     fn kill(&mut self, row: usize) {
         if self.dead.is_empty() {
             self.dead = vec![false; self.batch.num_rows()];
@@ -44,6 +52,7 @@ impl Chunk {
         if !std::mem::replace(&mut self.dead[row], true) {
             self.dead_count += 1;
             self.visible = OnceLock::new();
+            self.contents = Arc::default();
         }
     }
 
@@ -268,11 +277,15 @@ pub(crate) struct Replaced {
     is_elsewhere: bool,
     /// For each run, the first and the last time that such a row can have.
     ranges: HashMap<String, (i64, i64)>,
+    /// How many of `keys` each run has.
+    counts: HashMap<String, u64>,
 }
 
 impl Replaced {
     fn add(&mut self, key: u128, run: &str, time: Option<i64>, path: Option<String>) {
-        self.keys.insert(key);
+        if self.keys.insert(key) {
+            count(&mut self.counts, run);
+        }
         self.is_elsewhere |= path.is_none();
         self.found_in.extend(path);
         let (first, last) = time.map_or((i64::MIN, i64::MAX), |time| (time, time));
@@ -300,12 +313,21 @@ impl Replaced {
     }
 }
 
+fn count(counts: &mut HashMap<String, u64>, run: &str) {
+    match counts.get_mut(run) {
+        Some(count) => *count += 1,
+        None => drop(counts.insert(run.to_string(), 1)),
+    }
+}
+
 #[derive(Default)]
 pub(crate) struct TableState {
     pub sealed: Vec<Chunk>,
     pub active: Vec<Chunk>,
     /// What readers leave out of segments: `replaced_by_sealed` and `replaced_by_active` together.
     pub replaced: Arc<HashSet<u128>>,
+    /// How many of them each run has.
+    pub replaced_of: Arc<HashMap<String, u64>>,
     /// What the flush of the sealed generation takes out of segments.
     pub replaced_by_sealed: Replaced,
     /// What came since, for the flush after it: also rows that this flush is writing.
@@ -319,6 +341,7 @@ impl TableState {
         self.replaced_by_sealed = Replaced::default();
         if self.replaced.len() != self.replaced_by_active.keys.len() {
             self.replaced = Arc::new(self.replaced_by_active.keys.clone());
+            self.replaced_of = Arc::new(self.replaced_by_active.counts.clone());
         }
     }
 }
@@ -372,11 +395,13 @@ impl State {
         let state = &mut self.tables[table as usize];
         let by_time = time_is_identity(table);
         if !replacing.is_empty() {
-            let all = Arc::make_mut(&mut state.replaced);
+            let (all, counts) = (Arc::make_mut(&mut state.replaced), Arc::make_mut(&mut state.replaced_of));
             let times = by_time.then(|| times(table, &batch));
             for (row, path) in replacing {
                 let row = row as usize;
-                all.insert(keys[row]);
+                if all.insert(keys[row]) {
+                    count(counts, run_of(&batch, row));
+                }
                 state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]), path);
             }
         }
@@ -384,8 +409,7 @@ impl State {
         let keys = if table.keep() == Keep::First { Vec::new() } else { keys };
         let bytes = batch_bytes(&batch) + keys.len() * 16;
         let version = self.version + 1;
-        let mut chunk =
-            Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible: OnceLock::new(), bytes, version };
+        let mut chunk = Chunk::new(batch, keys, open, bytes, version);
         dead.into_iter().for_each(|row| chunk.kill(row as usize));
         state.active.push(chunk);
         for (sealed, place) in kills {
@@ -517,7 +541,9 @@ impl State {
                 let tail = live().map(Chunk::visible).collect();
                 let tail_versions = live().map(|c| c.version).collect();
                 let segments = self.manifest.segments_of(table).cloned().collect();
-                (table, TableSnapshot { segments, tail, tail_versions, replaced: state.replaced.clone() })
+                let contents = live().map(|c| c.contents.clone()).collect();
+                let (replaced, replaced_of) = (state.replaced.clone(), state.replaced_of.clone());
+                (table, TableSnapshot { segments, tail, tail_versions, replaced, replaced_of, contents })
             })
             .collect();
         let (version, settled) = (self.version, self.settled);
@@ -526,7 +552,7 @@ impl State {
 }
 
 /// The size of the rows themselves: buffers that a batch shares with others are not counted whole.
-fn batch_bytes(batch: &RecordBatch) -> usize {
+pub(crate) fn batch_bytes(batch: &RecordBatch) -> usize {
     batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
@@ -555,7 +581,6 @@ fn coalesce(table: Table, state: &mut TableState, index: &mut TableIndex) {
     }
     let bytes = batch_bytes(&batch) + keys.len() * 16;
     let version = parts.iter().map(|c| c.version).max().unwrap_or(0);
-    let visible = OnceLock::new();
-    state.active.push(Chunk { batch, keys, open, dead: Vec::new(), dead_count: 0, visible, bytes, version });
+    state.active.push(Chunk::new(batch, keys, open, bytes, version));
     index.chunks = state.active.len() as u32;
 }

@@ -3,15 +3,13 @@
 use std::collections::HashMap;
 use std::num::NonZeroUsize;
 
-use arrow::array::{Array, RecordBatch};
 use lru::LruCache;
 use parking_lot::Mutex;
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
-use rollscope_model::read::{Ints, Text, column};
 use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
-use rollscope_store::{Snapshot, Store};
+use rollscope_store::{Part, Snapshot, Store};
 use serde::Serialize;
 use utoipa::ToSchema;
 
@@ -189,56 +187,25 @@ impl Extent {
     }
 }
 
-/// The size of the rows of a batch without unused capacity.
-fn batch_bytes(batch: &RecordBatch) -> u64 {
-    let sizes = batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0));
-    sizes.sum::<usize>() as u64
-}
-
 /// Bytes and steps of every run, from the manifest and the tail, without reading a segment.
 fn extents(snapshot: &Snapshot) -> HashMap<String, Extent> {
     let mut runs: HashMap<String, Extent> = HashMap::new();
-    for rows in snapshot.tables.values() {
-        for segment in &rows.segments {
-            for part in segment.parts() {
-                let extent = runs.entry(part.run_id.to_string()).or_default();
-                extent.segment_bytes += segment.bytes * part.rows / segment.rows.max(1);
-                if let Some(steps) = part.steps {
-                    extent.widen(steps);
-                }
-            }
+    let mut add = |part: Part<&str>, segment_bytes: u64, log_bytes: u64| {
+        let extent = runs.entry(part.run_id.to_string()).or_default();
+        extent.segment_bytes += segment_bytes;
+        extent.log_bytes += log_bytes;
+        if let Some(steps) = part.steps {
+            extent.widen(steps);
         }
-        for batch in &rows.tail {
-            let Ok(run) = column::<Text>(batch, "run_id") else { continue };
-            let Some((keys, names)) = run.dictionary() else { continue };
-            let step = column::<Ints>(batch, "step").ok();
-            // The log has a batch as it arrived, not compressed: what it takes here, by rows.
-            let bytes = |rows: usize| batch_bytes(batch) * rows as u64 / batch.num_rows().max(1) as u64;
-            if let (1, 0) = (names.len(), keys.null_count()) {
-                // One sender, one run: the usual batch.
-                let extent = runs.entry(names.value(0).to_string()).or_default();
-                extent.log_bytes += bytes(batch.num_rows());
-                if let Some(steps) = step.and_then(|s| s.iter().flatten().min().zip(s.iter().flatten().max())) {
-                    extent.widen(steps);
-                }
-                continue;
-            }
-            let mut by_key: HashMap<i32, (usize, Extent)> = HashMap::new();
-            for (row, key) in keys.iter().enumerate() {
-                let Some(key) = key else { continue };
-                let (rows, found) = by_key.entry(key).or_default();
-                *rows += 1;
-                if let Some(step) = step.and_then(|s| s.get(row)) {
-                    found.widen((step, step));
-                }
-            }
-            for (key, (rows, found)) in by_key {
-                let extent = runs.entry(names.value(key as usize).to_string()).or_default();
-                extent.log_bytes += bytes(rows);
-                if let Some(steps) = found.steps {
-                    extent.widen(steps);
-                }
-            }
+    };
+    for (table, rows) in &snapshot.tables {
+        for segment in &rows.segments {
+            segment.parts().for_each(|part| add(part, segment.bytes * part.rows / segment.rows.max(1), 0));
+        }
+        // The log has a batch as it arrived, not compressed: what it takes in memory, by rows.
+        for batch in snapshot.tail_contents(*table) {
+            let rows: u64 = batch.parts.iter().map(|part| part.rows).sum();
+            batch.parts.iter().for_each(|part| add(part.borrowed(), 0, batch.bytes * part.rows / rows.max(1)));
         }
     }
     runs

@@ -283,3 +283,45 @@ async fn nothing_is_written_behind_half_a_record() {
     let numbers: Vec<u64> = seen(&open_with(dir.path(), |_| {}).await).into_iter().map(|row| row.1).collect();
     assert_eq!(numbers, [0, 3]);
 }
+
+/// A commit that is cut off on a disk that then fails for a while, so that the rows are written to segments a second time, before
+/// the process is killed. Neither attempt counts: the rows are in the log.
+#[tokio::test]
+async fn attempts_at_a_commit_that_was_cut_off_leave_nothing_twice() {
+    let (dir, left) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    // 1: the commit is cut off, and nothing can be undone. 2: the process is killed when it has written segments again.
+    let (from, to) = (dir.path().to_path_buf(), left.path().to_path_buf());
+    let trouble = Arc::new(AtomicUsize::new(0));
+    let troubled = trouble.clone();
+    let fails = || Err(io::Error::from_raw_os_error(ENOSPC));
+    let disk = Disk::watched(Arc::new(move |change| {
+        let (Change::Write(path, _) | Change::Cut(path, _) | Change::Create(path)) = change else { return Ok(()) };
+        let is_commit = path.file_name().unwrap().to_str().unwrap().starts_with("commits.log");
+        match (change, troubled.load(Ordering::Relaxed)) {
+            (Change::Write(path, data), 1) if is_commit => {
+                std::fs::OpenOptions::new().append(true).open(path)?.write_all(&data[..data.len() / 2])?;
+                fails()
+            }
+            (_, 1) if is_commit => fails(),
+            (_, 2) if is_commit => {
+                crate::damage::copy(&from, &to);
+                fails()
+            }
+            _ => Ok(()),
+        }
+    }));
+    let store = Store::open_on(StoreOptions::at(dir.path()), disk).await.unwrap();
+    store.append(Table::Metrics, metrics("a", 0, 3, 1.0)).await.unwrap();
+    store.flush().await.unwrap();
+    store.append(Table::Metrics, metrics("a", 0, 3, 2.0)).await.unwrap();
+    for round in [1, 2] {
+        trouble.store(round, Ordering::Relaxed);
+        assert!(store.flush().await.is_err());
+    }
+    let store = open_with(left.path(), |_| {}).await;
+    for _ in 0..2 {
+        let found = values(&store);
+        assert!(found.len() == 3 && found.values().all(|values| values == &[2.0]), "{found:?}");
+        store.flush().await.unwrap();
+    }
+}

@@ -316,7 +316,7 @@ struct World {
     rows: Rows,
     /// What a row may be after the next start, besides what it is: it was refused, or could not be deleted.
     maybe: BTreeMap<Key, BTreeSet<Option<Row>>>,
-    /// Duplicates that were acknowledged. They may be in the log, beside rows that were new: if retention takes the row that
+    /// Duplicates that were acknowledged, and rows that were refused. They may be in the log, beside rows that were new: if retention takes the row that
     /// was there first, a start may bring one of them back, until retention takes that too.
     latent: BTreeMap<Key, BTreeSet<Option<Row>>>,
     /// The image in each version of a conversation.
@@ -666,6 +666,8 @@ impl World {
                     self.rows.insert(*key, after);
                 }
                 Err(_) => {
+                    // It may be in the log, as a duplicate of what is there.
+                    self.latent.entry(*key).or_default().insert(Some(*row));
                     maybe.extend(came);
                     maybe.extend([now, Some(after)]);
                 }
@@ -954,9 +956,16 @@ impl World {
     /// Another process that reads the folder.
     fn read_only(&mut self) -> Result<(), Failure> {
         self.note("read the folder");
-        let opened = self.run(ReadOnlyStore::open(self.dir.path()));
-        let found = self.observe(&opened.map_err(|e| format!("it cannot be read: {e}"))?.snapshot())?;
-        self.compare(&found)
+        let mut tries = if self.character.options.delete_grace_s == 0 { 5 } else { 1 };
+        loop {
+            let opened = self.run(ReadOnlyStore::open(self.dir.path()));
+            match self.observe(&opened.map_err(|e| format!("it cannot be read: {e}"))?.snapshot()) {
+                Ok(found) => return self.compare(&found),
+                // A flush is under way in the background, and readers have no time.
+                Err(_) if tries > 1 => tries -= 1,
+                Err(failure) => return Err(failure),
+            }
+        }
     }
 
     fn close(&mut self) -> Result<(), Failure> {
