@@ -140,25 +140,24 @@ class App {
     const known = this.components.get(route.view);
     if (known) show(known);
     else {
-      this.views
-        .find((v) => v.key === route.view)!
-        .load()
-        .then(
-          (m) => show(m.default),
-          () =>
-            (this.viewError = new Error(
-              'Part of the page could not be loaded. The server may have been updated or stopped. Retry to reload the page.',
-            )),
-        );
+      this.prepare(route).then(
+        (m) => show(m.default),
+        () =>
+          (this.viewError = new Error(
+            'Part of the page could not be loaded. The server may have been updated or stopped. Retry to reload the page.',
+          )),
+      );
     }
+  }
+  private prepare(route: Route): Promise<{ default: Component }> {
+    const view = this.views.find((v) => v.key === route.view)!;
+    if (route.run !== null && this.source.kind !== 'static') view.ahead?.(route.run, route.params);
+    return view.load();
   }
   /** An address may name a run by its name or a beginning. The one with the id takes its place; views know ids only. */
   private async settle(route: Route, named: string, turn: number): Promise<void> {
     // What shows it comes meanwhile; if it cannot, that is said when it is its turn.
-    void this.views
-      .find((v) => v.key === route.view)
-      ?.load()
-      .catch(() => undefined);
+    this.prepare(route).catch(() => undefined);
     // A run that is not there: the view says so, with what is near.
     const id = await this.source.findRun!(named).catch(() => named);
     this.settled.add(id);

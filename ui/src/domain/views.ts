@@ -14,4 +14,6 @@ export interface ViewSpec {
   /** After `g`: goes there. */
   shortcut?: string;
   load: () => Promise<{ default: Component }>;
+  /** Asks for what takes longest, while the component is on its way. */
+  ahead?: (run: string, params: Record<string, string>) => void;
 }

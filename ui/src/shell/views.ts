@@ -3,13 +3,25 @@
 // `app.href(key, run, params)` puts them back. A component is loaded when it is first shown. It is mounted again when the
 // view, the run or another part of its path changes; what follows the `?` changes under it.
 import type { ViewSpec } from '../domain/views';
+import { askForReport } from '../features/answers/api';
+import { SLOTS } from './slots';
 
 export const VIEWS: readonly ViewSpec[] = [
   { key: 'runs', title: 'Runs', path: '', nav: 'always', shortcut: 'r', load: () => import('../features/runs/Runs.svelte') },
   { key: 'runs', title: 'Runs', path: 'runs', nav: 'never', load: () => import('../features/runs/Runs.svelte') },
   { key: 'compare', title: 'Compare', path: 'compare', nav: 'never', load: () => import('../features/runs/Compare.svelte') },
   { key: 'run', title: 'Run', path: 'run/:run', nav: 'run', shortcut: 'u', load: () => import('../features/runs/Run.svelte') },
-  { key: 'step', title: 'Step', path: 'run/:run/step/:step', nav: 'never', load: () => import('../features/step/Step.svelte') },
+  {
+    key: 'step',
+    title: 'Step',
+    path: 'run/:run/step/:step',
+    nav: 'never',
+    load: () => import('../features/step/Step.svelte'),
+    ahead: (run, { step }) => {
+      askForReport(run, Number(step));
+      void SLOTS.answers?.();
+    },
+  },
   {
     key: 'timeline',
     title: 'Timeline',

@@ -888,7 +888,15 @@ impl World {
         for ((_, rows), result) in sent.iter().zip(results) {
             // Whether rows of the deleted run were new depends on when it was deleted.
             let (theirs, others): (Vec<_>, Vec<_>) = rows.iter().copied().partition(|(key, _)| Some(key.run) == gone);
-            let accepted = result.map_err(|e| format!("refused: {e}"))?;
+            let accepted = match result {
+                Ok(accepted) => accepted,
+                // The last flush in the background failed, and it has not been tried again: nothing is written.
+                Err(e) if self.character.options.flush_bytes < 1 << 20 => {
+                    self.note(format!("  refused: {e}"));
+                    continue;
+                }
+                Err(e) => return Err(format!("refused: {e}")),
+            };
             if theirs.is_empty() {
                 self.told(&others, Ok(accepted))?;
             } else {
