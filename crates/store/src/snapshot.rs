@@ -28,8 +28,8 @@ pub struct TableSnapshot {
     pub replaced: Arc<HashSet<u128>>,
     /// How many of them each run has.
     pub replaced_of: Arc<HashMap<String, u64>>,
-    /// For each batch of `tail` ([`Snapshot::tail_contents`]).
-    pub(crate) contents: Vec<Arc<OnceLock<Contents>>>,
+    /// What each batch of `tail` holds, for [`Snapshot::tail_contents`].
+    pub contents: Vec<Arc<OnceLock<Contents>>>,
 }
 
 /// Whoever has it may write beside the tables.

@@ -326,7 +326,7 @@ pub(crate) struct TableState {
     pub active: Vec<Chunk>,
     /// What readers leave out of segments: `replaced_by_sealed` and `replaced_by_active` together.
     pub replaced: Arc<HashSet<u128>>,
-    /// How many of them each run has.
+    /// How many of them each run has in segments.
     pub replaced_of: Arc<HashMap<String, u64>>,
     /// What the flush of the sealed generation takes out of segments.
     pub replaced_by_sealed: Replaced,
@@ -341,8 +341,8 @@ impl TableState {
         self.replaced_by_sealed = Replaced::default();
         if self.replaced.len() != self.replaced_by_active.keys.len() {
             self.replaced = Arc::new(self.replaced_by_active.keys.clone());
-            self.replaced_of = Arc::new(self.replaced_by_active.counts.clone());
         }
+        self.replaced_of = Arc::new(self.replaced_by_active.counts.clone());
     }
 }
 
@@ -399,7 +399,8 @@ impl State {
             let times = by_time.then(|| times(table, &batch));
             for (row, path) in replacing {
                 let row = row as usize;
-                if all.insert(keys[row]) {
+                // What the flush that is running has not written yet is in no segment.
+                if all.insert(keys[row]) && path.is_some() {
                     count(counts, run_of(&batch, row));
                 }
                 state.replaced_by_active.add(keys[row], run_of(&batch, row), times.map(|t| t[row]), path);

@@ -1,6 +1,6 @@
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { SourceError } from '../../src/base/errors';
-import { api, getJson, prometheus, request, withParams } from '../../src/data/http';
+import { api, askAhead, getJson, prometheus, request, withParams } from '../../src/data/http';
 
 afterEach(() => vi.unstubAllGlobals());
 function answer(status: number, body: string): void {
@@ -16,6 +16,24 @@ describe('addresses', () => {
     const params = { q: 'a&b=c', step: 0, live: false, none: null, gone: undefined, empty: '', attr: ['x=1', 'y'] };
     expect(withParams('/p', params)).toBe('/p?q=a%26b%3Dc&step=0&live=false&attr=x%3D1&attr=y');
     expect(withParams('/p', { none: null, list: [] })).toBe('/p');
+  });
+});
+
+describe('what was asked ahead', () => {
+  it('answers the first who asks, with the error if there is one, and not when it is old', async () => {
+    let asked = 0;
+    vi.stubGlobal('fetch', () => Promise.resolve(new Response(JSON.stringify(++asked), { status: asked === 3 ? 500 : 200 })));
+    askAhead('/a');
+    askAhead('/a');
+    expect(await getJson('/a')).toBe(1);
+    expect(await getJson('/a')).toBe(2);
+    askAhead('/b');
+    await expect(getJson('/b')).rejects.toMatchObject({ status: 500 });
+    askAhead('/c');
+    const later = performance.now() + 6000;
+    vi.spyOn(performance, 'now').mockReturnValue(later);
+    expect(await getJson('/c')).toBe(5);
+    vi.restoreAllMocks();
   });
 });
 

@@ -89,11 +89,18 @@ impl Stored {
 
     pub fn add_tail(&self, table: Table, batch: RecordBatch) {
         self.note_types(table, &batch);
-        self.tables.lock().unwrap().entry(table).or_default().tail.push(batch);
+        let mut tables = self.tables.lock().unwrap();
+        let rows = tables.entry(table).or_default();
+        rows.tail.push(batch);
+        rows.contents.push(Arc::default());
     }
 
-    pub fn set_replaced(&self, table: Table, hashes: HashSet<u128>) {
-        self.tables.lock().unwrap().entry(table).or_default().replaced = Arc::new(hashes);
+    /// Rows of a run in segments that rows in the tail replace.
+    pub fn set_replaced(&self, table: Table, run: &str, hashes: HashSet<u128>) {
+        let mut tables = self.tables.lock().unwrap();
+        let rows = tables.entry(table).or_default();
+        rows.replaced_of = Arc::new([(run.to_string(), hashes.len() as u64)].into());
+        rows.replaced = Arc::new(hashes);
     }
 
     fn note_types(&self, table: Table, batch: &RecordBatch) {

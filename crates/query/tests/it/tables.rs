@@ -146,7 +146,7 @@ async fn replaced_rows_are_left_out() {
     let open = arrow::compute::concat_batches(&Table::Spans.schema(), &[span(1, "open"), span(2, "same")]).unwrap();
     store.add_segment(Table::Spans, &open);
     let closed = span(1, "closed");
-    store.set_replaced(Table::Spans, identity_hashes(Table::Spans, &closed).into_iter().collect());
+    store.set_replaced(Table::Spans, "a", identity_hashes(Table::Spans, &closed).into_iter().collect());
     store.add_tail(Table::Spans, closed);
     let engine = store.engine();
     assert_eq!(lines(&engine, "select name from spans order by name").await, ["closed", "same"]);
@@ -166,7 +166,7 @@ async fn replaced_rows_are_left_out() {
         b.finish().unwrap()
     };
     store.add_segment(Table::Metrics, &metric(1.0));
-    store.set_replaced(Table::Metrics, identity_hashes(Table::Metrics, &metric(2.0)).into_iter().collect());
+    store.set_replaced(Table::Metrics, "a", identity_hashes(Table::Metrics, &metric(2.0)).into_iter().collect());
     store.add_tail(Table::Metrics, metric(2.0));
     assert_eq!(lines(&engine, "select value from metrics").await, ["2.0"]);
 }

@@ -585,6 +585,7 @@ impl World {
             let (is, should) = (found.get(key), self.rows.get(key));
             ensure!(is == should, "{key:?} is {is:?} instead of {should:?}");
         }
+        self.check_counts(&snapshot, &found)?;
         let deaths = store.vitals().deaths();
         ensure!(deaths.is_empty(), "{deaths:?}");
         let images = found.iter().filter(|(key, _)| key.table == Table::Conversations);
@@ -599,6 +600,33 @@ impl World {
                 types.and_then(|types| types.get("end_attrs")).is_some_and(|keys| keys.contains_key(&attribute(*row)));
             ensure!(is_known, "the type of an attribute of {key:?} is not known");
         }
+        Ok(())
+    }
+
+    /// What segments and the tail say of themselves is what they hold.
+    fn check_counts(&self, snapshot: &Snapshot, found: &Rows) -> Result<(), Failure> {
+        let options = &self.character.options;
+        let expires = options.retention_age_s > 0 || options.retention_bytes > 0;
+        if expires || self.character.trouble > 0.0 {
+            // A row in the tail may replace one that is gone, or that a flush left out when it was tried again.
+            return Ok(());
+        }
+        let mut counts: BTreeMap<(Table, String), i64> = BTreeMap::new();
+        for key in found.keys() {
+            *counts.entry((key.table, run_id(key.run))).or_default() += 1;
+        }
+        for (table, state) in &snapshot.tables {
+            let segments = state.segments.iter().flat_map(|segment| segment.parts());
+            let tail = snapshot.tail_contents(*table).flat_map(|batch| &batch.parts).map(|part| part.borrowed());
+            for part in segments.chain(tail) {
+                *counts.entry((*table, part.run_id.to_string())).or_default() -= part.rows as i64;
+            }
+            for (run, replaced) in state.replaced_of.iter() {
+                *counts.entry((*table, run.clone())).or_default() += *replaced as i64;
+            }
+        }
+        let wrong = counts.iter().find(|(_, left)| **left != 0);
+        ensure!(wrong.is_none(), "rows that are there, less those that are counted: {wrong:?}");
         Ok(())
     }
 
