@@ -8,11 +8,9 @@ use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use arrow::array::RecordBatch;
 use futures::future::join_all;
 use hashbrown::HashMap;
 use rollscope_model::Table;
-use rollscope_model::read::{Ints, Text, column};
 use rollscope_spans::joins::SKEW_NS;
 use rollscope_store::{Census, Segment, Snapshot};
 
@@ -45,10 +43,8 @@ impl Censuses {
 pub struct Extent {
     /// Of this run.
     own: Vec<Arc<Census>>,
-    own_tail: Census,
     /// Spans of any run.
     spans: Vec<Arc<Census>>,
-    spans_tail: Census,
     unknown: Vec<Unknown>,
     has_rows: bool,
 }
@@ -65,17 +61,22 @@ struct Unknown {
 impl Extent {
     pub async fn read(censuses: &Censuses, snapshot: &Snapshot, run: &str) -> Extent {
         let tables = || [Table::Spans, Table::Samples].into_iter().filter_map(|t| Some((t, snapshot.tables.get(&t)?)));
-        let mut out = Extent {
-            own: Vec::new(),
-            own_tail: Census::default(),
-            spans: Vec::new(),
-            spans_tail: Census::default(),
-            unknown: Vec::new(),
-            has_rows: false,
-        };
+        let mut out = Extent { own: Vec::new(), spans: Vec::new(), unknown: Vec::new(), has_rows: false };
         let widest = |a: (i64, i64), b: (i64, i64)| (a.0.min(b.0), a.1.max(b.1));
-        let in_tail = tables().flat_map(|(table, rows)| rows.tail.iter().map(move |batch| (table, batch)));
-        let tail_times = in_tail.filter_map(|(table, batch)| out.add_tail(table, batch, run)).reduce(widest);
+        let mut tail_times = Vec::new();
+        for (table, contents) in tables().flat_map(|(table, _)| snapshot.tail_contents(table).map(move |c| (table, c)))
+        {
+            for (part, census) in contents.parts.iter().zip(&contents.censuses) {
+                if table == Table::Spans {
+                    out.spans.push(census.clone());
+                }
+                if part.run_id == run {
+                    out.has_rows = true;
+                    out.own.push(census.clone());
+                    tail_times.extend(Some((part.min_time, part.max_time)).filter(|times| *times != (0, 0)));
+                }
+            }
+        }
         let own = tables().flat_map(|(_, rows)| &rows.segments).filter_map(|s| s.part(run));
         let times = own.map(|part| (part.min_time, part.max_time)).chain(tail_times).reduce(widest);
         let Some((from, to)) = times else { return out };
@@ -112,25 +113,6 @@ impl Extent {
         out
     }
 
-    /// Returns when the run's own rows were.
-    fn add_tail(&mut self, table: Table, batch: &RecordBatch, run: &str) -> Option<(i64, i64)> {
-        let marks = Census::marks(table, batch)?;
-        if table == Table::Spans {
-            self.spans_tail.add(batch, &marks, |_| true);
-        }
-        let runs: Text = column(batch, "run_id").ok()?;
-        if runs.distinct().all(|name| name != run) {
-            return None;
-        }
-        let of_run = |row: &usize| runs.get(*row) == Some(run);
-        self.own_tail.add(batch, &marks, |row| of_run(&row));
-        let (starts, ends): (Ints, Ints) = (column(batch, "start_ns").ok()?, column(batch, "end_ns").ok()?);
-        let own = || (0..batch.num_rows()).filter(of_run);
-        self.has_rows |= own().next().is_some();
-        let first = own().filter_map(|row| starts.get(row)).min()?;
-        Some((first, own().filter_map(|row| ends.get(row)).max().unwrap_or(first).max(first)))
-    }
-
     pub fn has_rows(&self) -> bool {
         self.has_rows
     }
@@ -140,19 +122,18 @@ impl Extent {
         if self.unknown.iter().any(|segment| segment.own) {
             return None;
         }
-        let all = self.own.iter().map(AsRef::as_ref).chain([&self.own_tail]);
-        Some(all.flat_map(Census::steps).collect())
+        Some(self.own.iter().flat_map(|census| census.steps()).collect())
     }
 
     /// Of a step that lasted from one time to another.
     pub fn fingerprint(&self, step: Option<i64>, (from, to): (i64, i64)) -> u64 {
         // As far as rows are looked for that belong to the step.
         let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
-        let own = self.own.iter().map(AsRef::as_ref).chain([&self.own_tail]);
+        let own = self.own.iter().map(AsRef::as_ref);
         let sum = |sum: u64, of: u64| sum.wrapping_add(of);
         let (named, unnamed) = match step {
             Some(step) => {
-                let spans = self.spans.iter().map(AsRef::as_ref).chain([&self.spans_tail]);
+                let spans = self.spans.iter();
                 (own.map(|of| of.step(step)).fold(0, sum), spans.map(|of| of.unnamed(from, to)).fold(0, sum))
             }
             // A run without steps is its own rows only.

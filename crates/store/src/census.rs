@@ -59,45 +59,46 @@ fn marked(table: Table) -> Option<&'static [&'static str]> {
 impl Census {
     /// Of all rows of a batch. `None` where a table has no census, or where there is too much to sum up.
     pub fn of(table: Table, batch: &RecordBatch) -> Option<Census> {
-        let mut census = Census::default();
-        census.add(batch, &Census::marks(table, batch)?, |_| true)?;
+        let census = Census::of_rows(batch, &Census::marks(table, batch)?, 0..batch.num_rows())?;
         (census.steps.len() + census.unnamed.len() <= MAX_SUMS).then_some(census)
     }
 
     /// A mark for each row of a batch.
-    pub fn marks(table: Table, batch: &RecordBatch) -> Option<Vec<u64>> {
+    pub(crate) fn marks(table: Table, batch: &RecordBatch) -> Option<Vec<u64>> {
         let columns: Vec<&ArrayRef> =
             marked(table)?.iter().map(|name| batch.column_by_name(name)).collect::<Option<_>>()?;
         Some(row_hashes(&columns, 0).map(|hash| hash as u64).collect())
     }
 
-    /// Adds the rows of a batch that `keep` holds for. `None` if it lacks a column.
-    pub fn add(&mut self, batch: &RecordBatch, marks: &[u64], keep: impl Fn(usize) -> bool) -> Option<()> {
+    /// Of some rows of a batch. `None` if it lacks a column.
+    pub(crate) fn of_rows(batch: &RecordBatch, marks: &[u64], rows: impl IntoIterator<Item = usize>) -> Option<Census> {
+        let mut census = Census::default();
         let (steps, starts): (Ints, Ints) = (column(batch, "step").ok()?, column(batch, "start_ns").ok()?);
         let ends: Ints = column(batch, "end_ns").ok()?;
         // Rows of a step come together as a rule.
         let mut run: Option<(i64, u64)> = None;
-        for (row, mark) in marks.iter().copied().enumerate().filter(|(row, _)| keep(*row)) {
+        for row in rows {
+            let mark = marks[row];
             match (steps.get(row), &mut run) {
                 (Some(step), Some((of, sum))) if step == *of => *sum = sum.wrapping_add(mark),
                 (Some(step), run) => {
                     if let Some((of, sum)) = run.replace((step, mark)) {
-                        add(&mut self.steps, of, sum);
+                        add(&mut census.steps, of, sum);
                     }
                 }
                 (None, _) => {
                     let start = starts.get(row).unwrap_or(0) >> SLICE_BITS;
-                    add(&mut self.unnamed, start, mark);
+                    add(&mut census.unnamed, start, mark);
                     if let Some(end) = ends.get(row).map(|end| end >> SLICE_BITS).filter(|end| *end != start) {
-                        add(&mut self.unnamed, end, mark.rotate_left(32));
+                        add(&mut census.unnamed, end, mark.rotate_left(32));
                     }
                 }
             }
         }
         if let Some((of, sum)) = run {
-            add(&mut self.steps, of, sum);
+            add(&mut census.steps, of, sum);
         }
-        Some(())
+        Some(census)
     }
 
     pub fn steps(&self) -> impl Iterator<Item = i64> {

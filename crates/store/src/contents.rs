@@ -1,10 +1,13 @@
 //! What a batch of the tail holds of each run, as a segment says it of itself. Worked out once, by whoever asks first: lists of
-//! runs are requested often, and a tail may have a million rows.
+//! runs and whether a step has changed are asked for often, and a tail may have a million rows.
+
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 use rollscope_model::read::{Ints, column};
 
+use crate::census::Census;
 use crate::manifest::Part;
 use crate::segment::{rows_by_run, step_range, time_range};
 use crate::tail::batch_bytes;
@@ -12,6 +15,8 @@ use crate::tail::batch_bytes;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contents {
     pub parts: Vec<Part>,
+    /// Of each part. Empty where the table has none.
+    pub censuses: Vec<Arc<Census>>,
     /// What the rows take in memory, and about what they take in the log.
     pub bytes: u64,
 }
@@ -19,6 +24,9 @@ pub struct Contents {
 impl Contents {
     pub(crate) fn of(table: Table, batch: &RecordBatch) -> Contents {
         let mut groups = rows_by_run(batch);
+        let marks = Census::marks(table, batch);
+        let census = |rows: &Vec<u32>| Census::of_rows(batch, marks.as_ref()?, rows.iter().map(|row| *row as usize));
+        let censuses = groups.iter().filter_map(|(_, rows)| census(rows).map(Arc::new)).collect();
         let parts = match groups.as_mut_slice() {
             // One sender, one run: the usual batch.
             [(run_id, rows)] => {
@@ -28,7 +36,7 @@ impl Contents {
             }
             _ => groups.into_iter().map(|(run_id, rows)| part(table, batch, run_id, &rows)).collect(),
         };
-        Contents { parts, bytes: batch_bytes(batch) as u64 }
+        Contents { parts, censuses, bytes: batch_bytes(batch) as u64 }
     }
 }
 
