@@ -15,6 +15,11 @@ BINARY = Path(os.environ.get("ROLLSCOPE_BIN", ROOT / "target" / "debug" / "rolls
 FIXTURES = ROOT / "fixtures"
 
 
+# The bound that docs/operation.md states for a server with default limits, and the most that any server took.
+MEMORY_MIB = 2048
+peak = (0, "")
+
+
 class Server:
     """`rollscope serve` on free ports."""
 
@@ -73,18 +78,36 @@ class Server:
     def one(self, query):
         return self.sql(query)[0][0]
 
+    def memory(self):
+        """The most memory that it took so far, in MiB."""
+        status = Path(f"/proc/{self.process.pid}/status")
+        lines = status.read_text().splitlines() if status.exists() else []
+        return next((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), 0)
+
+    def check_memory(self):
+        global peak
+        took = self.memory()
+        peak = max(peak, (took, os.environ.get("PYTEST_CURRENT_TEST", "").split(" ")[0]))
+        assert took < MEMORY_MIB, f"the server took {took:.0f} MiB"
+
     def kill(self):
+        self.check_memory()
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
         self.process.stdout.close()
 
     def stop(self):
         if self.process.poll() is None:
+            self.check_memory()
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(timeout=60)
         self.process.stdout.close()
         self.log.close()
         return self.process.returncode
+
+
+def pytest_terminal_summary(terminalreporter):
+    terminalreporter.write_line("the most memory that a server took: %.0f MiB (%s)" % peak)
 
 
 @pytest.fixture

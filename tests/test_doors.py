@@ -211,11 +211,6 @@ def test_a_peer_may_send_so_many_requests(serve, tmp_path):
     assert refused.headers["retry-after"] == "1" and refused.json()["limit"] == "max_requests_per_peer_s"
 
 
-def memory_mib(server):
-    with open(f"/proc/{server.process.pid}/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
-
-
 def test_sql_stays_within_its_memory(serve, tmp_path):
     """Each of these made gigabytes, of texts that are in the query or of a few rows."""
     server = serve()
@@ -226,7 +221,7 @@ def test_sql_stays_within_its_memory(serve, tmp_path):
     doubled = "select name as x from spans"
     for _ in range(14):
         doubled = f"select x || x as x from ({doubled})"
-    before = memory_mib(server)
+    before = server.memory()
     for query in (f"select max(replace(name, 'o', '{long}')) from spans",
                   f"select count(distinct replace(service, 't', '{long}')) from spans",
                   f"select length(replace('{long}', 'x', '{long}'))",
@@ -239,7 +234,7 @@ def test_sql_stays_within_its_memory(serve, tmp_path):
     answer = server.post("/api/v1/sql", json={"query": f"select '{long}' as x from spans limit 500", "format": "json"})
     assert answer.ok
     # memory_bytes is 1 GiB; the rest is what the server holds of the batches themselves.
-    assert memory_mib(server) - before < 1600
+    assert server.memory() - before < 1600
 
 
 def test_many_files_are_allowed(serve):

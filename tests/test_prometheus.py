@@ -497,19 +497,12 @@ def test_a_query_however_long_does_not_end_the_server(server):
     assert server.process.poll() is None
 
 
-def memory(server):
-    """The most memory the server ever had, in MiB."""
-    for line in open(f"/proc/{server.process.pid}/status"):
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) / 1024
-
-
 def test_a_subquery_is_bounded_like_a_range(server):
     query = lambda text, **more: requests.get(
         server.url + "/prometheus/api/v1/query", params={"query": text, **more}, timeout=120)
     # As many steps as a range may have are worked out.
     assert query("count_over_time(vector(1)[11000s:1s])").json()["data"]["result"][0]["value"][1] == "11000"
-    before = memory(server)
+    before = server.memory()
     for text in [
         "count_over_time(vector(1)[10y:1s])",
         "count_over_time(vector(1)[10y:1s] @ 1e9)",
@@ -529,11 +522,11 @@ def test_a_subquery_is_bounded_like_a_range(server):
     over = lambda text: requests.get(server.url + "/prometheus/api/v1/query_range", timeout=120,
                                      params={"query": text, "start": 0, "end": 10_000, "step": 1})
     assert over("count_over_time(vector(1)[10y:1s])").status_code == 422
-    assert memory(server) - before < 100, (before, memory(server))
+    assert server.memory() - before < 100, (before, server.memory())
     # A series for every value there is: refused when the room for values is full, which is half a gigabyte.
     for answer in [over("count_values(\"v\", vector(time()))"), query("count_over_time(count_values(\"v\", vector(time()))[3h:1s])")]:
         assert (answer.status_code, answer.json()["errorType"]) == (422, "execution"), answer.text[:500]
-    assert memory(server) - before < 900, (before, memory(server))
+    assert server.memory() - before < 900, (before, server.memory())
     assert server.get("/healthz").ok
 
 

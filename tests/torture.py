@@ -17,6 +17,7 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import conftest
 import requests
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue, KeyValueList
@@ -245,3 +246,4 @@ def torture(place, kills, seed=5):
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as place:
         torture(Path(place), int(sys.argv[1]), *(int(seed) for seed in sys.argv[2:]))
+    print(f"the most memory that a server took: {conftest.peak[0]:.0f} MiB")
