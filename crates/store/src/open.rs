@@ -73,11 +73,14 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
         budget -= segment.bytes;
         match check(root, &segment).await {
             Ok(()) => {}
-            Err(StoreError::Damaged(why)) => {
-                let _ = root.set_aside(&segment.path).await;
-                set_aside.push(aside(&segment.path, why));
-                manifest.remove(|s| s.path == segment.path);
-            }
+            Err(StoreError::Damaged(why)) => match root.set_aside(&segment.path, &why).await {
+                Ok(()) => {
+                    set_aside.push(aside(&segment.path, why));
+                    manifest.remove(|s| s.path == segment.path);
+                }
+                // Files that no manifest names are deleted. This one may be worth a look.
+                Err(why) => manifest.leave_out(&segment.path, &why),
+            },
             Err(StoreError::Unreadable(why)) => {
                 tracing::warn!(
                     file = segment.path,

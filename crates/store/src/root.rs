@@ -80,17 +80,23 @@ impl Root {
         synced
     }
 
-    /// Moves a damaged file to `quarantine/`.
-    pub async fn set_aside(&self, path: &str) -> Result<String, StoreError> {
-        let aside = format!("quarantine/{}", path.replace('/', "__"));
-        let to = self.path(&aside);
-        self.change(path, move |root, from| {
+    /// Moves a damaged file to `quarantine/`. One that is missing need not be moved. The error says that it is damaged, and why it
+    /// is still where it was.
+    pub async fn set_aside(&self, path: &str, why: &str) -> Result<(), String> {
+        let to = self.path(&format!("quarantine/{}", path.replace('/', "__")));
+        let moved = self.change(path, move |root, from| {
             root.make_folder_of(&to)?;
-            root.disk.rename(&from, &to)?;
+            match root.disk.rename(&from, &to) {
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+                renamed => renamed,
+            }?;
             root.disk.sync_folder(to.parent().expect("it is in a folder"))
-        })
-        .await?;
-        Ok(aside)
+        });
+        let stays = |e| {
+            tracing::warn!(file = path, why, error = %e, "cannot move a damaged file to quarantine");
+            format!("it is damaged: {why}; it cannot be moved to quarantine: {e}")
+        };
+        moved.await.map_err(stays)
     }
 
     /// Paths of all files below a folder.

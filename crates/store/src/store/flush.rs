@@ -137,10 +137,14 @@ impl Shared {
                         gone.push(old.path.clone());
                     }
                     // One bad file does not keep the rows of all others in memory.
-                    Err(StoreError::Damaged(why)) => {
-                        manifest.remove(|s| s.path == old.path);
-                        manifest.set_aside.push(self.quarantine(&old.path, why).await);
-                    }
+                    Err(StoreError::Damaged(why)) => match self.quarantine(&old.path, why).await {
+                        Ok(item) => {
+                            manifest.remove(|s| s.path == old.path);
+                            manifest.set_aside.push(item);
+                        }
+                        Err(why) if !is_deleted_from(&old) => manifest.leave_out(&old.path, &why),
+                        Err(why) => return Err(StoreError::Damaged(why)),
+                    },
                     Err(StoreError::Unreadable(why)) if !is_deleted_from(&old) => manifest.leave_out(&old.path, &why),
                     Err(e) => return Err(e),
                 }

@@ -275,8 +275,9 @@ impl Store {
     /// `None` if it was never stored. A damaged file is moved to quarantine and reported; storing it again mends that.
     pub async fn media_get(&self, hash: &str) -> Result<Option<bytes::Bytes>, StoreError> {
         let found = crate::media::get(&self.shared.root, hash).await;
-        if let Err(StoreError::Damaged(why)) = &found {
-            let item = self.shared.quarantine(&crate::media::path(hash), why.clone()).await;
+        if let Err(StoreError::Damaged(why)) = &found
+            && let Ok(item) = self.shared.quarantine(&crate::media::path(hash), why.clone()).await
+        {
             self.shared.record_set_aside(vec![item]).await?;
         }
         found

@@ -196,12 +196,18 @@ impl Shared {
         self.root.read_segment(segment).await
     }
 
-    pub(super) async fn quarantine(&self, path: &str, why: String) -> SetAside {
+    /// The error says that a file is damaged, and why it is still where it was.
+    pub(super) async fn quarantine(&self, path: &str, why: String) -> Result<SetAside, String> {
+        self.root.set_aside(path, &why).await?;
         tracing::warn!(file = path, why, "moved a damaged file to quarantine");
-        if let Err(e) = self.root.set_aside(path).await {
-            tracing::warn!(file = path, error = %e, "cannot move a damaged file to quarantine");
-        }
-        SetAside { file: path.into(), why, at_ns: now_ns() }
+        Ok(SetAside { file: path.into(), why, at_ns: now_ns() })
+    }
+
+    async fn leave_out(&self, path: &str, why: &str) -> Result<(), StoreError> {
+        let mut commit = self.commit.lock().await;
+        let mut manifest = Manifest::clone(&self.state.read().manifest);
+        manifest.leave_out(path, why);
+        self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
     }
 
     /// A live segment turned out to be damaged, or cannot be read: stop serving it, and report it. A damaged one is moved
@@ -212,16 +218,11 @@ impl Shared {
             return Ok(());
         }
         match error {
-            StoreError::Damaged(why) => {
-                let item = self.quarantine(path, why).await;
-                self.record_set_aside(vec![item]).await
-            }
-            StoreError::Unreadable(why) => {
-                let mut commit = self.commit.lock().await;
-                let mut manifest = Manifest::clone(&self.state.read().manifest);
-                manifest.leave_out(path, &why);
-                self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
-            }
+            StoreError::Damaged(why) => match self.quarantine(path, why).await {
+                Ok(item) => self.record_set_aside(vec![item]).await,
+                Err(why) => self.leave_out(path, &why).await,
+            },
+            StoreError::Unreadable(why) => self.leave_out(path, &why).await,
             other => Err(other),
         }
     }

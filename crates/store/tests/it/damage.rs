@@ -1,11 +1,12 @@
 //! Logs and segments cut and corrupted at every kind of place.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 use rollscope_model::build::{NewSample, SamplesBuilder};
-use rollscope_store::{SnapshotSource, Store};
+use rollscope_store::{Change, Disk, SnapshotSource, Store, StoreOptions};
 
 use crate::once::{metrics, values};
 use crate::power::folder;
@@ -310,7 +311,7 @@ async fn a_newer_format_is_refused_with_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::create_dir(dir.path().join("wal")).unwrap();
     std::fs::write(dir.path().join("manifest.json"), b"{\"format_version\": 999}").unwrap();
-    let options = rollscope_store::StoreOptions::at(dir.path());
+    let options = StoreOptions::at(dir.path());
     let Err(error) = Store::open(options).await else { panic!("opened") };
     assert!(error.to_string().contains("upgrade rollscope"), "{error}");
 }
@@ -376,7 +377,7 @@ async fn a_flipped_bit_anywhere_is_noticed() {
             std::fs::write(again.path().join(&file), bad).unwrap();
             tried += 1;
             kinds.insert(kind.clone());
-            let options = rollscope_store::StoreOptions::at(again.path());
+            let options = StoreOptions::at(again.path());
             let store = match Store::open(options).await {
                 Ok(store) => store,
                 // The header of a log says which version wrote it, and has no checksum.
@@ -436,4 +437,40 @@ async fn a_log_without_a_header_is_an_unfinished_write_at_every_later_start() {
             assert_eq!(store.health().problems, Vec::<String>::new(), "{length} bytes");
         }
     }
+}
+
+/// A file that no manifest names is deleted at a start. A damaged one that cannot be moved must not become such a file.
+#[tokio::test]
+async fn a_damaged_file_that_cannot_be_moved_is_kept_until_it_can_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, spans("a", 0, 100)).await.unwrap();
+    store.append(Table::Spans, spans("b", 100, 100)).await.unwrap();
+    store.close().await.unwrap();
+    drop(store);
+    let file = std::fs::read_dir(dir.path().join("spans/run=b")).unwrap().next().unwrap().unwrap().path();
+    let mut data = std::fs::read(&file).unwrap();
+    let middle = data.len() / 3;
+    data[middle] ^= 1;
+    std::fs::write(&file, &data).unwrap();
+    for _ in 0..2 {
+        let disk = Disk::watched(Arc::new(|change| match change {
+            Change::Rename(_, to) if to.to_str().unwrap().contains("quarantine") => Err(std::io::Error::other("no")),
+            _ => Ok(()),
+        }));
+        let options = StoreOptions { delete_grace_s: 0, ..StoreOptions::at(dir.path()) };
+        let store = Store::open_on(options, disk).await.unwrap();
+        store.tidy().await.unwrap();
+        assert_eq!(seen(&store), expected("a", 0..100));
+        let problems = store.health().problems;
+        assert!(
+            problems.len() == 1 && problems[0].contains("run=b") && problems[0].contains("damaged"),
+            "{problems:?}"
+        );
+        assert_eq!(std::fs::read(&file).unwrap(), data);
+        store.close().await.unwrap();
+    }
+    let store = open(dir.path()).await;
+    assert!(store.health().problems[0].contains("was moved to quarantine"));
+    assert!(!file.exists());
 }
