@@ -10,7 +10,6 @@ use rollscope_model::read::{Ints, column};
 use crate::census::Census;
 use crate::manifest::Part;
 use crate::segment::{rows_by_run, step_range, time_range};
-use crate::tail::batch_bytes;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Contents {
@@ -53,4 +52,9 @@ fn part(table: Table, batch: &RecordBatch, run_id: String, rows: &[u32]) -> Part
 
 fn widen(range: Option<(i64, i64)>, value: i64) -> Option<(i64, i64)> {
     Some(range.map_or((value, value), |(first, last)| (first.min(value), last.max(value))))
+}
+
+/// The size of the rows themselves: buffers that a batch shares with others are not counted whole.
+pub(crate) fn batch_bytes(batch: &RecordBatch) -> usize {
+    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }

@@ -17,7 +17,7 @@ use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 
 use crate::attr_types;
-use crate::contents::Contents;
+use crate::contents::{Contents, batch_bytes};
 use crate::error::StoreError;
 use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest, Part, Segment};
@@ -550,11 +550,6 @@ impl State {
         let (version, settled) = (self.version, self.settled);
         Snapshot { object_store, keeper: None, version, settled, tables, attr_types: self.attr_types.clone() }
     }
-}
-
-/// The size of the rows themselves: buffers that a batch shares with others are not counted whole.
-pub(crate) fn batch_bytes(batch: &RecordBatch) -> usize {
-    batch.columns().iter().map(|c| c.to_data().get_slice_memory_size().unwrap_or(0)).sum()
 }
 
 /// Many single spans would make many tiny batches, which are slow to read: merges the small ones at the end.
