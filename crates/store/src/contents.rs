@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{Array, RecordBatch};
 use rollscope_model::Table;
 use rollscope_model::read::{Ints, column};
 
