@@ -4,7 +4,6 @@
 // view, the run or another part of its path changes; what follows the `?` changes under it.
 import type { ViewSpec } from '../domain/views';
 import { askForReport } from '../features/answers/api';
-import { SLOTS } from './slots';
 
 export const VIEWS: readonly ViewSpec[] = [
   { key: 'runs', title: 'Runs', path: '', nav: 'always', shortcut: 'r', load: () => import('../features/runs/Runs.svelte') },
@@ -17,10 +16,12 @@ export const VIEWS: readonly ViewSpec[] = [
     path: 'run/:run/step/:step',
     nav: 'never',
     load: () => import('../features/step/Step.svelte'),
-    ahead: (run, { step }) => {
-      askForReport(run, Number(step));
-      void SLOTS.answers?.();
-    },
+    ahead: __STATIC__
+      ? undefined
+      : (run, { step }) => {
+          askForReport(run, Number(step));
+          void import('../features/answers/StepAnswers.svelte');
+        },
   },
   {
     key: 'timeline',
