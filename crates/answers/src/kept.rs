@@ -148,7 +148,7 @@ struct Said {
 
 /// What is known of a step that goes on is good enough for what is said of another one for this long: it counts for little there, and
 /// changes with every row.
-const GOES_ON_FOR: Duration = Duration::from_secs(30);
+const GOES_ON_FOR: Duration = Duration::from_secs(5);
 
 /// What is known by run and step; the number counts uses.
 type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);

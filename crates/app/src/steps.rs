@@ -112,9 +112,10 @@ impl Sent {
     }
 }
 
-/// How long to wait for others' queries to end, and how often to look.
-const GIVE_WAY: Duration = Duration::from_secs(3);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+/// Many steps at once, for instance after an import, leave half of the time to users of the page.
+async fn rest(started: Instant) {
+    tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
+}
 
 struct Waiting {
     first: Instant,
@@ -186,20 +187,10 @@ impl StepWatcher {
                     waiting.remove(&key);
                     let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
-                    self.rest(started).await;
+                    rest(started).await;
                     self.prepare(run, *step).await;
                 }
             }
-        }
-    }
-
-    /// Many steps at once, for instance after an import, leave half of the time to users of the page, and do not begin while these wait
-    /// for an answer.
-    async fn rest(&self, started: Instant) {
-        tokio::time::sleep(started.elapsed().min(AT_LEAST_EVERY)).await;
-        let rested = Instant::now();
-        while rested.elapsed() < GIVE_WAY && !self.answers.engine().running().is_empty() {
-            tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
@@ -212,7 +203,7 @@ impl StepWatcher {
         if let Err(error) = list(&self.answers, run).await {
             tracing::debug!(run, %error, "cannot prepare the list of steps");
         }
-        self.rest(started).await;
+        rest(started).await;
     }
 
     async fn work_out(&self, run: &str, step: i64, sent: &mut Sent) {
