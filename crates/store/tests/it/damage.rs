@@ -98,20 +98,25 @@ async fn a_log_full_of_nonsense_does_not_keep_the_store_from_opening() {
     store.append(Table::Spans, spans("a", 0, 1)).await.unwrap();
 }
 
+/// A folder with two runs of a hundred spans each; the file of the second, and what it holds with one bit flipped.
+async fn two_runs() -> (tempfile::TempDir, PathBuf, Vec<u8>) {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, spans("a", 0, 100)).await.unwrap();
+    store.append(Table::Spans, spans("b", 100, 100)).await.unwrap();
+    store.close().await.unwrap();
+    let file = std::fs::read_dir(dir.path().join("spans/run=b")).unwrap().next().unwrap().unwrap().path();
+    let mut data = std::fs::read(&file).unwrap();
+    let middle = data.len() / 3;
+    data[middle] ^= 1;
+    (dir, file, data)
+}
+
 #[tokio::test]
 async fn a_damaged_segment_is_set_aside_reported_and_the_rest_served() {
     for kind in ["flip", "cut", "gone"] {
-        let dir = tempfile::tempdir().unwrap();
-        let store = open(dir.path()).await;
-        store.append(Table::Spans, spans("a", 0, 100)).await.unwrap();
-        store.append(Table::Spans, spans("b", 100, 100)).await.unwrap();
-        store.close().await.unwrap();
-        drop(store);
-        let folder = dir.path().join("spans/run=b");
-        let file = std::fs::read_dir(&folder).unwrap().next().unwrap().unwrap().path();
-        let mut data = std::fs::read(&file).unwrap();
+        let (dir, file, data) = two_runs().await;
         let middle = data.len() / 3;
-        data[middle] ^= 1;
         match kind {
             "flip" => std::fs::write(&file, &data).unwrap(),
             "cut" => std::fs::write(&file, &data[..middle]).unwrap(),
@@ -442,16 +447,7 @@ async fn a_log_without_a_header_is_an_unfinished_write_at_every_later_start() {
 /// A file that no manifest names is deleted at a start. A damaged one that cannot be moved must not become such a file.
 #[tokio::test]
 async fn a_damaged_file_that_cannot_be_moved_is_kept_until_it_can_be() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = open(dir.path()).await;
-    store.append(Table::Spans, spans("a", 0, 100)).await.unwrap();
-    store.append(Table::Spans, spans("b", 100, 100)).await.unwrap();
-    store.close().await.unwrap();
-    drop(store);
-    let file = std::fs::read_dir(dir.path().join("spans/run=b")).unwrap().next().unwrap().unwrap().path();
-    let mut data = std::fs::read(&file).unwrap();
-    let middle = data.len() / 3;
-    data[middle] ^= 1;
+    let (dir, file, data) = two_runs().await;
     std::fs::write(&file, &data).unwrap();
     for _ in 0..2 {
         let disk = Disk::watched(Arc::new(|change| match change {
