@@ -99,7 +99,11 @@ def test_steps_are_inherited_across_exports(server):
     late["resourceSpans"][0]["scopeSpans"][0]["spans"] = [
         {**late["resourceSpans"][0]["scopeSpans"][0]["spans"][1], "spanId": "00000000000000ff", "name": "late"}]
     assert server.otlp_json(late).status_code == 200
-    assert [s["spans"] for s in server.get("/api/v1/runs/roll/steps").json()["steps"]] == [10, 11]
+    after = server.get("/api/v1/runs/roll/steps").json()["steps"]
+    assert [s["spans"] for s in after] == [10, 11]
+    # A page reads a step again when its version is another.
+    assert after[1]["version"] != steps[1]["version"]
+    assert server.get("/api/v1/runs/roll/steps").json()["steps"] == after
     names = server.get("/api/v1/runs/roll/steps/1/report").json()["breakdown"]["by_name"]
     assert "late" in {n["name"] for n in names}
 

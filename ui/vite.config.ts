@@ -19,7 +19,8 @@ export default defineConfig(({ mode }) => {
     build: {
       outDir: isStatic ? 'dist-static' : 'dist',
       target: 'es2022',
-      modulePreload: false as const,
+      // What a view imports is asked for together with it. The one file has nothing to ask for.
+      modulePreload: isStatic ? (false as const) : { polyfill: false },
       assetsInlineLimit: isStatic ? 100_000_000 : 0,
       cssCodeSplit: !isStatic,
       sourcemap: false,

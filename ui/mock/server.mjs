@@ -64,6 +64,7 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
       open,
       reward_mean: rewards.length ? rewards.reduce((a, b) => a + b, 0) / rewards.length + n * 0.01 : null,
       phases,
+      version: String(run.steps[n]?.cut ?? 0),
     };
   };
   const info = (run) => {

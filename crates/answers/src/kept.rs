@@ -115,10 +115,17 @@ impl Record {
 /// What is kept of each of a run's steps for a list of them.
 pub struct Lines {
     pub(crate) moment: Moment,
-    /// By step, as they were given to [`crate::Answers::keep_lines`].
-    pub known: BTreeMap<i64, Vec<u8>>,
+    /// By step, as they were given to [`crate::Answers::keep_lines`], with the fingerprints of their rows.
+    pub known: BTreeMap<i64, (u64, Vec<u8>)>,
     /// The steps that nothing is known of, in order.
     pub missing: Vec<i64>,
+}
+
+impl Lines {
+    /// Of the rows of a step that was read just now.
+    pub fn fingerprint(&self, step: i64, window: (i64, i64)) -> u64 {
+        self.moment.extent.fingerprint(Some(step), window)
+    }
 }
 
 /// Of one step.
@@ -356,7 +363,7 @@ impl Kept {
         let (mut known, mut missing) = (BTreeMap::new(), Vec::new());
         for step in steps {
             match kept.get(&step).filter(|(basis, _)| basis.holds(&moment)) {
-                Some((_, text)) => drop(known.insert(step, text.clone())),
+                Some((basis, text)) => drop(known.insert(step, (basis.fingerprint, text.clone()))),
                 None => missing.push(step),
             }
         }

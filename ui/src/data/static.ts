@@ -208,8 +208,8 @@ export class StaticSource implements DataSource {
     const entry = (await this.manifest()).per_run.find((r) => r.run_id === run);
     if (!entry) throw new SourceError('Not in this file', `This file has no run ${run}.`);
     // Nothing in a file runs, and a file has no division of the time among phases.
-    const { steps } = await this.json<{ steps: Omit<StepInfo, 'running' | 'exclusive'>[] }>(entry.steps);
-    return steps.map((s) => ({ ...s, running: false, exclusive: s.phases }));
+    const { steps } = await this.json<{ steps: Omit<StepInfo, 'running' | 'exclusive' | 'version'>[] }>(entry.steps);
+    return steps.map((s) => ({ ...s, running: false, exclusive: s.phases, version: '' }));
   }
   async timeline(run: string, window: Window): Promise<TimelineAnswer> {
     return { bytes: await this.bytes((await this.place(run, window)).timeline), version: null, delta: false };

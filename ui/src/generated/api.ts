@@ -967,6 +967,8 @@ export interface components {
             start_ns: string | null;
             /** Format: int64 */
             step: number;
+            /** @description Another text when rows of the step, or such as may belong to it, were added or replaced. */
+            version?: string;
         };
         StepLine: {
             /**

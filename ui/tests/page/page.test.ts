@@ -202,6 +202,30 @@ it('a running step grows by itself', async () => {
   expect(await footer()).toMatch(/running/);
 });
 
+it('news of a run makes the page of a step read it again only if the step changed', async () => {
+  expected = /404/;
+  const asked: string[] = [];
+  page.on('request', (r) => asked.push(new URL(r.url()).pathname.split('/').at(-1)!));
+  const samplesAsked = (): number => asked.filter((a) => a === 'samples').length;
+  const stepsAsked = (): number => asked.filter((a) => a === 'steps').length;
+  for (const [step, isRunning] of [
+    [5, false],
+    [14, true],
+  ] as const) {
+    await page.goto('about:blank');
+    asked.length = 0;
+    await open(`#/run/grpo-search-7b/step/${step}`);
+    await page.getByRole('heading', { name: `Step ${step}` }).waitFor();
+    await page.getByText('Slowest samples').waitFor();
+    expect(samplesAsked()).toBe(1);
+    const before = stepsAsked();
+    mock.advance('grpo-search-7b', 100);
+    await expect.poll(stepsAsked).toBeGreaterThan(before);
+    await page.waitForTimeout(300);
+    expect(samplesAsked()).toBe(isRunning ? 2 : 1);
+  }
+});
+
 it('a late answer does not overwrite a newer one', async () => {
   mock.delay(1500);
   await open('#/run/math%2Fablation-3/timeline?step=0');

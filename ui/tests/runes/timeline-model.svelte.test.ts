@@ -75,6 +75,7 @@ class FakeSource {
       phases: {},
       exclusive: {},
       running: this.open > 0,
+      version: '',
     };
   }
   steps = (): Promise<StepInfo[]> => {

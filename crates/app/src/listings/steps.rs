@@ -31,9 +31,9 @@ pub async fn list(answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem
     let mut lines = answers.lines(run).await?;
     let known = std::mem::take(&mut lines.known);
     let mut steps: BTreeMap<i64, StepInfo> = BTreeMap::new();
-    for (step, line) in known {
+    for (step, (fingerprint, line)) in known {
         match serde_json::from_slice(&line) {
-            Ok(info) => drop(steps.insert(step, info)),
+            Ok(info) => drop(steps.insert(step, StepInfo { version: version(fingerprint), ..info })),
             Err(_) => lines.missing.push(step),
         }
     }
@@ -47,7 +47,9 @@ pub async fn list(answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem
         for (step, KnownStep { mut info, times }) in fresh {
             info.step = step;
             let text = serde_json::to_vec(&info).map_err(|e| Problem::internal(e.to_string()))?;
-            kept.push(Line { step, window: times.unwrap_or_default(), text });
+            let window = times.unwrap_or_default();
+            info.version = version(lines.fingerprint(step, window));
+            kept.push(Line { step, window, text });
             steps.insert(step, info);
         }
         answers.keep_lines(lines, kept).await;
@@ -55,6 +57,10 @@ pub async fn list(answers: &Answers, run: &str) -> Result<Vec<StepInfo>, Problem
     let goes_on = answers.goes_on(run).await?;
     let running = |info: StepInfo| StepInfo { running: goes_on && info.open > 0, ..info };
     Ok(steps.into_values().map(running).collect())
+}
+
+fn version(fingerprint: u64) -> String {
+    format!("{fingerprint:016x}")
 }
 
 /// One training step. Nanoseconds are text.
@@ -79,6 +85,9 @@ pub struct StepInfo {
     phases: BTreeMap<String, f64>,
     /// Seconds of the trainer's phases by kind, as in the report. Without such phases, each moment counts for the widest one.
     exclusive: BTreeMap<String, f64>,
+    /// Another text when rows of the step, or such as may belong to it, were added or replaced.
+    #[serde(default)]
+    version: String,
 }
 
 /// A step that more spans name is listed without its phases, its samples and what belongs to it by connection.
