@@ -65,6 +65,11 @@ def candidates():
             with span("generate", {"tokens": 12, "loss": 2.5, "model": "q", "done": True, "text": "some text"}):
                 pass
 
+    def ours_updated():
+        for _ in range(CALLS):
+            with span("generate", {"tokens": 12, "loss": 2.5}) as s:
+                s.update({"model": "q", "done": True, "text": "some text"})
+
     def our_event():
         with span("parent"):
             for _ in range(CALLS):
@@ -129,6 +134,7 @@ def candidates():
     found = {
         "empty context manager": (floor, CALLS),
         "our span": (ours, CALLS),
+        "our span, three by update": (ours_updated, CALLS),
         "our event": (our_event, CALLS),
         "our span, level 0": (level_off, CALLS),
         "slime-shaped span": (slime_shape, CALLS),
@@ -139,7 +145,7 @@ def candidates():
         "async call, decorated": (lambda: asyncio.run(call_decorated()), CALLS),
     }
     try:
-        found["OpenTelemetry span"] = (opentelemetry(), CALLS // 10)
+        found["OpenTelemetry span"], found["OpenTelemetry span, three by set_attributes"] = opentelemetry()
     except ImportError:
         print("OpenTelemetry is not installed: no comparison", file=sys.stderr)
     return found
@@ -164,7 +170,12 @@ def opentelemetry():
             ):
                 pass
 
-    return run
+    def updated():
+        for _ in range(CALLS // 10):
+            with tracer.start_as_current_span("generate", attributes={"tokens": 12, "loss": 2.5}) as s:
+                s.set_attributes({"model": "q", "done": True, "text": "some text"})
+
+    return (run, CALLS // 10), (updated, CALLS // 10)
 
 
 def import_seconds() -> float:
@@ -196,9 +207,10 @@ def measure() -> dict[str, float]:
 
 
 LIMITS = {
-    "our span": 1000,
+    "our span": 1200,
+    "our span, three by update": 1200,
     "our event": 500,
-    "slime-shaped span, group of 64": 20_000,
+    "slime-shaped span, group of 64": 30_000,
     "background thread, CPU a span": 1000,
     "import": 50e6,
 }
@@ -214,18 +226,19 @@ def main() -> None:
         return
     over = figures["async call, decorated"] - figures["async call, bare"]
     theirs = figures.get("OpenTelemetry span")
-    print(f"{'':34}{'median':>12}{'best':>12}   beside")
+    print(f"{'':46}{'median':>12}{'best':>12}   beside")
     for name, ns in figures.items():
         if name.endswith("(best)"):
             continue
         beside = []
         if name in LIMITS:
             beside.append(f"{ns / LIMITS[name]:.2f} of the limit ({LIMITS[name] / 1000:g} us)")
-        if name in ("our span", "slime-shaped span", "SGLang-shaped slice") and theirs:
-            beside.append(f"OpenTelemetry takes {theirs / ns:.0f} times as long")
+        peer = figures.get("OpenTelemetry span, three by set_attributes") if name == "our span, three by update" else theirs
+        if name in ("our span", "our span, three by update", "slime-shaped span", "SGLang-shaped slice") and peer:
+            beside.append(f"OpenTelemetry takes {peer / ns:.0f} times as long")
         best = figures.get(f"{name} (best)")
-        print(f"{name:34}{ns / 1000:>9.3f} us{(f'{best / 1000:.3f} us' if best else ''):>12}   {'; '.join(beside)}")
-    print(f"{'async call, what decorating adds':34}{over / 1000:>9.3f} us{'':>12}   {over / 2000:.2f} of the limit (2 us)")
+        print(f"{name:46}{ns / 1000:>9.3f} us{(f'{best / 1000:.3f} us' if best else ''):>12}   {'; '.join(beside)}")
+    print(f"{'async call, what decorating adds':46}{over / 1000:>9.3f} us{'':>12}   {over / 1500:.2f} of the limit (1.5 us)")
 
 
 if __name__ == "__main__":

@@ -35,17 +35,43 @@ pub fn now_ns() -> u64 {
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
 }
 
-const POOL: usize = 1024;
-
-/// Bytes from the operating system, fetched some at a time. After a fork the child's are thrown away.
-struct Pool {
+/// A generator of each thread, seeded by the operating system and never by the program, whose own seeds are the same in every
+/// worker. After a fork the child takes a new seed. It is xoshiro256++: a system call per some ids was a sixteenth of a span.
+struct Ids {
     generation: u32,
-    left: usize,
-    bytes: [u8; POOL],
+    state: [u64; 4],
+}
+
+impl Ids {
+    #[inline]
+    fn next(&mut self) -> u64 {
+        let s = &mut self.state;
+        let next = s[0].wrapping_add(s[3]).rotate_left(23).wrapping_add(s[0]);
+        let t = s[1] << 17;
+        s[2] ^= s[0];
+        s[3] ^= s[1];
+        s[1] ^= s[2];
+        s[0] ^= s[3];
+        s[2] ^= t;
+        s[3] = s[3].rotate_left(45);
+        next
+    }
+
+    #[cold]
+    fn seed(&mut self) {
+        self.generation = generation();
+        let mut seed = [0; 32];
+        system_random(&mut seed);
+        for (word, bytes) in self.state.iter_mut().zip(seed.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(bytes.try_into().expect("eight bytes"));
+        }
+        // All zeros is the one state that never changes.
+        self.state[0] |= 1;
+    }
 }
 
 thread_local! {
-    static POOLED: RefCell<Pool> = const { RefCell::new(Pool { generation: 0, left: 0, bytes: [0; POOL] }) };
+    static IDS: RefCell<Ids> = const { RefCell::new(Ids { generation: u32::MAX, state: [0; 4] }) };
 }
 
 /// Fills `out` from the operating system; never from a seeded generator.
@@ -78,18 +104,15 @@ pub fn new_id<const N: usize>() -> [u8; N] {
         id[N - 8..].copy_from_slice(&(FAKE_ID.fetch_add(1, Relaxed) + 1).to_be_bytes());
         return id;
     }
-    let taken = POOLED.try_with(|pool| {
-        let mut pool = pool.borrow_mut();
-        if pool.left < N || pool.generation != generation() {
-            let pool = &mut *pool;
-            pool.generation = generation();
-            system_random(&mut pool.bytes);
-            pool.left = POOL;
+    let taken = IDS.try_with(|ids| {
+        let mut ids = ids.borrow_mut();
+        if ids.generation != generation() {
+            ids.seed();
         }
-        let at = pool.left - N;
         let mut id = [0; N];
-        id.copy_from_slice(&pool.bytes[at..at + N]);
-        pool.left = at;
+        for bytes in id.chunks_mut(8) {
+            bytes.copy_from_slice(&ids.next().to_ne_bytes()[..bytes.len()]);
+        }
         id
     });
     let mut id = taken.unwrap_or_else(|_| {

@@ -20,6 +20,8 @@ use crate::text::Role;
 const MAX_BYTES: usize = 2048;
 const MAX_NODES: usize = 64;
 const MAX_DEPTH: usize = 8;
+/// Bytes of all words that may have typos: each takes 0.3 MB of an automaton.
+const MAX_FUZZY_BYTES: usize = 48;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Node {
@@ -51,7 +53,7 @@ pub fn parse(text: &str) -> Result<Node, SearchError> {
     if text.len() > MAX_BYTES {
         return Err(SearchError::Query(format!("the search text is longer than {MAX_BYTES} bytes; shorten it")));
     }
-    let mut parser = Parser { rest: text, nodes: 0 };
+    let mut parser = Parser { rest: text, nodes: 0, fuzzy_bytes: 0 };
     let node = parser.any(0)?;
     match parser.rest.trim_start().chars().next() {
         None => Ok(node),
@@ -82,6 +84,7 @@ impl Node {
 struct Parser<'a> {
     rest: &'a str,
     nodes: usize,
+    fuzzy_bytes: usize,
 }
 
 impl<'a> Parser<'a> {
@@ -158,7 +161,7 @@ impl<'a> Parser<'a> {
                         self.rest = &pattern[end + 1..];
                         Ok(Node::Regex(pattern[..end].replace("\\/", "/")))
                     }
-                    _ => Ok(self.word()),
+                    _ => self.word(),
                 }
             }
             _ => self.field_or_word(),
@@ -180,7 +183,7 @@ impl<'a> Parser<'a> {
     fn field_or_word(&mut self) -> Result<Node, SearchError> {
         let end = self.rest.find(|c: char| c == ':' || c == '"' || c.is_whitespace() || c == '(' || c == ')');
         let Some(end) = end.filter(|end| self.rest[*end..].starts_with(':') && *end > 0) else {
-            return Ok(self.word());
+            return self.word();
         };
         let (name, after) = (&self.rest[..end], &self.rest[end + 1..]);
         let known = |list: &[(&str, &str)]| list.iter().any(|(n, _)| *n == name);
@@ -199,7 +202,7 @@ impl<'a> Parser<'a> {
                     good.join(", ")
                 )));
             }
-            return Ok(self.word());
+            return self.word();
         }
         self.rest = after;
         let quoted = self.rest.starts_with('"');
@@ -239,18 +242,27 @@ impl<'a> Parser<'a> {
         word
     }
 
-    fn word(&mut self) -> Node {
+    fn word(&mut self) -> Result<Node, SearchError> {
         let word = self.plain();
         let distance = match word.rsplit_once('~') {
             Some((_, "" | "1")) => Some(1),
             Some((_, "2")) => Some(2),
             _ => None,
         };
-        match (distance, word.strip_suffix('*')) {
-            (Some(distance), _) => Node::Fuzzy(word[..word.rfind('~').unwrap_or(word.len())].to_string(), distance),
+        Ok(match (distance, word.strip_suffix('*')) {
+            (Some(distance), _) => {
+                let word = &word[..word.rfind('~').unwrap_or(word.len())];
+                self.fuzzy_bytes += word.len();
+                if self.fuzzy_bytes > MAX_FUZZY_BYTES {
+                    return Err(SearchError::Query(format!(
+                        "words with `~` have more than {MAX_FUZZY_BYTES} bytes together; use fewer, or look for their beginnings with `*`"
+                    )));
+                }
+                Node::Fuzzy(word.to_string(), distance)
+            }
             (None, Some(stem)) => Node::Prefix(stem.to_string()),
             (None, None) => Node::Phrase(word.to_string()),
-        }
+        })
     }
 
     fn quoted(&mut self) -> Result<String, SearchError> {
@@ -376,6 +388,10 @@ mod tests {
         );
         assert_eq!(show("-(a b)"), "Not(And([Phrase(\"a\"), Phrase(\"b\")]))");
         assert_eq!(show("alloc* wrod~ x~2"), "And([Prefix(\"alloc\"), Fuzzy(\"wrod\", 1), Fuzzy(\"x\", 2)])");
+        assert!(parse(&"word~2 ".repeat(12)).is_ok());
+        for long in ["word~2 ".repeat(13), format!("{}~", "x".repeat(49))] {
+            assert!(parse(&long).unwrap_err().to_string().contains("more than 48 bytes together"), "{long}");
+        }
         assert_eq!(show("/a\\/b+/"), "Regex(\"a/b+\")");
         assert_eq!(show("contains:\"f(x) =\""), "Contains(\"f(x) =\")");
         assert_eq!(show("metadata.level:hard"), "Name { field: \"metadata.level\", values: [\"hard\"] }");
