@@ -360,7 +360,7 @@ impl Answers {
     ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
         Box::pin(async move {
             let goes_on =
-                |step| full.is_some_and(|asked| asked != step).then(|| self.kept.get_running(moment, step))?;
+                |step| full.is_some_and(|asked| asked != step).then(|| self.kept.get_changing(moment, step))?;
             let others: Vec<Option<i64>> = steps.iter().copied().filter(|step| goes_on(*step).is_none()).collect();
             self.work_out(moment, &others).await?;
             let known = async |step: Option<i64>| match goes_on(step) {

@@ -12,7 +12,9 @@ use bitcode::{Decode, Encode};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use rollscope_model::Table;
+use rollscope_model::time::now_ns;
 use rollscope_query::Engine;
+use rollscope_spans::joins::SKEW_NS;
 use rollscope_store::{Segment, Snapshot};
 use serde_json::{Map, Value};
 use tokio::sync::Semaphore;
@@ -147,15 +149,22 @@ type AllSaid = HashMap<(String, String), Said>;
 struct Said {
     used: u64,
     basis: Vec<Basis>,
-    /// Steps that went on when it was said, and when that was.
-    running: Vec<Option<i64>>,
+    /// Steps that changed all the time when it was said, and when that was.
+    changing: Vec<Option<i64>>,
     at: Instant,
     text: Bytes,
 }
 
-/// What is known of a step that goes on is good enough for what is said of another one for this long: it counts for little there, and
-/// changes with every row.
-const GOES_ON_FOR: Duration = Duration::from_secs(5);
+/// What is known of a step that changes all the time is good enough for what is said of another one for this long: it counts for
+/// little there, and it would be worked out for every question.
+const GOOD_ENOUGH_FOR: Duration = Duration::from_secs(15);
+/// Rows that name no step, and come so long after its end, may still belong to it.
+const SETTLES_IN_NS: i64 = 3 * SKEW_NS;
+
+/// Does it go on, or has it ended just now? Then every row of the engines is a reason to work it out again.
+fn is_changing(summary: &StepSummary) -> bool {
+    summary.running || now_ns() < summary.window().1.saturating_add(SETTLES_IN_NS)
+}
 
 /// What is known by run and step; the number counts uses.
 type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);
@@ -223,11 +232,11 @@ impl Kept {
         Some(found.clone())
     }
 
-    /// A step that goes on, as it was known a moment ago: for what is said of others.
-    pub fn get_running(&self, moment: &Moment, step: Option<i64>) -> Option<KnownStep> {
+    /// A step that changes all the time, as it was known a moment ago: for what is said of others.
+    pub fn get_changing(&self, moment: &Moment, step: Option<i64>) -> Option<KnownStep> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let found = known.1.get(&(moment.run.clone(), step))?;
-        let is_fresh = moment.goes_on && found.summary.running && found.at.elapsed() < GOES_ON_FOR;
+        let is_fresh = moment.goes_on && is_changing(&found.summary) && found.at.elapsed() < GOOD_ENOUGH_FOR;
         is_fresh.then(|| found.clone())
     }
 
@@ -315,9 +324,9 @@ impl Kept {
             said.0 += 1;
             let now = said.0;
             if let Some(known) = said.1.get_mut(&key) {
-                let is_fresh = moment.goes_on && known.at.elapsed() < GOES_ON_FOR;
-                let may_go_on = |step: Option<i64>| is_fresh && of != Some(step) && known.running.contains(&step);
-                let holds = |b: &Basis| of.is_some() && may_go_on(b.step) || b.holds(moment);
+                let is_fresh = moment.goes_on && known.at.elapsed() < GOOD_ENOUGH_FOR;
+                let may_change = |step: Option<i64>| is_fresh && of != Some(step) && known.changing.contains(&step);
+                let holds = |b: &Basis| of.is_some() && may_change(b.step) || b.holds(moment);
                 if by_these(&known.basis) && known.basis.iter().all(holds) {
                     known.used = now;
                     return Some(known.text.clone());
@@ -335,14 +344,15 @@ impl Kept {
     /// Keeps what was said of these steps.
     pub async fn keep_said(&self, moment: &Moment, name: &str, steps: &[KnownStep], text: Vec<u8>) -> Bytes {
         let basis: Vec<Basis> = steps.iter().map(|step| step.basis.clone()).collect();
-        let running = steps.iter().filter(|step| step.summary.running);
-        let running: Vec<Option<i64>> = running.map(|step| step.summary.step).collect();
-        if running.is_empty() && moment.snapshot.keeper.is_some() {
+        let of_changing = steps.iter().filter(|step| is_changing(&step.summary));
+        let changing: Vec<Option<i64>> = of_changing.map(|step| step.summary.step).collect();
+        let is_over = !steps.iter().any(|step| step.summary.running);
+        if is_over && moment.snapshot.keeper.is_some() {
             let record = Record::write(basis.clone(), vec![text.clone()]);
             moment.snapshot.keep_derived(&moment.run, name, record).await;
         }
         let text = Bytes::from(text);
-        self.put_said((moment.run.clone(), name.to_string()), basis, running, text.clone());
+        self.put_said((moment.run.clone(), name.to_string()), basis, changing, text.clone());
         text
     }
 
@@ -395,11 +405,11 @@ impl Kept {
         lines.insert(run.to_string(), kept);
     }
 
-    fn put_said(&self, key: (String, String), basis: Vec<Basis>, running: Vec<Option<i64>>, text: Bytes) {
+    fn put_said(&self, key: (String, String), basis: Vec<Basis>, changing: Vec<Option<i64>>, text: Bytes) {
         let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
         said.0 += 1;
         let used = said.0;
-        said.1.insert(key, Said { used, basis, running, at: Instant::now(), text });
+        said.1.insert(key, Said { used, basis, changing, at: Instant::now(), text });
         if said.1.len() > MAX_KEPT_ANSWERS {
             let oldest = said.1.iter().min_by_key(|(_, said)| said.used).map(|(key, _)| key.clone());
             oldest.and_then(|key| said.1.remove(&key));
