@@ -143,7 +143,7 @@ fuzz: $(BIN) $(VENV)/.ready ## random input for every parser, and random SQL aga
 	failed=0; python3 fuzz/run.py --minutes $$(($(MINUTES) * 2 / 3)) || failed=1; \
 	$(PYTHON) tests/sql_differential.py --minutes $$(($(MINUTES) / 3)) || failed=1; exit $$failed
 
-bench: release chromium bench-sdk ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some
+bench: release chromium $(VENV)/.package ## every figure beside its reference; FULL=1 at full size, TOPICS=ingest for some, RUNS=5 for medians
 	target/release/rollscope-bench $(TOPICS)
 
 clean:

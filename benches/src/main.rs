@@ -1,7 +1,7 @@
 //! `make bench`: every figure next to its reference, measured in the same run, and their ratio.
 //!
 //! Drives the release binary over its ports, as a user does; only the references run in this process. One file per topic;
-//! names given on the command line choose topics. `FULL=1` for the long ones at full size.
+//! names given on the command line choose topics. `FULL=1` for the long ones at full size, `RUNS=5` for medians of five.
 
 mod answers;
 mod conversations;
@@ -14,10 +14,26 @@ mod page;
 mod peer;
 mod queries;
 mod report;
+mod sdk;
 mod server;
 mod traces;
 
 use report::Report;
+
+type Topic = fn(&mut Report) -> anyhow::Result<()>;
+
+const TOPICS: &[(&str, Topic)] = &[
+    ("sdk", sdk::run),
+    ("ingest", ingest::run),
+    ("disk", disk::run),
+    ("dumps", dumps::run),
+    ("answers", answers::run),
+    ("page", page::run),
+    ("conversations", conversations::run),
+    ("queries", queries::run),
+    ("traces", traces::run),
+    ("metrics", metrics::run),
+];
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -33,36 +49,38 @@ fn main() -> anyhow::Result<()> {
     {
         return dumps::write(shape, out.as_ref());
     }
-    let chosen = |topic: &str| args.is_empty() || args.iter().any(|a| a == topic);
+    if let Some(unknown) = args.iter().find(|arg| TOPICS.iter().all(|(topic, _)| topic != arg)) {
+        let topics: Vec<&str> = TOPICS.iter().map(|(topic, _)| *topic).collect();
+        eprintln!("rollscope-bench: unknown topic `{unknown}`; expected some of: {}", topics.join(", "));
+        std::process::exit(2);
+    }
+    let runs = std::env::var("RUNS").ok().and_then(|runs| runs.parse().ok()).unwrap_or(1).max(1);
     let mut report = Report::default();
-    if chosen("ingest") {
-        ingest::run(&mut report)?;
-    }
-    if chosen("disk") {
-        disk::run(&mut report)?;
-    }
-    if chosen("dumps") {
-        dumps::run(&mut report)?;
-    }
-    if chosen("answers") {
-        answers::run(&mut report)?;
-    }
-    if chosen("page") {
-        page::run(&mut report)?;
-    }
-    if chosen("conversations") {
-        conversations::run(&mut report)?;
-    }
-    if chosen("growth") || chosen("queries") {
-        queries::run(&mut report)?;
-    }
-    if chosen("traces") {
-        traces::run(&mut report)?;
-    }
-    if chosen("metrics") {
-        metrics::run(&mut report)?;
+    for _ in 0..runs {
+        for (topic, run) in TOPICS {
+            if args.is_empty() || args.iter().any(|arg| arg == topic) {
+                report.topic = topic;
+                run(&mut report)?;
+            }
+        }
     }
     println!("{report}");
+    if let Some(before) = report::committed() {
+        let changes = report.changes(&before);
+        println!(
+            "\nBeside {} ({}), {} ratios changed by more than 15 %.",
+            before["commit"],
+            before["date"],
+            changes.len()
+        );
+        changes.iter().for_each(|change| println!("  {change}"));
+    }
+    // The file is one run of one commit: all topics or none.
+    if args.is_empty() {
+        let text = serde_json::to_string_pretty(&report.json(runs, full()))?;
+        std::fs::write(report::FILE, text + "\n")?;
+        println!("\nwritten to {}", report::FILE);
+    }
     Ok(())
 }
 
