@@ -13,7 +13,13 @@
 //!
 //! Every text is valid JSON. Why this and not a union or a struct: `docs/adr/0001-attributes.md`.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::io::Write as _;
+
+use serde::de::{MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
 
 /// A value to write to a column or read from it.
 #[derive(Clone, Debug, PartialEq)]
@@ -162,49 +168,75 @@ pub fn write_str(out: &mut Vec<u8>, text: &str) {
 /// Reads what [`write_value`] wrote. Any other JSON is read as what it most plainly means; an integer beyond 64 bits
 /// becomes text, so that no digit is lost.
 pub fn parse(text: &str) -> Option<Value> {
-    let json: serde_json::Value = serde_json::from_str(text).ok()?;
-    if json.is_f64() {
-        // serde_json is off by the last bit of some.
-        return text.trim().parse().ok().map(Value::Double);
-    }
-    from_json(json, 0)
+    parse_at(serde_json::from_str::<&RawValue>(text).ok()?, 0)
 }
 
-pub fn from_json(json: serde_json::Value, depth: usize) -> Option<Value> {
-    use serde_json::Value as J;
+/// Numbers are read from their text: serde_json is off by the last bit of some doubles.
+fn parse_at(raw: &RawValue, depth: usize) -> Option<Value> {
     if depth > MAX_DEPTH {
         return None;
     }
-    Some(match json {
-        J::Null => Value::Null,
-        J::Bool(b) => Value::Bool(b),
-        J::String(s) => Value::Str(s),
-        J::Number(n) => match (n.as_i64(), n.is_f64()) {
-            (Some(i), _) => Value::Int(i),
-            (None, true) => Value::Double(n.as_f64()?),
-            (None, false) => Value::Str(n.to_string()),
-        },
-        J::Array(items) => Value::List(items.into_iter().map(|v| from_json(v, depth + 1)).collect::<Option<_>>()?),
-        J::Object(entries) => {
-            if entries.len() == 1 {
-                if let Some(J::String(d)) = entries.get("$double") {
-                    return d.parse().ok().map(Value::Double);
-                }
-                if let Some(J::String(b)) = entries.get("$bytes") {
-                    return unbase64(b).map(Value::Bytes);
+    let text = raw.get();
+    Some(match text.as_bytes().first()? {
+        b'n' => Value::Null,
+        b't' => Value::Bool(true),
+        b'f' => Value::Bool(false),
+        b'"' => Value::Str(serde_json::from_str(text).ok()?),
+        b'[' => {
+            let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+            Value::List(items.into_iter().map(|item| parse_at(item, depth + 1)).collect::<Option<_>>()?)
+        }
+        b'{' => {
+            let Entries(entries) = serde_json::from_str(text).ok()?;
+            if let [(key, value)] = entries.as_slice() {
+                let inner = || serde_json::from_str::<String>(value.get()).ok();
+                match (key.as_str(), inner()) {
+                    ("$double", Some(double)) => return double.parse().ok().map(Value::Double),
+                    ("$bytes", Some(bytes)) => return unbase64(&bytes).map(Value::Bytes),
+                    _ => {}
                 }
             }
-            Value::Map(
-                entries
-                    .into_iter()
-                    .map(|(k, v)| {
-                        let key = if k.starts_with("$$") { k[1..].to_string() } else { k };
-                        Some((key, from_json(v, depth + 1)?))
-                    })
-                    .collect::<Option<_>>()?,
-            )
+            let entry = |(key, value): (String, &RawValue)| {
+                let key = if key.starts_with("$$") { key[1..].to_string() } else { key };
+                Some((key, parse_at(value, depth + 1)?))
+            };
+            Value::Map(entries.into_iter().map(entry).collect::<Option<_>>()?)
         }
+        _ if type_of(text) == Type::Double => Value::Double(text.parse().ok().filter(|d: &f64| d.is_finite())?),
+        _ => text.parse().map_or_else(|_| Value::Str(text.to_string()), Value::Int),
     })
+}
+
+/// The entries of an object, in order. Of several with one key, the last counts.
+struct Entries<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Entries<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Entries<'de>;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Entries<'de>, A::Error> {
+                let mut entries: Vec<(String, &RawValue)> = Vec::new();
+                let mut places: HashMap<String, usize> = HashMap::new();
+                while let Some((key, value)) = map.next_entry::<String, &RawValue>()? {
+                    match places.entry(key) {
+                        Entry::Occupied(place) => entries[*place.get()].1 = value,
+                        Entry::Vacant(place) => {
+                            entries.push((place.key().clone(), value));
+                            place.insert(entries.len() - 1);
+                        }
+                    }
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(Read)
+    }
 }
 
 /// Text of a value for people and for text comparison: strings without quotes, everything else as JSON.
@@ -301,6 +333,7 @@ mod tests {
         round(Value::Null);
         // Found by fuzzing: it came back as ...463e36.
         round(Value::Double(1.8446744073184466e36));
+        round(Value::List(vec![Value::Map(vec![("in".into(), Value::Double(1.8446744073184466e36))])]));
         round("plain".into());
         round("quote \" slash \\ tab \t nul \0 é 你好".into());
         round(Value::Int(i64::MIN));
@@ -314,6 +347,14 @@ mod tests {
         round(Value::Map(vec![("$bytes".into(), "mine".into()), ("b".into(), Value::List(vec![]))]));
         let nan = parse(&to_text(&Value::Double(f64::NAN)));
         assert!(matches!(nan, Some(Value::Double(d)) if d.is_nan()));
+        let last = parse(r#"{"a": 1, "b": [2e0, 18446744073709551616], "a": 3}"#);
+        let list = Value::List(vec![Value::Double(2.0), "18446744073709551616".into()]);
+        assert_eq!(last, Some(Value::Map(vec![("a".into(), Value::Int(3)), ("b".into(), list)])));
+        for wrong in ["", "[1,]", "{\"a\" 1}", "1e400", "[1e400]", "01", "nul"] {
+            assert_eq!(parse(wrong), None, "{wrong}");
+        }
+        assert!(parse(&format!("{}1{}", "[".repeat(MAX_DEPTH), "]".repeat(MAX_DEPTH))).is_some());
+        assert_eq!(parse(&format!("{}1{}", "[".repeat(MAX_DEPTH + 1), "]".repeat(MAX_DEPTH + 1))), None);
     }
 
     #[test]
