@@ -27,8 +27,13 @@ help: ## this list
 run: $(BIN) ## build everything and serve the demo run
 	$(BIN) demo
 
-$(BIN) $(BENCH) &: ui/dist/index.html $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
-	cargo build --locked --workspace
+# With the features of the whole workspace, so that tests and benchmarks find these dependencies built.
+SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
+$(BIN): ui/dist/index.html $(SOURCES)
+	cargo build --locked --workspace --bin rollscope
+
+$(BENCH): ui/dist/index.html $(SOURCES) $(wildcard benches/src/*.rs)
+	cargo build --locked --workspace --bins
 
 ui: ui/dist/index.html ## build the page
 

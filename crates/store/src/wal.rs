@@ -7,11 +7,12 @@
 //! ```
 //! All numbers are little-endian; the checksum covers the table byte and the stream.
 
-use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use arrow::array::RecordBatch;
-use arrow::ipc::reader::StreamReader;
+use arrow::buffer::Buffer;
+use arrow::error::ArrowError;
+use arrow::ipc::reader::StreamDecoder;
 use arrow::ipc::writer::{IpcWriteOptions, StreamWriter};
 use rollscope_model::Table;
 use rollscope_model::tables::FORMAT_VERSION;
@@ -241,11 +242,19 @@ fn decode(record: &Record) -> Result<(Table, Vec<RecordBatch>), String> {
     Ok((table, batches(record.payload)?))
 }
 
-/// Arrow's reader panics on some streams that are damaged in spite of their checksum. That must not keep a store from opening.
+/// Arrow panics on some streams that are damaged in spite of their checksum. That must not keep a store from opening. Nor must a
+/// length: the decoder takes what is there, where a reader would first make room for as many bytes as the stream claims.
 fn batches(stream: &[u8]) -> Result<Vec<RecordBatch>, String> {
-    let read = || StreamReader::try_new(Cursor::new(stream), None)?.collect::<Result<Vec<_>, _>>();
+    let read = || {
+        let (mut rest, mut decoder, mut batches) = (Buffer::from(stream), StreamDecoder::new(), Vec::new());
+        while let Some(batch) = decoder.decode(&mut rest)? {
+            batches.push(batch);
+        }
+        decoder.finish()?;
+        Ok(batches)
+    };
     match std::panic::catch_unwind(read) {
-        Ok(read) => read.map_err(|e| e.to_string()),
+        Ok(read) => read.map_err(|e: ArrowError| e.to_string()),
         Err(_) => Err("the rows of a record cannot be read".into()),
     }
 }
