@@ -12,11 +12,13 @@ use crate::pump::{Dice, pump};
 pub const HEAP_PER_BYTE: usize = 400;
 /// Heap of an empty input: buffers of readers (1 MiB for files), the first capacities of builders for up to forty columns.
 pub const HEAP_FIXED: usize = 4 << 20;
-/// The automata of the words of a search that may have typos: 0.3 MB per byte, of which a search may have 48.
-pub const HEAP_AUTOMATA: usize = 16 << 20;
 /// Time per byte and of an empty input, with counters in the code and dependencies that are not optimised.
 pub const TIME_PER_BYTE: Duration = Duration::from_micros(10);
 pub const TIME_FIXED: Duration = Duration::from_millis(20);
+/// The automata of the words of a search that may have typos: 0.3 MB and 0.5 ms (of an optimised build) per byte, of which a search
+/// may have 48.
+pub const HEAP_AUTOMATA: usize = 16 << 20;
+pub const TIME_AUTOMATA: Duration = Duration::from_millis(500);
 /// One input of so many is also made long, to see how the cost grows.
 const PUMP_EVERY: u64 = 512;
 /// Lengths that are compared. Going from one to the next multiplies linear time by 4 and quadratic time by 16.
@@ -67,7 +69,8 @@ impl Costs {
         let took = start.elapsed();
         self.heap = self.heap.max(bytes);
         self.slowest = self.slowest.max(took);
-        let bound = TIME_FIXED + TIME_PER_BYTE * data.len() as u32;
+        let fixed = if target.name == "search" { TIME_AUTOMATA } else { TIME_FIXED };
+        let bound = fixed + TIME_PER_BYTE * data.len() as u32;
         // By the clock it may be the machine that is busy. By CPU time, three times in a row, it is the input.
         if took > bound {
             let took = least_cpu(target, data);
