@@ -15,9 +15,9 @@ pub const HEAP_FIXED: usize = 4 << 20;
 /// Time per byte and of an empty input, with counters in the code and dependencies that are not optimised.
 pub const TIME_PER_BYTE: Duration = Duration::from_micros(10);
 pub const TIME_FIXED: Duration = Duration::from_millis(20);
-/// The automata of the words of a search that may have typos: 0.3 MB and 0.5 ms (of an optimised build) per byte, of which a search
+/// The automata of the words of a search that may have typos: 0.3 to 0.4 MB and 0.5 ms (of an optimised build) per byte, of which a search
 /// may have 48.
-pub const HEAP_AUTOMATA: usize = 16 << 20;
+pub const HEAP_AUTOMATA: usize = 24 << 20;
 pub const TIME_AUTOMATA: Duration = Duration::from_millis(500);
 /// One input of so many is also made long, to see how the cost grows.
 const PUMP_EVERY: u64 = 512;

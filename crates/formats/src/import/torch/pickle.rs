@@ -651,7 +651,14 @@ impl Long<'_> {
     /// `None` if it is too long to be worth it.
     pub fn digits(&self) -> Option<String> {
         let bytes = match self {
-            Long::Decimal(text) => return Some((*text).to_string()),
+            // As Python shows it: JSON has no leading zeros.
+            Long::Decimal(text) => {
+                let (sign, digits) = text.strip_prefix('-').map_or(("", *text), |digits| ("-", digits));
+                return Some(match digits.trim_start_matches('0') {
+                    "" => "0".to_string(),
+                    digits => format!("{sign}{digits}"),
+                });
+            }
             Long::Binary(bytes) if bytes.len() > limits::MAX_LONG_BYTES => return None,
             Long::Binary(bytes) => bytes,
         };
