@@ -38,7 +38,7 @@ $(BENCH): ui/dist/index.html $(SOURCES) $(wildcard benches/src/*.rs)
 ui: ui/dist/index.html ## build the page
 
 ui/node_modules/.package-lock.json: ui/package.json ui/package-lock.json
-	cd ui && npm install --no-audit --no-fund
+	cd ui && npm install --no-save --no-audit --no-fund
 	touch $@
 
 ui/dist/index.html: ui/node_modules/.package-lock.json $(UI_SOURCES)
