@@ -15,10 +15,20 @@ pub const HEAP_FIXED: usize = 4 << 20;
 /// Time per byte and of an empty input, with counters in the code and dependencies that are not optimised.
 pub const TIME_PER_BYTE: Duration = Duration::from_micros(10);
 pub const TIME_FIXED: Duration = Duration::from_millis(20);
-/// The automata of the words of a search that may have typos: 0.3 to 0.4 MB and 0.5 ms (of an optimised build) per byte, of which a search
-/// may have 48.
-pub const HEAP_AUTOMATA: usize = 24 << 20;
-pub const TIME_AUTOMATA: Duration = Duration::from_millis(500);
+
+/// Heap and time beyond the input's share.
+fn fixed(target: &Target) -> (usize, Duration) {
+    match target.name {
+        // The automata of words that may have typos: 0.3 to 0.4 MB and 0.5 ms (of an optimised build) per byte, of which a search
+        // may have 48.
+        "search" => (24 << 20, Duration::from_millis(500)),
+        // Values of a pickle may be shared, and are written wherever they occur: 32 MiB for the smallest file (`limits.rs`), and builders
+        // for all tables.
+        "torch" => (8 << 20, Duration::from_secs(2)),
+        _ => (HEAP_FIXED, TIME_FIXED),
+    }
+}
+
 /// One input of so many is also made long, to see how the cost grows.
 const PUMP_EVERY: u64 = 512;
 /// Lengths that are compared. Going from one to the next multiplies linear time by 4 and quadratic time by 16.
@@ -69,8 +79,7 @@ impl Costs {
         let took = start.elapsed();
         self.heap = self.heap.max(bytes);
         self.slowest = self.slowest.max(took);
-        let fixed = if target.name == "search" { TIME_AUTOMATA } else { TIME_FIXED };
-        let bound = fixed + TIME_PER_BYTE * data.len() as u32;
+        let bound = fixed(target).1 + TIME_PER_BYTE * data.len() as u32;
         // By the clock it may be the machine that is busy. By CPU time, three times in a row, it is the input.
         if took > bound {
             let took = least_cpu(target, data);
@@ -108,8 +117,7 @@ impl Costs {
 /// Runs an input and returns the heap that it took.
 pub fn heap(target: &Target, data: &[u8]) -> Result<usize, Excess> {
     let peak = || peak_of(|| (target.run)(data));
-    let fixed = if target.name == "search" { HEAP_AUTOMATA } else { HEAP_FIXED };
-    let bound = fixed + HEAP_PER_BYTE * data.len();
+    let bound = fixed(target).0 + HEAP_PER_BYTE * data.len();
     let mut bytes = peak();
     if bytes > bound {
         // What is made once, on first use, is not the cost of an input.
