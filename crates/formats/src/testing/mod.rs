@@ -18,7 +18,8 @@ pub fn exercise(bytes: Vec<u8>) -> bool {
     }
     let _ = dump.batches(&ImportOptions { run: Some("r".into()), ..ImportOptions::default() }, &mut |_, _| Ok(()));
     if let Ok(cache) = slime_cache::to_vec(&dump, "x", 0.0) {
-        serde_json::from_slice::<serde_json::Value>(&cache).expect("what is written is valid JSON");
+        // Python's integers have any number of digits, which is valid, too.
+        serde_json::from_slice::<serde::de::IgnoredAny>(&cache).expect("what is written is valid JSON");
     }
     true
 }
