@@ -90,9 +90,11 @@ impl RequestSummary {
         }
     }
 
-    /// An engine or its caller tells what the time went into.
+    /// An engine or its caller tells what the time went into. Not if there are tokens and nobody says when they were decoded: what said
+    /// so was lost, and what is left is that time rather than time outside the engine.
     fn is_divided(&self) -> bool {
-        self.queue + self.prefill + self.transfer + self.decode > 0.0
+        let decoded_unsaid = self.decode == 0.0 && self.tokens > 1.0;
+        self.queue + self.prefill + self.transfer + self.decode > 0.0 && !decoded_unsaid
     }
 
     /// Of a generation that nobody divided, all of it.
@@ -323,5 +325,37 @@ pub fn natural(id: &str) -> (bool, u64, &str) {
     match id.parse::<u64>() {
         Ok(n) => (false, n, id),
         Err(_) => (true, 0, id),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_the_span_of_decoding_was_lost_the_rest_is_decoding_and_not_outside() {
+        let whole = RequestSummary {
+            sample: 0,
+            prefill_engine: 0,
+            engine: 0,
+            start: 0.0,
+            end: 12.0,
+            queue: 1.0,
+            prefill: 1.0,
+            transfer: 0.0,
+            decode: 9.0,
+            rest: 1.0,
+            tokens: 90.0,
+            prompt: f64::NAN,
+            cached: f64::NAN,
+            failed: false,
+            given_up: false,
+            span: Default::default(),
+        };
+        assert_eq!((whole.decode(), whole.value(&Factor::Rest)), (9.0, Some(1.0)));
+        let lost = RequestSummary { decode: 0.0, rest: 10.0, ..whole.clone() };
+        assert_eq!((lost.decode(), lost.value(&Factor::Rest)), (10.0, None));
+        let first_token_only = RequestSummary { decode: 0.0, rest: 10.0, tokens: 1.0, ..whole };
+        assert_eq!((first_token_only.decode(), first_token_only.value(&Factor::Rest)), (0.0, Some(10.0)));
     }
 }
