@@ -85,16 +85,19 @@ impl RequestSummary {
             Factor::Tokens => known(self.tokens).filter(|_| self.decode() > 0.0),
             Factor::Pace => pace(self.decode(), self.tokens),
             Factor::Decode => Some(self.decode()).filter(|s| *s > 0.0 && !self.tokens.is_finite()),
-            Factor::Rest => Some(self.rest).filter(|_| self.is_divided()),
+            Factor::Rest => Some(self.rest).filter(|_| self.is_divided() && !self.is_cut()),
             Factor::Tool(_) | Factor::Reward | Factor::TokensOf(_) | Factor::Made | Factor::Retry => None,
         }
     }
 
-    /// An engine or its caller tells what the time went into. Not if there are tokens and nobody says when they were decoded: what said
-    /// so was lost, and what is left is that time rather than time outside the engine.
+    /// An engine or its caller tells what the time went into.
     fn is_divided(&self) -> bool {
-        let decoded_unsaid = self.decode == 0.0 && self.tokens > 1.0;
-        self.queue + self.prefill + self.transfer + self.decode > 0.0 && !decoded_unsaid
+        self.queue + self.prefill + self.transfer + self.decode > 0.0
+    }
+
+    /// There are tokens, and nobody says when they were decoded: what said so was lost. What is left is that time, and perhaps more.
+    fn is_cut(&self) -> bool {
+        self.is_divided() && self.decode == 0.0 && self.tokens > 1.0
     }
 
     /// Of a generation that nobody divided, all of it.
@@ -333,7 +336,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn where_the_span_of_decoding_was_lost_the_rest_is_decoding_and_not_outside() {
+    fn where_the_span_of_decoding_was_lost_nobody_knows_what_was_outside() {
         let whole = RequestSummary {
             sample: 0,
             prefill_engine: 0,
@@ -354,7 +357,7 @@ mod tests {
         };
         assert_eq!((whole.decode(), whole.value(&Factor::Rest)), (9.0, Some(1.0)));
         let lost = RequestSummary { decode: 0.0, rest: 10.0, ..whole.clone() };
-        assert_eq!((lost.decode(), lost.value(&Factor::Rest)), (10.0, None));
+        assert_eq!((lost.decode(), lost.value(&Factor::Rest)), (0.0, None));
         let first_token_only = RequestSummary { decode: 0.0, rest: 10.0, tokens: 1.0, ..whole };
         assert_eq!((first_token_only.decode(), first_token_only.value(&Factor::Rest)), (0.0, Some(10.0)));
     }

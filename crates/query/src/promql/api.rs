@@ -121,12 +121,14 @@ impl PromQuery {
         if patterns.len() > patterns::MAX_PATTERNS {
             return limit(format!("the query has more than {} regular expressions", patterns::MAX_PATTERNS));
         }
-        for pattern in patterns.iter().filter_map(|quoted| unquote_string(quoted).ok()) {
+        // The parser panics on durations that do not fit a `Duration`, such as [1e300], and on a backslash before a character of
+        // several bytes.
+        let unquoted = |quoted: &&str| std::panic::catch_unwind(|| unquote_string(quoted)).ok()?.ok();
+        for pattern in patterns.iter().filter_map(unquoted) {
             patterns::check(&pattern).map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
         }
-        // The parser panics on durations that do not fit a `Duration`, such as [1e300].
         let parsed = std::panic::catch_unwind(|| parser::parse(text))
-            .unwrap_or_else(|_| Err("a number or a duration is out of range".into()));
+            .unwrap_or_else(|_| Err("a number or a duration is out of range, or an escape is unknown".into()));
         let expr = parsed.map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
         walk_expr(&mut Ours, &expr).map_err(|e| QueryError::new(ErrorKind::Parse, e))?;
         Ok(PromQuery { expr, text: text.to_string() })
@@ -300,5 +302,7 @@ mod tests {
         assert!(refused(r#"{a=~"x{y}", b="\\pL{99}"}"#.into()).is_empty());
         assert!(refused("a offset 1e300".into()).contains("out of range"));
         assert!(refused("a[1e300:1]".into()).contains("out of range"));
+        let said = refused("a{b=~\"\\ä\"}".into());
+        assert!(said.contains("unknown escape"), "{said}");
     }
 }
