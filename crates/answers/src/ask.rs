@@ -359,11 +359,11 @@ impl Answers {
         full: Option<Option<i64>>,
     ) -> BoxFuture<'a, Result<Vec<KnownStep>, QueryError>> {
         Box::pin(async move {
-            let goes_on =
+            let changing =
                 |step| full.is_some_and(|asked| asked != step).then(|| self.kept.get_changing(moment, step))?;
-            let others: Vec<Option<i64>> = steps.iter().copied().filter(|step| goes_on(*step).is_none()).collect();
+            let others: Vec<Option<i64>> = steps.iter().copied().filter(|step| changing(*step).is_none()).collect();
             self.work_out(moment, &others).await?;
-            let known = async |step: Option<i64>| match goes_on(step) {
+            let known = async |step: Option<i64>| match changing(step) {
                 Some(known) => Ok(known),
                 None => self.known(moment, step, full == Some(step)).await,
             };
