@@ -139,8 +139,10 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     }
     out.extend(compare.retries(&out));
     compare.fill_engines(&mut out);
-    if let Some(mix) = history.mix(index).and_then(|source| compare.mix(source, &troubled)) {
-        compare.mixed(&mut out, mix);
+    if let Some(mix) = history.mix(index).filter(|mix| mix.outputs)
+        && let Some(effect) = compare.mix(mix.source, &troubled)
+    {
+        compare.mixed(&mut out, effect, mix.is_clear);
     }
     for effect in &mut out {
         effect.cost = last - end_without(step, std::iter::once(&*effect));
@@ -153,6 +155,9 @@ type Ranked = (usize, f64, f64);
 
 /// Is the request explained by its engine?
 type Troubled<'t> = &'t dyn Fn(&RequestSummary) -> bool;
+
+/// Slow requests decode this many times more slowly than those of full engines usually do.
+const SLOWER_THAN_FULL: f64 = 1.2;
 
 /// Of the time until the last sample ended.
 const FELT: f64 = 0.03;
@@ -396,15 +401,21 @@ impl Compare<'_> {
     }
 
     /// More work of another kind fills the engines, too. What outputs within their sources cost is no matter of the mix.
-    fn mixed(&self, out: &mut Vec<Effect>, mut mix: Effect) {
+    fn mixed(&self, out: &mut Vec<Effect>, mut mix: Effect, is_clear: bool) {
         let last = last_end(self.step);
         let cost = |effect: &Effect| last - end_without(self.step, std::iter::once(effect));
-        for effect in out.iter().filter(|effect| effect.cause.is_second()) {
+        // Full engines decode slowly for longer, not more slowly than ever.
+        let is_slower = self.history.slow_pace(self.index).is_some_and(|times| times > SLOWER_THAN_FULL);
+        let follows = |effect: &Effect| match effect.cause {
+            Cause::Queue => true,
+            _ => effect.cause.is_second() && !is_slower,
+        };
+        for effect in out.iter().filter(|effect| follows(effect)) {
             take_over(&mut mix, effect, 1.0);
         }
         let within = out.iter().find(|effect| effect.cause == Cause::Tokens).map_or(0.0, cost);
-        if within < 0.5 * cost(&mix) {
-            out.retain(|effect| !effect.cause.is_second() && effect.cause != Cause::Tokens);
+        if within < if is_clear { 1.0 } else { 0.5 } * cost(&mix) {
+            out.retain(|effect| !follows(effect) && effect.cause != Cause::Tokens);
             out.push(mix);
         }
     }
@@ -460,9 +471,8 @@ pub fn merge_second_causes(step: &StepSummary, effects: Vec<Effect>) -> Vec<Effe
     let last = last_end(step);
     let outside: f64 = first.iter().map(Effect::total).sum();
     let mut second = second;
-    second.sort_by(|a, b| b.cost.total_cmp(&a.cost));
     if first.is_empty() {
-        // Of queues and pace, one brings the other.
+        // Of queues and pace, one brings the other: the one that was found first.
         if second.len() > 1 {
             let other = second.split_off(1);
             for effect in &other {

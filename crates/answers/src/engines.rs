@@ -3,16 +3,16 @@
 //! what it was given, or a time at which it stood still.
 //!
 //! - **slow**: the median seconds per token of its requests, against the median of the other engines' medians.
-//! - **stood still**: its slow requests lost about the same number of seconds, at a time that all of them share; or many of
-//!   its requests failed.
+//! - **stood still**: its slow requests lost about the same number of seconds, at a time that all of them share and in which no
+//!   other ended; or many of its requests failed.
 //! - **overloaded**: it got more requests than the others.
 //! - **starved**: its requests waited longer than those of the others, and none of the above is the case.
 
-use hashbrown::{HashMap, HashSet};
+use hashbrown::HashMap;
 
 use super::causes::Cause;
 use super::factors::{Factor, pace};
-use super::robust::{median, middle};
+use super::robust::{median, middle, sorted};
 use super::step::NONE;
 use super::summary::{RequestSummary, StepSummary};
 
@@ -29,11 +29,14 @@ const ALWAYS_SLOWER: f64 = 1.8;
 const LEAST_SPREAD: f64 = 0.035;
 const MORE_REQUESTS: f64 = 1.35;
 const LONGER_QUEUE_S: f64 = 1.0;
+/// The part of an engine's queue that the others lack.
+const OWN_QUEUE: f64 = 0.4;
 /// Failed requests that make an engine suspect.
 const FEW_FAILED: usize = 3;
 /// Seconds that requests lost agree to this (spread over median) if their engine stood still.
 const SAME_LOSS: f64 = 0.35;
 const FAR_MORE: f64 = 6.0;
+const MOST_OF_IT: f64 = 0.7;
 
 /// An engine that held samples up.
 pub struct Trouble {
@@ -120,7 +123,10 @@ impl Engines {
             let by_load = more.requests.max(0.0);
             let slow = differs.pace > SLOWER.ln()
                 && (more.pace - by_load > SLOWER.ln().max(SPREADS * of_pace) || differs.pace > ALWAYS_SLOWER.ln());
-            let waits = view.typical_queue > LONGER_QUEUE_S && more.queue > LONGER_QUEUE_S.max(SPREADS * of_queue);
+            // If all engines have queues, none of them is the cause.
+            let waits = view.typical_queue > LONGER_QUEUE_S
+                && more.queue > LONGER_QUEUE_S.max(SPREADS * of_queue)
+                && differs.queue > OWN_QUEUE * view.queue;
             let overloaded =
                 differs.requests > MORE_REQUESTS.ln() && more.requests > MORE_REQUESTS.ln().max(SPREADS * of_requests);
             let failures: usize = views.iter().filter(|v| v.key != view.key).map(|v| v.failed).sum();
@@ -129,7 +135,10 @@ impl Engines {
             let usual_pace = median(views.iter().filter(|v| v.key != view.key).filter_map(|v| v.pace)).map(f64::exp);
             // Most of its requests may have come before or after.
             let still = stood_still(step, of, usual_pace, slow).filter(|_| !overloaded);
-            if !(slow || waits || fails || still.is_some()) || of_one_group(step, of, still.as_ref(), usual_pace) {
+            // More requests at once make each slower.
+            let strained = overloaded && more.pace > SLOWER.ln().max(SPREADS * of_pace);
+            let troubled = slow || waits || fails || strained || still.is_some();
+            if !troubled || of_one_group(step, of, still.as_ref(), usual_pace) {
                 continue;
             }
             let name = view.name.clone();
@@ -150,14 +159,18 @@ impl Engines {
                     (*at, if r.failed { r.end - r.start } else { 0.0 })
                 };
                 (Cause::Stall, of.iter().map(lost).collect(), view.failed as f64, failures as f64)
-            } else if let Some((mut lost, seconds)) = still {
-                // Those that did not get in meanwhile waited, too.
-                let stood: HashSet<usize> = lost.iter().map(|(at, _)| *at).collect();
-                let waited = of.iter().filter(|at| !stood.contains(*at));
-                lost.extend(
-                    waited.map(|at| (*at, step.requests[*at].queue - queue(true))).filter(|(_, s)| *s > LONGER_QUEUE_S),
-                );
-                (Cause::Stall, lost, seconds, 0.0)
+            } else if let Some(still) = still {
+                let known: HashMap<usize, f64> = still.lost.iter().copied().collect();
+                let lost = |at: &usize| {
+                    let request = &step.requests[*at];
+                    // A long one seems to have lost less: it decodes faster once the others are done.
+                    let stood = still.is_within(request).then_some(still.typical).into_iter();
+                    let stood = stood.chain(known.get(at).copied()).reduce(f64::max);
+                    // Those that did not get in meanwhile waited, too.
+                    let waited = Some(request.queue - queue(true)).filter(|s| *s > LONGER_QUEUE_S);
+                    Some((*at, stood.or(waited)?))
+                };
+                (Cause::Stall, of.iter().filter_map(lost).collect(), still.typical, 0.0)
             } else if overloaded {
                 // Shared evenly, the others would have had more to do, too: as far from theirs as the mean is.
                 let mean = views.iter().map(|v| v.requests as f64).sum::<f64>() / views.len() as f64;
@@ -255,16 +268,13 @@ fn differences(views: &[View]) -> Vec<Differs> {
 }
 
 /// Whether one group is slow and the others that this engine served are not: then it is not the engine.
-fn of_one_group(
-    step: &StepSummary,
-    requests: &[usize],
-    still: Option<&(Vec<Lost>, f64)>,
-    usual_pace: Option<f64>,
-) -> bool {
+fn of_one_group(step: &StepSummary, requests: &[usize], still: Option<&Still>, usual_pace: Option<f64>) -> bool {
     let group = |at: usize| step.samples[step.requests[at].sample as usize].group.as_str();
-    if let Some((lost, _)) = still {
-        let Some(one) = lost.first().map(|(at, _)| group(*at)) else { return false };
-        return lost.iter().all(|(at, _)| group(*at) == one) && requests.iter().any(|at| group(*at) != one);
+    if let Some(still) = still {
+        let Some(one) = still.lost.first().map(|(at, _)| group(*at)) else { return false };
+        let ran = |r: &RequestSummary| r.start < still.until && r.end > still.from;
+        let other = |at: &usize| group(*at) != one && ran(&step.requests[*at]);
+        return still.lost.iter().all(|(at, _)| group(*at) == one) && requests.iter().any(other);
     }
     let mut by_group: HashMap<&str, Vec<f64>> = HashMap::new();
     for at in requests {
@@ -284,14 +294,25 @@ fn of_one_group(
     rest.is_some_and(|rest| rest < SLOWER * usual && typical(paces) > 2.0 * rest)
 }
 
+/// An engine that stood still: the requests that lost time by it, how much each, and how much they typically lost.
+struct Still {
+    lost: Vec<Lost>,
+    typical: f64,
+    /// The time that they share.
+    from: f64,
+    until: f64,
+}
+
+impl Still {
+    /// Whether it was there for most of that time.
+    fn is_within(&self, request: &RequestSummary) -> bool {
+        request.end.min(self.until) - request.start.max(self.from) > MOST_OF_IT * self.typical
+    }
+}
+
 /// Whether some requests of an engine lost the same number of seconds at a time that they share, and what each lost.
 /// If the engine is not slow as a whole, that must be far more than its other requests lost.
-fn stood_still(
-    step: &StepSummary,
-    requests: &[usize],
-    usual_pace: Option<f64>,
-    is_slow: bool,
-) -> Option<(Vec<Lost>, f64)> {
+fn stood_still(step: &StepSummary, requests: &[usize], usual_pace: Option<f64>, is_slow: bool) -> Option<Still> {
     let usual = usual_pace?;
     let lost: Vec<Lost> = requests
         .iter()
@@ -307,20 +328,27 @@ fn stood_still(
         return None;
     }
     let times = |of: fn(&RequestSummary) -> f64| slow.iter().map(move |(at, _)| of(&step.requests[*at]));
-    let (from, until) = (times(|r| r.start).fold(0.0, f64::max), times(|r| r.end).fold(f64::MAX, f64::min));
+    let (from, until) =
+        (times(|r| r.start).fold(f64::NEG_INFINITY, f64::max), times(|r| r.end).fold(f64::MAX, f64::min));
     let seconds: Vec<f64> = slow.iter().map(|(_, s)| *s).collect();
     let (typical, spread) = middle(&seconds)?;
+    let found = Still { lost: slow, typical, from, until };
+    // Nothing ends on an engine that stands still.
+    let ends = requests.iter().map(|at| step.requests[*at].end).filter(|end| *end > from && *end < until);
+    let ends = sorted(ends.chain([from, until]));
+    if !ends.windows(2).any(|pair| pair[1] - pair[0] > MOST_OF_IT * typical) {
+        return None;
+    }
     // Either all that ran then lost the same, or all lost as much as they have tokens: what leaves less unexplained.
-    let ran = |r: &RequestSummary| r.start < until && r.end > from;
     let pace = median(lost.iter().map(|(at, s)| s / step.requests[*at].tokens))?;
     let unexplained = |by: &dyn Fn(&RequestSummary) -> f64| -> f64 {
         lost.iter().map(|(at, s)| (s - by(&step.requests[*at])).abs()).sum()
     };
-    let still = unexplained(&|r| if ran(r) { typical } else { 0.0 });
+    let still = unexplained(&|r| if found.is_within(r) { typical } else { 0.0 });
     let slower = unexplained(&|r| r.tokens * pace);
-    let others = lost.iter().filter(|(at, _)| !ran(&step.requests[*at])).map(|(_, s)| s.abs());
+    let others = lost.iter().filter(|(at, _)| !found.is_within(&step.requests[*at])).map(|(_, s)| s.abs());
     if !is_slow && median(others).is_none_or(|usual| typical < FAR_MORE * usual) {
         return None;
     }
-    (spread < SAME_LOSS * typical && still < slower && until - from > 0.7 * typical).then_some((slow, typical))
+    (spread < SAME_LOSS * typical && still < slower && until - from > MOST_OF_IT * typical).then_some(found)
 }

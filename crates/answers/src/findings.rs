@@ -40,8 +40,8 @@ pub const MIN_COST_S: f64 = 1.0;
 pub const MIN_SHARE: f64 = 0.05;
 /// Samples differ more from step to step than phases of the trainer do.
 pub const MIN_SHARE_OF_SAMPLES: f64 = 0.1;
-/// How long outputs are is a matter of chance more than anything else is.
-const MIN_SHARE_OF_LENGTHS: f64 = 0.15;
+/// How long outputs are, and which engine they meet at, is a matter of chance more than anything else is.
+const MIN_SHARE_BY_CHANCE: f64 = 0.15;
 /// One sample alone is more easily chance than several with the same cause.
 const MIN_SHARE_OF_ONE: f64 = 0.25;
 /// What varies with prompts and luck; and the share of its cost that must show in the step's wall time.
@@ -205,14 +205,23 @@ impl<'a> Judge<'a> {
         let least = MIN_COST_S.max(MIN_SHARE * reference);
         let spread = usual.map_or(0.0, |u| u.spread_s);
         let mut found = self.of_samples(index, least.max(MIN_SHARE_OF_SAMPLES * reference), reference);
+        // Longer outputs that only filled time that others needed anyway slowed nothing.
+        let felt = |f: &Finding| step.wall_s - reference >= MIN_FELT * f.cost_s;
+        let (clear_mix, clear_outputs) = (self.is_clear_mix(index), self.is_clear_outputs(index));
+        let is_clear = |f: &Finding| match f.kind {
+            "source_mix" => clear_mix,
+            "long_outputs" => clear_outputs,
+            _ => false,
+        };
         if usual.is_some() {
-            // Longer outputs that only filled time that others needed anyway slowed nothing.
-            let felt = |f: &Finding| step.wall_s - reference >= MIN_FELT * f.cost_s;
-            found.retain(|f| !BY_CHANCE.contains(&f.kind) || felt(f) && f.cost_s >= spread);
+            let by_chance = |f: &Finding| BY_CHANCE.contains(&f.kind) && !is_clear(f);
+            found.retain(|f| !by_chance(f) || felt(f) && (f.kind == "retries" || f.cost_s >= spread));
             found.retain(|f| f.evidence.count > 1 || f.cost_s >= MIN_SHARE_OF_ONE * reference);
         }
         found.extend(self.of_phases(index, least));
         self.lengths_in_training(index, least, &mut found);
+        // Each of rollout and training may be little.
+        found.retain(|f| !is_clear(f) || felt(f) && f.cost_s >= least.max(MIN_SHARE_OF_SAMPLES * reference));
         found.extend(of_data(step));
         found.sort_by(|a, b| {
             b.cost_s.total_cmp(&a.cost_s).then_with(|| a.kind.cmp(b.kind)).then_with(|| a.text.cmp(&b.text))
@@ -263,8 +272,28 @@ impl<'a> Judge<'a> {
         });
     }
 
+    /// More of a source, or longer outputs altogether, than chance brings: no other step needs to be asked what they cost there.
+    fn is_clear(&self, index: usize, cause: &Cause) -> bool {
+        match cause {
+            Cause::Mix(_) => self.is_clear_mix(index),
+            Cause::Tokens => self.is_clear_outputs(index),
+            _ => false,
+        }
+    }
+
+    fn is_clear_mix(&self, index: usize) -> bool {
+        self.history.mix(index).is_some_and(|mix| mix.is_clear)
+    }
+
+    fn is_clear_outputs(&self, index: usize) -> bool {
+        self.history.more_work(Work::Outputs, index).is_some()
+    }
+
     /// Did the cause cost clearly more than it does in the other steps?
     fn stands_out(&self, index: usize, effect: &Effect, reference: f64) -> bool {
+        if self.is_clear(index, &effect.cause) {
+            return effect.cost > COST_SHARE * reference;
+        }
         let family = effect.cause.family();
         let others = self.history.others(index);
         let usual: Vec<f64> = others.iter().map(|at| self.costs(*at).get(&family).copied().unwrap_or(0.0)).collect();
@@ -362,7 +391,8 @@ impl<'a> Judge<'a> {
             }
         }
         let least = |effect: &Effect| match effect.cause {
-            Cause::Tokens | Cause::Mix(_) => least.max(MIN_SHARE_OF_LENGTHS * reference),
+            Cause::Mix(_) | Cause::Tokens if self.is_clear(index, &effect.cause) => 0.0,
+            Cause::Tokens | Cause::Mix(_) | Cause::Starved(_) => least.max(MIN_SHARE_BY_CHANCE * reference),
             _ => least,
         };
         let worth = found.iter().zip(cost).filter(|(effect, cost)| *cost >= least(effect));
@@ -504,7 +534,8 @@ impl<'a> Judge<'a> {
         let others: Vec<&StepSummary> = self.history.others(index).into_iter().map(|at| self.steps[at]).collect();
         let by_tokens = |phase: &Phase| usual_phase(step, phase, &others).map_or(0.0, |u| u.by_tokens);
         let trained: f64 = step.phases.iter().filter(|p| !p.holds_samples && p.on_path_s > 0.0).map(by_tokens).sum();
-        let lengths = found.iter_mut().find(|f| ["long_outputs", "long_prompts", "source_mix"].contains(&f.kind));
+        let of_lengths = |f: &&mut Finding| ["source_mix", "long_outputs", "long_prompts"].contains(&f.kind);
+        let lengths = found.iter_mut().filter(of_lengths).max_by_key(|f| f.kind == "source_mix");
         if let Some(lengths) = lengths {
             lengths.cost_s += trained.max(0.0);
             lengths.without_s = lengths.without_s.map(|s| s - trained.max(0.0));
@@ -512,17 +543,17 @@ impl<'a> Judge<'a> {
         }
         let usual = |of: fn(&StepSummary) -> f64| middle(&others.iter().map(|s| of(s)).collect::<Vec<f64>>());
         let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
+        let mix = self.history.mix(index).filter(|mix| mix.sequences);
         let is_clear = step.tokens - tokens > (MORE_TOKENS_SPREADS * spread).max(MORE_TOKENS * tokens)
+            || mix.as_ref().is_some_and(|mix| mix.is_clear)
             || self.history.more_work(Work::Prompts, index).is_some();
         if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
             return;
         }
         let of_prompts = step.prompts - prompts > 0.5 * (step.tokens - tokens);
-        let source = self.history.mix(index).filter(|_| !of_prompts);
+        let source = mix.filter(|mix| mix.is_clear || !of_prompts).map(|mix| mix.source);
         let (kind, what) = match &source {
-            Some(source) => {
-                ("source_mix", format!("more prompts than usual came from `{source}`, whose longer outputs"))
-            }
+            Some(source) => ("source_mix", format!("more prompts than usual came from `{source}`: longer sequences")),
             None if of_prompts => ("long_prompts", "longer prompts".to_string()),
             None => ("long_outputs", "longer outputs".to_string()),
         };

@@ -15,7 +15,7 @@ use hashbrown::HashMap;
 
 use super::factors::Factor;
 use super::parallel;
-use super::robust::{median, median_of, middle};
+use super::robust::{median, median_of, middle, sorted};
 use super::step::NONE;
 use super::summary::StepSummary;
 
@@ -38,22 +38,44 @@ const MORE_SPREADS: f64 = 5.0;
 /// The mix of sources changed if one has this much more of the samples, and if that makes their outputs this much longer.
 const MIX_MORE: f64 = 0.1;
 const MIX_LONGER: f64 = 0.1;
+/// No chance: so much more than usual, and than in any other step.
+const MIX_CLEARLY_MORE: f64 = 0.25;
+const MIX_BEYOND_ALL: f64 = 0.15;
+
+/// Steps with as many values of a source are compared rank by rank. If there are so many times more than usual, all values of
+/// the other steps are taken together: the longest of few are shorter than the longest of many.
+const MANY_MORE: f64 = 1.5;
+
+/// Of requests in order of their pace.
+const SLOW_ONES: f64 = 0.9;
 
 /// Rollouts begin together if the next one does in this part of the first.
 const PIPELINE: f64 = 0.5;
 
-/// What samples made together.
+/// What samples made together, and how long they were with their prompts.
 #[derive(Clone, Copy, Default)]
 struct Made {
     samples: f64,
     tokens: f64,
+    sequences: f64,
 }
 
 impl Made {
     fn add(&mut self, other: &Made) {
         self.samples += other.samples;
         self.tokens += other.tokens;
+        self.sequences += other.sequences;
     }
+}
+
+/// A source of which there is more than usual.
+pub struct Mix {
+    pub source: String,
+    /// So much more that it is no chance.
+    pub is_clear: bool,
+    /// It explains most of what the outputs, or whole sequences, are longer by.
+    pub outputs: bool,
+    pub sequences: bool,
 }
 
 /// What engines are given to do, in tokens.
@@ -101,6 +123,11 @@ impl Past {
                 (step.samples.get(request.sample as usize), request.value(&Factor::Tokens))
             {
                 sources.entry_ref(sample.source.as_str()).or_default().tokens += tokens;
+            }
+        }
+        for (sample, sequence) in step.sequences() {
+            if let Some(sample) = step.samples.get(sample as usize) {
+                sources.entry_ref(sample.source.as_str()).or_default().sequences += sequence.tokens;
             }
         }
         let begin = step.start_ns as f64 / 1e9;
@@ -157,9 +184,8 @@ impl History {
         of / self.steps[step].samples.max(1) as f64
     }
 
-    /// The source of which there is clearly more than usual, if that made the outputs longer: had each sample made what samples of
-    /// its source usually make, the step would have most of the tokens that it has beyond the usual.
-    pub fn mix(&self, step: usize) -> Option<String> {
+    /// The source of which there is clearly more than usual, if that made outputs or sequences longer.
+    pub fn mix(&self, step: usize) -> Option<Mix> {
         let others = self.others(step);
         if others.len() < FEW_STEPS {
             return None;
@@ -172,6 +198,14 @@ impl History {
         if more(grown) < MIX_MORE || self.share(step, grown) < most {
             return None;
         }
+        let is_clear = more(grown) >= MIX_CLEARLY_MORE && self.share(step, grown) >= most + MIX_BEYOND_ALL;
+        let outputs = self.explains(step, &others, |made| made.tokens);
+        let sequences = self.explains(step, &others, |made| made.sequences);
+        (outputs || sequences).then(|| Mix { source: grown.clone(), is_clear, outputs, sequences })
+    }
+
+    /// Had each sample made what samples of its source usually make, would the step have most of what it has beyond the usual?
+    fn explains(&self, step: usize, others: &[usize], of: fn(&Made) -> f64) -> bool {
         // Of samples of a source that no other step has, only this step knows what they make.
         let per_sample = |source: &str| {
             let mut made = Made::default();
@@ -179,15 +213,22 @@ impl History {
             if made.samples == 0.0 {
                 self.steps[step].sources.get(source).into_iter().for_each(|of| made.add(of));
             }
-            made.tokens / made.samples.max(1.0)
+            of(&made) / made.samples.max(1.0)
         };
         let of_step =
             |at: usize| self.steps[at].sources.keys().map(|source| self.share(at, source) * per_sample(source)).sum();
-        let usual: f64 = median(others.iter().map(|at| of_step(*at)))?;
-        let by_mix = of_step(step) - usual;
-        let tokens: f64 = self.steps[step].sources.values().map(|made| made.tokens).sum();
-        let beyond = tokens / self.steps[step].samples.max(1) as f64 - usual;
-        (by_mix >= MIX_LONGER * usual && by_mix >= 0.5 * beyond).then(|| grown.clone())
+        let Some(usual) = median(others.iter().map(|at| of_step(*at))) else { return false };
+        let by_mix: f64 = of_step(step) - usual;
+        let made: f64 = self.steps[step].sources.values().map(of).sum();
+        let beyond = made / self.steps[step].samples.max(1) as f64 - usual;
+        by_mix >= MIX_LONGER * usual && by_mix >= 0.5 * beyond
+    }
+
+    /// How many times slower than usual the slow ones among a step's requests decode.
+    pub fn slow_pace(&self, step: usize) -> Option<f64> {
+        let slow = |at: &usize| self.steps[*at].values.get(&Factor::Pace).map(|values| self::at(values, SLOW_ONES));
+        let others = self.others(step);
+        Some(slow(&step)? / median(others.iter().filter_map(slow)).filter(|usual| *usual > 0.0)?)
     }
 
     /// How many times the usual number of tokens a step has to prefill, that its samples' tasks have, or that it makes; if that is
@@ -221,7 +262,10 @@ impl History {
             let asked = (factor.clone(), step, count);
             let known = self.looked_up.lock().unwrap_or_else(PoisonError::into_inner).get(&asked).cloned();
             let found = known.unwrap_or_else(|| {
-                let found = Arc::new(look_up(&others, count));
+                let many = median(others.iter().map(|values| values.len() as f64 * MANY_MORE));
+                let together = matches!(factor, Factor::TokensOf(_)) && many.is_some_and(|many| count as f64 > many);
+                let all = || sorted(others.iter().flat_map(|values| values.iter().copied()));
+                let found = Arc::new(if together { look_up(&[&all()], count) } else { look_up(&others, count) });
                 self.looked_up.lock().unwrap_or_else(PoisonError::into_inner).insert(asked, found.clone());
                 found
             });

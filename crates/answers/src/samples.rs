@@ -11,7 +11,7 @@
 //! each tool call and each reward is a call with its length. They are what findings compare with the run's other steps.
 //! n log n.
 
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 
 use super::attributes::SpanFacts;
 use super::kinds::Kind;
@@ -152,7 +152,7 @@ struct Generation {
     row: u32,
     parts: Parts,
     /// The longest prefill and the longest decode, with their senders; and the longest span of another sender than the
-    /// caller's.
+    /// caller's that passed nothing on.
     prefill: (i64, u32),
     decode: (i64, u32),
     other: (i64, u32),
@@ -187,8 +187,9 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
         share if share == shares => data.samples.len(),
         share => ends[1..].partition_point(|end| (*end as usize) <= rows.len() * share / shares),
     };
+    let gateways = gateways(data);
     let swept = parallel::each(shares, |share| {
-        let (mut swept, mut sweep) = (Swept::default(), Sweep::new(data.len()));
+        let (mut swept, mut sweep) = (Swept::default(), Sweep::new(data.len(), &gateways));
         for sample in first_of(share)..first_of(share + 1) {
             let rows = &rows[ends[sample] as usize..ends[sample + 1] as usize];
             let time = sweep.sample(data, sample as u32, rows, &mut swept);
@@ -207,6 +208,36 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
         told.into_iter().for_each(|(row, facts)| data.facts.insert(row, facts));
     }
     out
+}
+
+/// Senders that pass generations on to others: gateways and routers are no engines.
+fn gateways(data: &StepData) -> HashSet<u32> {
+    let sender = |row: u32| data.sender[row as usize];
+    let mut out = HashSet::new();
+    for row in (0..data.len()).filter(|row| data.sample[*row] != NONE) {
+        let up = data.parent[row];
+        if up == NONE || sender(up) == data.sender[row] || out.contains(&sender(up)) {
+            continue;
+        }
+        let Some(generation) = generation_of(data, up) else { continue };
+        let caller = if generation == up { data.parent[up as usize] } else { generation };
+        if caller != NONE && sender(caller) != sender(up) {
+            out.insert(sender(up));
+        }
+    }
+    out
+}
+
+/// The generation that a span belongs to.
+fn generation_of(data: &StepData, row: u32) -> Option<u32> {
+    let mut at = row;
+    for _ in 0..MAX_CLIMB {
+        if at == NONE || data.is(at as usize, flag::GENERATION) {
+            break;
+        }
+        at = data.parent[at as usize];
+    }
+    Some(at).filter(|at| *at != NONE && data.is(*at as usize, flag::GENERATION))
 }
 
 /// Rows that are worth the cost of starting threads.
@@ -244,7 +275,8 @@ fn given_up(data: &StepData, own: impl Iterator<Item = usize> + Clone, generatio
 }
 
 /// Room that is used again for every sample.
-struct Sweep {
+struct Sweep<'a> {
+    gateways: &'a HashSet<u32>,
     active: Vec<bool>,
     inside: Vec<u32>,
     around: Vec<u32>,
@@ -252,9 +284,10 @@ struct Sweep {
     events: Vec<(i64, bool, u32)>,
 }
 
-impl Sweep {
-    fn new(rows: usize) -> Self {
+impl<'a> Sweep<'a> {
+    fn new(rows: usize, gateways: &'a HashSet<u32>) -> Self {
         Sweep {
+            gateways,
             active: vec![false; rows],
             inside: vec![0; rows],
             around: vec![NONE; rows],
@@ -282,12 +315,7 @@ impl Sweep {
                 climbed += 1;
             }
             self.around[row] = if climbed < MAX_CLIMB { at } else { NONE };
-            let (mut at, mut climbed) = (row as u32, 0);
-            while at != NONE && climbed < MAX_CLIMB && !data.is(at as usize, flag::GENERATION) {
-                at = data.parent[at as usize];
-                climbed += 1;
-            }
-            self.generation[row] = if climbed < MAX_CLIMB { at } else { NONE };
+            self.generation[row] = generation_of(data, row as u32).unwrap_or(NONE);
             if counts(data.kind[row]) {
                 self.events.push((data.start[row], true, row as u32));
                 self.events.push((data.end[row], false, row as u32));
@@ -332,8 +360,8 @@ impl Sweep {
                 match data.kind[row] {
                     Kind::Prefill => g.prefill = g.prefill.max(longest),
                     Kind::Decode => g.decode = g.decode.max(longest),
-                    _ if data.sender[row] != data.sender[g.row as usize] => g.other = g.other.max(longest),
-                    _ => {}
+                    _ if sender == data.sender[g.row as usize] || self.gateways.contains(&sender) => {}
+                    _ => g.other = g.other.max(longest),
                 }
             }
         }
@@ -407,8 +435,8 @@ impl Sweep {
             let part = |part: Part| seconds(g.parts[part as usize]);
             // Where its caller reports none of its own, a generation is what the engine sent.
             let up = data.parent[row];
-            let its_own =
-                if up != NONE && data.sender[up as usize] != data.sender[row] { data.sender[row] } else { NONE };
+            let is_sent = up != NONE && data.sender[up as usize] != data.sender[row];
+            let its_own = if is_sent && !self.gateways.contains(&data.sender[row]) { data.sender[row] } else { NONE };
             let sender = |first: (i64, u32), second: (i64, u32)| match (first.1, second.1) {
                 (NONE, NONE) if g.other.1 == NONE => its_own,
                 (NONE, NONE) => g.other.1,

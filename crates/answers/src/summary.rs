@@ -142,6 +142,13 @@ pub struct StepSummary {
     pub dropped: u64,
 }
 
+/// Tokens that a sample is trained on, and those of its task.
+#[derive(Clone, Copy, Default)]
+pub struct Sequence {
+    pub tokens: f64,
+    pub prompt: f64,
+}
+
 impl StepSummary {
     /// Also returns the critical path.
     pub fn new(step: Option<i64>, data: &StepData, times: &SampleTimes) -> (StepSummary, Vec<Segment>) {
@@ -241,19 +248,25 @@ impl StepSummary {
         (out, path)
     }
 
-    /// A sequence is what its sample's last request had before it, and what that made.
-    fn count_tokens(&mut self) {
-        let mut of: HashMap<u32, (f64, f64, f64)> = HashMap::new();
+    /// By sample. A sequence is what its sample's last request had before it, and what that made.
+    pub fn sequences(&self) -> HashMap<u32, Sequence> {
+        let mut of: HashMap<u32, (Sequence, f64)> = HashMap::new();
         for r in self.requests.iter().filter(|r| !r.failed && !r.given_up) {
             let known = |tokens: f64| if tokens.is_finite() { tokens } else { 0.0 };
-            let sum = of.entry(r.sample).or_default();
-            sum.0 = sum.0.max(known(r.prompt) + known(r.tokens));
-            sum.1 += known(r.tokens);
+            let (sequence, made) = of.entry(r.sample).or_default();
+            *made += known(r.tokens);
+            sequence.tokens = sequence.tokens.max(known(r.prompt) + known(r.tokens)).max(*made);
             // The first prompt is the task.
-            sum.2 = if sum.2 == 0.0 { known(r.prompt) } else { sum.2.min(known(r.prompt)) };
+            let task = sequence.prompt;
+            sequence.prompt = if task == 0.0 { known(r.prompt) } else { task.min(known(r.prompt)) };
         }
-        self.tokens = of.values().map(|(sequence, made, _)| sequence.max(*made)).sum();
-        self.prompts = of.values().map(|(.., prompt)| prompt).sum();
+        of.into_iter().map(|(sample, (sequence, _))| (sample, sequence)).collect()
+    }
+
+    fn count_tokens(&mut self) {
+        let sequences = self.sequences();
+        self.tokens = sequences.values().map(|sequence| sequence.tokens).sum();
+        self.prompts = sequences.values().map(|sequence| sequence.prompt).sum();
     }
 
     /// How long each rank worked in each phase of the trainer. Ranks that wait for each other end together: what they waited in

@@ -18,15 +18,17 @@ struct S {
     name: &'static str,
     phase: Option<&'static str>,
     sample: Option<&'static str>,
+    service: &'static str,
 }
 
 fn s(id: u64, parent: u64, name: &'static str, start: i64, end: i64) -> S {
-    S { id, trace: 1, parent, start, end, name, ..S::default() }
+    S { id, trace: 1, parent, start, end, name, service: "t", ..S::default() }
 }
 
 fn read(spans: &[S]) -> StepData {
     let mut b = SpansBuilder::default();
     for span in spans {
+        let resource = format!(r#"{{"service.instance.id":"{}"}}"#, span.service);
         b.push(&NewSpan {
             run_id: "r",
             trace_id: u128::from(span.trace).to_be_bytes(),
@@ -34,12 +36,12 @@ fn read(spans: &[S]) -> StepData {
             parent_span_id: (span.parent != 0).then(|| span.parent.to_be_bytes()),
             name: span.name,
             phase: span.phase,
-            service: "t",
+            service: span.service,
             start_ns: span.start * MS,
             end_ns: Some(span.end * MS),
             state: "closed",
             sample_id: span.sample,
-            resource: "{}",
+            resource: &resource,
             ..NewSpan::default()
         });
     }
@@ -105,4 +107,25 @@ fn a_trace_about_one_sample_is_its_own_down_to_the_engine() {
     // Another sample in the same trace: what is above both belongs to neither, what lost its parent to nobody.
     spans.push(S { sample: Some("b"), ..s(5, 1, "sglang_generate", 1, 45) });
     assert_eq!(samples(&read(&spans)), [(1, ""), (2, "a"), (3, "a"), (4, ""), (5, "b")]);
+}
+
+#[test]
+fn a_gateway_is_no_engine() {
+    // Three requests go through a gateway, to engines that send one span each. That of the last one is lost.
+    let mut spans = vec![S { phase: Some("step"), ..s(1, 0, "iteration", 0, 100) }];
+    for (n, (sample, engine)) in [("a", "vllm-0"), ("b", "vllm-1"), ("c", "vllm-0")].into_iter().enumerate() {
+        let first = 10 * (n as u64 + 1);
+        spans.push(S { sample: Some(sample), ..s(first, 1, "attempt", 1, 50) });
+        spans.push(s(first + 1, first, "generate", 2, 40));
+        spans.push(S { service: "gateway", ..s(first + 2, first + 1, "POST /generate", 3, 39) });
+        spans.push(S { service: engine, ..s(first + 3, first + 2, "llm_request", 4, 38) });
+    }
+    spans.pop();
+    let (summary, ..) = answer(Some(0), &mut read(&spans));
+    let engines: Vec<&str> = summary.requests.iter().map(|r| summary.key(r.engine)).collect();
+    assert_eq!(engines, ["vllm-0", "vllm-1", ""]);
+    // Where nobody is known behind it, it is what serves.
+    spans.retain(|span| span.name != "llm_request");
+    let (summary, ..) = answer(Some(0), &mut read(&spans));
+    assert!(summary.requests.iter().all(|r| summary.key(r.engine) == "gateway"));
 }
