@@ -140,7 +140,7 @@ pub fn effects(step: &StepSummary, history: &History, engines: &Engines, index: 
     out.extend(compare.retries(&out));
     compare.fill_engines(&mut out);
     if let Some(mix) = history.mix(index).filter(|mix| mix.outputs)
-        && let Some(effect) = compare.mix(mix.source, &troubled)
+        && let Some(effect) = compare.mix(mix.source.clone(), &troubled)
     {
         compare.mixed(&mut out, effect, mix.is_clear);
     }

@@ -545,13 +545,13 @@ impl<'a> Judge<'a> {
         let (Some((tokens, spread)), Some((prompts, _))) = (usual(|s| s.tokens), usual(|s| s.prompts)) else { return };
         let mix = self.history.mix(index).filter(|mix| mix.sequences);
         let is_clear = step.tokens - tokens > (MORE_TOKENS_SPREADS * spread).max(MORE_TOKENS * tokens)
-            || mix.as_ref().is_some_and(|mix| mix.is_clear)
+            || mix.is_some_and(|mix| mix.is_clear)
             || self.history.more_work(Work::Prompts, index).is_some();
         if trained < least.max(MIN_SHARE_OF_SAMPLES * step.wall_s) || !is_clear {
             return;
         }
         let of_prompts = step.prompts - prompts > 0.5 * (step.tokens - tokens);
-        let source = mix.filter(|mix| mix.is_clear || !of_prompts).map(|mix| mix.source);
+        let source = mix.filter(|mix| mix.is_clear || !of_prompts).map(|mix| mix.source.clone());
         let (kind, what) = match &source {
             Some(source) => ("source_mix", format!("more prompts than usual came from `{source}`: longer sequences")),
             None if of_prompts => ("long_prompts", "longer prompts".to_string()),

@@ -9,7 +9,7 @@
 //! A step without others to compare with is its own reference: its median stands for values that are far beyond it, others
 //! are what they are.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use hashbrown::HashMap;
 
@@ -151,12 +151,15 @@ pub struct History {
     steps: Vec<Past>,
     /// What is usual at the ranks that are looked up: a step is judged by its causes, and by what they cost in others.
     looked_up: Mutex<HashMap<Asked, Arc<Vec<f64>>>>,
+    /// By step. Computed when it is asked for.
+    mixes: Vec<OnceLock<Option<Mix>>>,
 }
 
 impl History {
     pub fn new(steps: &[&StepSummary]) -> History {
         let steps = parallel::each(steps.len(), |at| Past::new(steps[at]));
-        History { steps, looked_up: Mutex::default() }
+        let mixes = steps.iter().map(|_| OnceLock::new()).collect();
+        History { steps, looked_up: Mutex::default(), mixes }
     }
 
     /// The steps that this one is compared with, the nearest first.
@@ -185,7 +188,11 @@ impl History {
     }
 
     /// The source of which there is clearly more than usual, if that made outputs or sequences longer.
-    pub fn mix(&self, step: usize) -> Option<Mix> {
+    pub fn mix(&self, step: usize) -> Option<&Mix> {
+        self.mixes[step].get_or_init(|| self.find_mix(step)).as_ref()
+    }
+
+    fn find_mix(&self, step: usize) -> Option<Mix> {
         let others = self.others(step);
         if others.len() < FEW_STEPS {
             return None;
