@@ -97,6 +97,11 @@ fn time(key: Key) -> i64 {
     start + i64::from(key.n) * 1_000_000_000
 }
 
+/// Samples of a dump have no time.
+fn has_time(key: Key) -> bool {
+    key.table != Table::Samples || !key.n.is_multiple_of(3)
+}
+
 fn step(key: Key) -> Option<i64> {
     (!key.n.is_multiple_of(5)).then_some(i64::from(key.n / 4))
 }
@@ -137,7 +142,7 @@ fn batch(table: Table, rows: &[(Key, Row)], media: &BTreeMap<u64, String>) -> Re
             step: step(key),
             sample_id: &key.n.to_string(),
             split: "train",
-            start_ns: (!key.n.is_multiple_of(3)).then_some(time(key)),
+            start_ns: has_time(key).then_some(time(key)),
             reward: Some(row.version as f64),
             ..NewSample::default()
         }),
@@ -821,7 +826,7 @@ impl World {
         let before = self.observe(&snapshot)?;
         let (mut may_go, mut must_go) = (BTreeSet::new(), BTreeSet::new());
         // A flush may still be under way in the background: what is in the tail now may be in a segment then, with other rows of
-        // that segment gone.
+        // that segment gone. What it leaves of a segment may be rows without a time, which are as old as their file: new.
         let may_flush = snapshot.tables.values().any(|state| !state.tail.is_empty());
         for (table, state) in snapshot.tables.iter().filter(|(table, _)| **table != Table::Runs) {
             for segment in &state.segments {
@@ -837,11 +842,11 @@ impl World {
                     may_go.extend(keys.clone());
                 }
                 if is_old {
-                    must_go.extend(keys);
+                    may_go.extend(keys.clone());
+                    must_go.extend(keys.into_iter().filter(|key| !may_flush || has_time(*key)));
                 }
             }
         }
-        may_go.extend(must_go.iter().copied());
         if may_flush {
             let rows = before.keys().filter(|key| key.table != Table::Runs);
             may_go.extend(rows.filter(|key| bytes > 0 || age > 0 && is_old(key.run)).copied());
