@@ -21,6 +21,7 @@ from ._core import NoSpan, Span, SpanContext, __version__, event, span
 from ._media import Image
 from ._run import Run, alert, finish, flush, get_level, init, log, set_level, shutdown, stats
 from ._settings import ENVIRONMENT
+from ._tokens import log_tokens
 from ._trace import Trace
 from ._traced import sample, start_span, step, traced
 from ._trackio import AlertLevel, Histogram, Table
@@ -80,6 +81,7 @@ __all__ = [
     "inject",
     "instrument_http",
     "log",
+    "log_tokens",
     "sample",
     "set_level",
     "shutdown",

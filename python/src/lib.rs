@@ -140,6 +140,8 @@ fn record(
             any.field(0x3a, bytes.as_bytes());
         } else if let Ok(text) = body.cast::<pyo3::types::PyString>().map(|t| t.to_str().unwrap_or_default()) {
             any.field(0x0a, text.as_bytes());
+        } else if let Ok(columns) = body.cast::<PyDict>() {
+            value::put_columns(&mut any, columns);
         } else {
             value::any_value(&mut any, body, 0);
         }

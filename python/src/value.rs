@@ -236,6 +236,23 @@ fn write_any(out: &mut Vec<u8>, value: &Bound<'_, PyAny>, depth: usize) {
     }
 }
 
+/// Appends a map in which bytes and texts are written whole: they have their own bound, set where they are made.
+pub fn put_columns(out: &mut Vec<u8>, columns: &Bound<'_, PyDict>) {
+    let mut map = Vec::new();
+    for (name, column) in columns.iter() {
+        let mut one = Vec::new();
+        if let Ok(bytes) = column.cast::<PyBytes>() {
+            one.field(0x3a, bytes.as_bytes());
+        } else if let Some(text) = column.cast::<PyString>().ok().and_then(|text| text.to_str().ok()) {
+            one.field(0x0a, text.as_bytes());
+        } else {
+            any_value(&mut one, &column, 1);
+        }
+        wire::raw_attr(&mut map, wire::attrs_of::MAP, text_of(&name).as_bytes(), &one);
+    }
+    out.field(0x32, &map);
+}
+
 fn is_sequence(value: &Bound<'_, PyAny>) -> bool {
     value.is_instance_of::<PyList>()
         || value.is_instance_of::<PyTuple>()

@@ -305,16 +305,15 @@ fn ranks(count: usize) -> impl Iterator<Item = usize> {
     (0..below).step_by(stride).chain(below..count)
 }
 
-/// For each of these the median of what the steps have there.
+/// For each of these the median of what the steps have there. Step by step, so that each is gone through from its start to its end.
 fn look_up(steps: &[&[f64]], count: usize) -> Vec<f64> {
-    let mut here = Vec::with_capacity(steps.len());
-    let look = |rank: usize| {
-        let share = (rank as f64 + 0.5) / count as f64;
-        here.clear();
-        here.extend(steps.iter().map(|values| at(values, share)));
-        median_of(&mut here).unwrap_or(0.0)
-    };
-    ranks(count).map(look).collect()
+    let shares: Vec<f64> = ranks(count).map(|rank| (rank as f64 + 0.5) / count as f64).collect();
+    let mut found = vec![0.0; shares.len() * steps.len()];
+    for (step, values) in steps.iter().enumerate() {
+        let slots = found[step..].iter_mut().step_by(steps.len());
+        slots.zip(&shares).for_each(|(slot, share)| *slot = at(values, *share));
+    }
+    found.chunks_exact_mut(steps.len().max(1)).map(|here| median_of(here).unwrap_or(0.0)).collect()
 }
 
 /// For all ranks: those between are in proportion.

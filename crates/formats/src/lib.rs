@@ -11,3 +11,4 @@ pub mod import;
 mod json;
 #[doc(hidden)]
 pub mod testing;
+pub mod tokens;

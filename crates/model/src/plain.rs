@@ -1,5 +1,5 @@
-//! The tables of plain columns, in the order of their schemas, stated once for those who write rows and those who read
-//! them. `spans` is not among them: it has lists, and a hot path of its own.
+//! The tables that are built by row, in the order of their schemas, stated once for those who write rows and those who read
+//! them. `spans` is not among them: it has a hot path of its own.
 
 /// Calls `$each!(Table, NewRow, Builder, { column: kind, ... })` for each table.
 macro_rules! plain_tables {
@@ -32,6 +32,13 @@ macro_rules! plain_tables {
 
         $each!(Series, NewPoint, SeriesBuilder, {
             run_id: dict, target: dict, name: dict, labels: dict, kind: dict, time_ns: int, value: float,
+        });
+
+        $each!(Tokens, NewTokens, TokensBuilder, {
+            run_id: dict, step: int_opt, sample_id: dict, split: dict, group_id: dict_opt, source: dict_opt,
+            logged_ns: int_opt, count: int32, prompt_tokens: int_opt, ids: ints_opt, texts: texts_opt, mask: bools_opt,
+            logprobs: measured_opt, trainer_logprobs: measured_opt, entropy: measured_opt, advantages: measured_opt,
+            ratios: measured_opt, clipped: bools_opt, parts: parts, file: dict_opt,
         });
     };
 }

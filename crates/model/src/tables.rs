@@ -16,6 +16,7 @@ pub enum Table {
     Conversations = 3,
     Metrics = 4,
     Series = 5,
+    Tokens = 6,
 }
 
 /// Which of two rows with the same identity stays.
@@ -30,8 +31,9 @@ pub enum Keep {
 }
 
 impl Table {
-    pub const ALL: [Table; 6] =
-        [Table::Runs, Table::Spans, Table::Samples, Table::Conversations, Table::Metrics, Table::Series];
+    pub const COUNT: usize = 7;
+    pub const ALL: [Table; Table::COUNT] =
+        [Table::Runs, Table::Spans, Table::Samples, Table::Conversations, Table::Metrics, Table::Series, Table::Tokens];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -41,6 +43,7 @@ impl Table {
             Table::Conversations => "conversations",
             Table::Metrics => "metrics",
             Table::Series => "series",
+            Table::Tokens => "tokens",
         }
     }
 
@@ -53,7 +56,7 @@ impl Table {
     }
 
     pub fn schema(self) -> SchemaRef {
-        static SCHEMAS: LazyLock<[SchemaRef; 6]> = LazyLock::new(|| Table::ALL.map(declare));
+        static SCHEMAS: LazyLock<[SchemaRef; Table::COUNT]> = LazyLock::new(|| Table::ALL.map(declare));
         SCHEMAS[self as usize].clone()
     }
 
@@ -62,7 +65,7 @@ impl Table {
         match self {
             Table::Runs => &["run_id"],
             Table::Spans => &["run_id", "trace_id", "span_id"],
-            Table::Samples => &["run_id", "step", "sample_id", "split"],
+            Table::Samples | Table::Tokens => &["run_id", "step", "sample_id", "split"],
             Table::Conversations => &["id"],
             Table::Metrics => &["run_id", "step", "name", "time_ns"],
             // With the value: a sender that reports two values for one time has both kept; PromQL takes the later.
@@ -83,7 +86,7 @@ impl Table {
         match self {
             Table::Runs => "started_ns",
             Table::Spans | Table::Samples => "start_ns",
-            Table::Conversations => "logged_ns",
+            Table::Conversations | Table::Tokens => "logged_ns",
             Table::Metrics | Table::Series => "time_ns",
         }
     }
@@ -110,7 +113,7 @@ impl Table {
     pub fn bloom_columns(self) -> &'static [&'static str] {
         match self {
             Table::Spans => &["trace_id"],
-            Table::Samples => &["sample_id"],
+            Table::Samples | Table::Tokens => &["sample_id"],
             Table::Conversations => &["id"],
             _ => &[],
         }
@@ -148,8 +151,23 @@ pub fn link_fields() -> Fields {
     ])
 }
 
+/// Consecutive tokens that were produced together.
+pub fn part_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("start", DataType::Int32, false),
+        Field::new("turn", DataType::Int32, true),
+        Field::new("engine", DataType::Utf8, true),
+        Field::new("weight_version", DataType::Utf8, true),
+        Field::new("differs_at", DataType::Int32, true),
+    ])
+}
+
 pub fn list_of(fields: Fields) -> DataType {
-    DataType::List(Arc::new(Field::new("item", DataType::Struct(fields), false)))
+    list(DataType::Struct(fields))
+}
+
+pub fn list(item: DataType) -> DataType {
+    DataType::List(Arc::new(Field::new("item", item, false)))
 }
 
 /// One column: name, type, may it be null, what it means. The meaning goes into the docs and the SQL page.
@@ -166,7 +184,7 @@ fn declare(table: Table) -> SchemaRef {
 }
 
 fn columns(table: Table) -> Vec<Column> {
-    use DataType::{Boolean, FixedSizeBinary, Float64, Int32, Int64, UInt32, Utf8};
+    use DataType::{Boolean, FixedSizeBinary, Float32, Float64, Int32, Int64, UInt32, Utf8};
     match table {
         Table::Runs => vec![
             ("run_id", dict(), false, "id of the run; every other table refers to it"),
@@ -300,6 +318,40 @@ fn columns(table: Table) -> Vec<Column> {
             ("kind", dict(), false, "gauge, counter, histogram, summary, unknown"),
             ("time_ns", Int64, false, "sample time"),
             ("value", Float64, false, "NaN is kept; a stale marker is Prometheus's own NaN"),
+        ],
+        // A row per sample: a row per token would have to be recognised as new or known token by token.
+        Table::Tokens => vec![
+            ("run_id", dict(), false, "the run"),
+            ("step", Int64, true, "training step"),
+            ("sample_id", dict(), false, "rollout sample"),
+            ("split", dict(), false, "train or eval"),
+            ("group_id", dict(), true, "group of samples that share a prompt"),
+            ("source", dict(), true, "data set or task that the prompt came from"),
+            ("logged_ns", Int64, true, "when it was logged; null if it was read from a file"),
+            ("count", Int32, false, "tokens after the prompt; every list has so many, or is null"),
+            ("prompt_tokens", Int64, true, "tokens in the prompt"),
+            ("ids", list(Int32), true, "token ids"),
+            ("texts", list(Utf8), true, "texts of the tokens, if the sender knows them"),
+            ("mask", list(Boolean), true, "true for tokens that are trained on"),
+            (
+                "logprobs",
+                list(Float32),
+                true,
+                "log-probability by the engine that produced the token; NaN where it is not known",
+            ),
+            ("trainer_logprobs", list(Float32), true, "log-probability by the trainer, before the update"),
+            ("entropy", list(Float32), true, "entropy of the distribution that the token was drawn from, in nats"),
+            ("advantages", list(Float32), true, "advantage"),
+            ("ratios", list(Float32), true, "importance ratio, if the trainer reports it"),
+            ("clipped", list(Boolean), true, "true for tokens whose ratio was clipped"),
+            (
+                "parts",
+                list_of(part_fields()),
+                false,
+                "consecutive tokens that were produced together: the first of them, the turn, the engine, the version of the weights, \
+                 and the first token of the turn's prefix that differs from what was produced before",
+            ),
+            ("file", dict(), true, "dump that it was read from"),
         ],
     }
 }

@@ -104,6 +104,7 @@ pub mod event {
     pub const METRICS: &str = "rollscope.metrics";
     pub const CONVERSATION: &str = "rollscope.conversation";
     pub const MEDIA: &str = "rollscope.media";
+    pub const TOKENS: &str = "rollscope.tokens";
     pub const STATS: &str = "rollscope.stats";
 
     pub const CONFIG: &str = "rollscope.config";
@@ -115,6 +116,8 @@ pub mod event {
     pub const KEY: &str = "rollscope.key";
     pub const INDEX: &str = "rollscope.index";
     pub const METADATA: &str = "rollscope.metadata";
+    pub const SPLIT: &str = "rollscope.split";
+    pub const SOURCE: &str = "rollscope.source";
     pub const STAT_PREFIX: &str = "rollscope.stat.";
 
     /// Response header in which the server sends the trace level to SDKs.

@@ -10,8 +10,8 @@ use utoipa::ToSchema;
 
 use crate::error::StoreError;
 
-/// 2: commits after it are in the journal, which version 1 did not have. 3: runs may share a segment.
-pub(crate) const VERSION: u32 = 3;
+/// 2: commits after it are in the journal, which version 1 did not have. 3: runs may share a segment. 4: there are `tokens`.
+pub(crate) const VERSION: u32 = 4;
 
 /// For each attribute column, each key and the types seen under it (bits of `rollscope_model::attrs::Type`).
 pub type AttrTypes = BTreeMap<String, BTreeMap<String, u8>>;

@@ -139,7 +139,7 @@ async fn rebuild(root: &Root, mut manifest: Manifest) -> Result<Manifest, StoreE
 
 pub(crate) struct Replayed {
     pub state: State,
-    pub indices: [TableIndex; 6],
+    pub indices: [TableIndex; Table::COUNT],
     pub known: KnownSegments,
     pub set_aside: Vec<SetAside>,
 }
@@ -156,7 +156,7 @@ pub(crate) fn replay(
     mend: bool,
 ) -> Result<Replayed, StoreError> {
     let mut state = State::new(manifest);
-    let mut indices: [TableIndex; 6] = Default::default();
+    let mut indices: [TableIndex; Table::COUNT] = Default::default();
     let mut known = KnownSegments::new(options.duplicate_check_bytes);
     let mut set_aside = Vec::new();
     for (i, number) in numbers.iter().enumerate() {

@@ -152,7 +152,7 @@ struct Flush {
 
 struct World {
     state: State,
-    indices: [TableIndex; 6],
+    indices: [TableIndex; Table::COUNT],
     files: HashMap<String, RecordBatch>,
     names: usize,
     log: Vec<(u64, Table, RecordBatch)>,
@@ -336,7 +336,7 @@ impl World {
     /// What the next process sees.
     fn after_a_crash(&self) -> Result<Rows, String> {
         let mut state = State::new(Manifest::clone(&self.state.manifest));
-        let mut indices: [TableIndex; 6] = Default::default();
+        let mut indices: [TableIndex; Table::COUNT] = Default::default();
         let floor = state.manifest.wal_floor;
         for (_, table, batch) in self.log.iter().filter(|(number, ..)| *number >= floor) {
             let incoming = Incoming::new(*table, batch.clone());

@@ -41,6 +41,9 @@ const TEXT_ROW_GROUP_ROWS: usize = 8 << 10;
 const TEXT_PAGE_BYTES: usize = 512 << 10;
 const TEXT_BATCH_ROWS: usize = 16;
 
+/// A sample has thousands of tokens.
+const TOKENS_ROW_GROUP_ROWS: usize = 2 << 10;
+
 /// Ids that no dictionary holds. The default of this writer version, DELTA_BYTE_ARRAY, is not read by polars for values of
 /// a fixed length.
 const ID_ENCODING: Encoding = Encoding::PLAIN;
@@ -256,6 +259,10 @@ fn encode(
             .set_column_dictionary_enabled(ColumnPath::from("messages"), false)
             .set_column_statistics_enabled(ColumnPath::from("messages"), EnabledStatistics::None);
     }
+    if table == Table::Tokens {
+        group_rows = TOKENS_ROW_GROUP_ROWS;
+        props = props.set_max_row_group_row_count(Some(TOKENS_ROW_GROUP_ROWS));
+    }
     for column in table.bloom_columns() {
         let path = ColumnPath::from(*column);
         let distinct = distinct(batch.column_by_name(column).expect("declared"), group_rows);
@@ -295,6 +302,16 @@ fn encode(
                         .set_column_encoding(path, Encoding::PLAIN),
                     Values::Dictionary => props.set_column_dictionary_enabled(path, true),
                 };
+            }
+            (name, DataType::List(item)) if table == Table::Tokens => {
+                let leaf = ColumnPath::from([name, "list", "item"].map(String::from).to_vec());
+                props = props.set_column_statistics_enabled(leaf.clone(), EnabledStatistics::None);
+                // Advantages repeat themselves: all tokens of a sample have the same as a rule.
+                if *item.data_type() == DataType::Float32 && name != "advantages" {
+                    props = props
+                        .set_column_dictionary_enabled(leaf.clone(), false)
+                        .set_column_encoding(leaf, Encoding::BYTE_STREAM_SPLIT);
+                }
             }
             (_, DataType::Map(_, _)) => {
                 props = props

@@ -349,7 +349,7 @@ impl TableState {
 /// Everything readers see, behind one lock.
 pub(crate) struct State {
     pub manifest: Arc<Manifest>,
-    pub tables: [TableState; 6],
+    pub tables: [TableState; Table::COUNT],
     pub version: u64,
     /// Version at which the sealed generation was closed.
     pub sealed_at: u64,
@@ -430,7 +430,7 @@ impl State {
     }
 
     /// Merges small chunks. Only when everything admitted is visible: it moves rows to other places.
-    pub fn coalesce(&mut self, indices: &mut [TableIndex; 6]) {
+    pub fn coalesce(&mut self, indices: &mut [TableIndex; Table::COUNT]) {
         for table in Table::ALL {
             coalesce(table, &mut self.tables[table as usize], &mut indices[table as usize]);
         }
@@ -510,7 +510,7 @@ impl State {
     }
 
     /// Starts a new generation. `carried` are the open spans that go on in it.
-    pub fn seal(&mut self, indices: &mut [TableIndex; 6], carried: Option<RecordBatch>) {
+    pub fn seal(&mut self, indices: &mut [TableIndex; Table::COUNT], carried: Option<RecordBatch>) {
         for (state, index) in self.tables.iter_mut().zip(indices.iter_mut()) {
             state.sealed = std::mem::take(&mut state.active);
             state.replaced_by_sealed = std::mem::take(&mut state.replaced_by_active);

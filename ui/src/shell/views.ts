@@ -80,6 +80,14 @@ export const VIEWS: readonly ViewSpec[] = [
           shortcut: 'x',
           load: () => import('../features/traces/Traces.svelte'),
         },
+        {
+          key: 'tokens',
+          title: 'Tokens',
+          path: 'run/:run/tokens/:step/:sample',
+          nav: 'never',
+          needs: 'live',
+          load: () => import('../features/tokens/Tokens.svelte'),
+        },
         { key: 'trace', title: 'Trace', path: 'trace/:trace', nav: 'never', ofRun: true, load: () => import('../features/traces/Trace.svelte') },
       ] satisfies ViewSpec[])),
   {

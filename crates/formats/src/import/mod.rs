@@ -39,11 +39,13 @@ pub struct ImportOptions {
     /// A batch is handed on once it has this many rows, or was made from a kilobyte for each. The default suits the store;
     /// fewer take less memory.
     pub batch_rows: usize,
+    /// Whether tokens are read, where a file has them: half of the bytes of a dump.
+    pub tokens: bool,
 }
 
 impl Default for ImportOptions {
     fn default() -> Self {
-        ImportOptions { run: None, batch_rows: 32_768 }
+        ImportOptions { run: None, batch_rows: 32_768, tokens: true }
     }
 }
 

@@ -10,6 +10,7 @@ use rollscope_formats::import::slime_pt::{Dump, SlimeDump, default_run};
 use rollscope_formats::import::{IMPORTERS, ImportOptions, Importer};
 use rollscope_formats::testing::torch_writer::{Shape, write_dump};
 use rollscope_model::Table;
+use rollscope_model::read::Tokens;
 use serde_json::Value;
 
 fn fixture(name: &str) -> PathBuf {
@@ -79,7 +80,8 @@ fn rows_do_not_depend_on_the_container_or_on_the_kind_of_sample() {
     for other in ["legacy", "sample_objects"] {
         let others = rows(&open(other), "run");
         for (table, batch) in &tables {
-            if *table == Table::Runs || *table == Table::Samples {
+            // These name the file.
+            if matches!(table, Table::Runs | Table::Samples | Table::Tokens) {
                 continue;
             }
             assert_eq!(Some(batch), others.iter().find(|(t, _)| t == table).map(|(_, b)| b), "{other}");
@@ -238,24 +240,29 @@ fn a_dump_is_recognised_and_its_name_tells_step_and_split() {
             *rows.entry(t).or_insert(0) += batch.num_rows();
             Ok(())
         });
-    let wanted = [(Table::Runs, 1), (Table::Spans, 80), (Table::Samples, 8), (Table::Conversations, 8)];
+    let wanted =
+        [(Table::Runs, 1), (Table::Spans, 80), (Table::Samples, 8), (Table::Conversations, 8), (Table::Tokens, 8)];
     assert_eq!(rows, BTreeMap::from(wanted));
-    assert_eq!(read.unwrap().rows, 97);
+    assert_eq!(read.unwrap().rows, 105);
 }
 
 #[test]
-fn a_sample_is_decoded_when_it_is_opened() {
-    let dump = open("tensors");
-    let sample = dump.sample(0, usize::MAX).unwrap();
-    assert_eq!(sample.tokens.as_ref().unwrap().len(), 96);
-    assert_eq!(sample.loss_mask.unwrap(), vec![1; 48]);
-    assert_eq!(sample.log_probs.unwrap().len(), 48);
-    assert!(sample.fields.iter().any(|(k, v)| k == "status" && v == "\"completed\""));
-    assert_eq!(dump.sample(0, 10).unwrap().tokens.unwrap()[..], sample.tokens.unwrap()[..10]);
-    let small = open("small").sample(1, usize::MAX).unwrap();
-    assert_eq!(small.tokens.unwrap()[..3], [49796, 23330, 29244]);
-    assert!((small.log_probs.unwrap()[0] + 0.2553583865789577).abs() < 1e-15);
-    assert!(dump.sample(99, 1).is_none());
+fn tokens_after_the_prompt_reach_their_table() {
+    let batch = table(&rows(&open("tensors"), "r"), Table::Tokens);
+    let tokens = Tokens::of(&batch).unwrap();
+    assert_eq!((tokens.count.at(0), tokens.prompt_tokens.get(0)), (48, Some(48)));
+    assert_eq!(tokens.mask.get(0).unwrap().collect::<Vec<_>>(), [true; 48]);
+    assert_eq!((tokens.ids.get(0).unwrap().len(), tokens.logprobs.get(0).unwrap().len()), (48, 48));
+    let batch = table(&rows(&open("small"), "r"), Table::Tokens);
+    let tokens = Tokens::of(&batch).unwrap();
+    assert_eq!((tokens.sample_id.at(1), tokens.trainer_logprobs.get(1)), ("1", None));
+    assert!((tokens.logprobs.get(1).unwrap()[0] + 0.255_358_4).abs() < 0.255_358_4 / 4096.0);
+    let none = ImportOptions { tokens: false, ..ImportOptions::default() };
+    let read = open("small").batches(&none, &mut |table, _| {
+        assert_ne!(table, Table::Tokens);
+        Ok(())
+    });
+    assert_eq!(read.unwrap().rows, 97);
 }
 
 #[test]
@@ -277,10 +284,12 @@ fn generated_dumps_are_dumps() {
     let summary = dump.summary();
     assert_eq!((summary.rows, summary.closed, summary.instants), (130, 130 * 60, 130 * 3));
     assert_eq!((summary.open, summary.orphans), (0, 0));
-    assert_eq!(dump.sample(129, usize::MAX).unwrap().tokens.unwrap().len(), 3372);
     let cache = ours(&dump);
     assert_eq!(cache["rows"].as_array().unwrap().len(), 130);
     assert_eq!(cache["rows"][129]["row_id"], 129);
     let batches = rows(&dump, "r");
     assert_eq!(table(&batches, Table::Spans).num_rows(), 130 * 63);
+    let tokens = table(&batches, Table::Tokens);
+    let tokens = Tokens::of(&tokens).unwrap();
+    assert_eq!(i64::from(tokens.count.at(129)) + tokens.prompt_tokens.get(129).unwrap(), 3372);
 }

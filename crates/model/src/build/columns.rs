@@ -147,14 +147,14 @@ impl<const N: usize> IdColumn<N> {
 
 /// Text without nulls, as raw buffers: the parts of an attribute column.
 #[derive(Default)]
-struct TextBuffer {
+pub(super) struct TextBuffer {
     offsets: Vec<i32>,
     bytes: Vec<u8>,
 }
 
 impl TextBuffer {
     /// Writes one text. `write` must append valid UTF-8.
-    fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(super) fn push_with(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if self.offsets.is_empty() {
             self.offsets.push(0);
         }
@@ -162,7 +162,7 @@ impl TextBuffer {
         self.offsets.push(self.bytes.len() as i32);
     }
 
-    fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.offsets.len().saturating_sub(1)
     }
 
@@ -173,7 +173,7 @@ impl TextBuffer {
         }
     }
 
-    fn finish(&mut self) -> StringArray {
+    pub(super) fn finish(&mut self) -> StringArray {
         let mut offsets = std::mem::take(&mut self.offsets);
         if offsets.is_empty() {
             offsets.push(0);
@@ -393,7 +393,7 @@ fn truncate_list(offsets: &mut Vec<i32>, len: usize) -> usize {
     offsets.last().map_or(0, |o| *o as usize)
 }
 
-fn finish_list(offsets: &mut Vec<i32>, items: StructArray) -> ArrayRef {
+pub(super) fn finish_list(offsets: &mut Vec<i32>, items: StructArray) -> ArrayRef {
     let mut offsets = std::mem::take(offsets);
     if offsets.is_empty() {
         offsets.push(0);

@@ -5,14 +5,16 @@
 //! [`read`](crate::read) is the mirror.
 
 mod columns;
+mod lists;
 mod spans;
 mod tables;
 
 pub use columns::{AttrsColumn, DictColumn, EventsColumn, IdColumn, LinksColumn, NULL_KEY};
+pub use lists::{NewPart, rounded};
 pub use spans::{NewEvent, NewLink, NewSpan, SpansBuilder};
 pub use tables::{
-    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, NewSample, RunsBuilder,
-    SamplesBuilder, SeriesBuilder,
+    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, NewSample, NewTokens,
+    RunsBuilder, SamplesBuilder, SeriesBuilder, TokensBuilder,
 };
 
 #[cfg(test)]
@@ -49,6 +51,7 @@ mod tests {
         assert_eq!(ConversationsBuilder::default().finish().unwrap().num_rows(), 0);
         assert_eq!(MetricsBuilder::default().finish().unwrap().num_rows(), 0);
         assert_eq!(SeriesBuilder::default().finish().unwrap().num_rows(), 0);
+        assert_eq!(TokensBuilder::default().finish().unwrap().num_rows(), 0);
     }
 
     #[test]

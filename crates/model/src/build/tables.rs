@@ -1,16 +1,18 @@
-//! Rows of the tables of plain columns.
+//! Rows of all tables but `spans`.
 
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, BooleanBuilder, Float64Builder, Int32Builder, Int64Builder, RecordBatch, StringBuilder};
+use arrow::datatypes::{Float32Type, Int32Type};
 use arrow::error::ArrowError;
 
 use super::columns::{DictColumn, IdColumn};
+use super::lists::{BoolsColumn, NewPart, NumbersColumn, PartsColumn, TextsColumn, rounded};
 use crate::ids::{SpanId, TraceId};
 use crate::plain::plain_tables;
 use crate::tables::Table;
 
-/// Declares a row struct and its builder for a table of plain columns, in the order of the schema.
+/// Declares a row struct and its builder for a table, in the order of the schema.
 macro_rules! builder {
     ($table:ident, $row:ident, $builder:ident, { $($field:ident : $kind:ident),+ $(,)? }) => {
         #[doc = concat!("Named arguments of [`", stringify!($builder), "::push`].")]
@@ -39,6 +41,12 @@ macro_rules! builder {
     (@arg int32_opt $l:lifetime) => { Option<i32> };
     (@arg float $l:lifetime) => { f64 };
     (@arg float_opt $l:lifetime) => { Option<f64> };
+    (@arg int32 $l:lifetime) => { i32 };
+    (@arg ints_opt $l:lifetime) => { Option<&$l [i32]> };
+    (@arg measured_opt $l:lifetime) => { Option<&$l [f32]> };
+    (@arg bools_opt $l:lifetime) => { Option<&$l [bool]> };
+    (@arg texts_opt $l:lifetime) => { Option<&$l [&$l str]> };
+    (@arg parts $l:lifetime) => { &$l [NewPart<$l>] };
     (@arg bool_opt $l:lifetime) => { Option<bool> };
     (@arg trace_opt $l:lifetime) => { Option<TraceId> };
     (@arg span_opt $l:lifetime) => { Option<SpanId> };
@@ -51,6 +59,12 @@ macro_rules! builder {
     (@builder int32_opt) => { Int32Builder };
     (@builder float) => { Float64Builder };
     (@builder float_opt) => { Float64Builder };
+    (@builder int32) => { Int32Builder };
+    (@builder ints_opt) => { NumbersColumn<Int32Type> };
+    (@builder measured_opt) => { NumbersColumn<Float32Type> };
+    (@builder bools_opt) => { BoolsColumn };
+    (@builder texts_opt) => { TextsColumn };
+    (@builder parts) => { PartsColumn };
     (@builder bool_opt) => { BooleanBuilder };
     (@builder trace_opt) => { IdColumn<16> };
     (@builder span_opt) => { IdColumn<8> };
@@ -63,9 +77,20 @@ macro_rules! builder {
     (@push int32_opt $b:expr, $v:expr) => { $b.append_option($v) };
     (@push float $b:expr, $v:expr) => { $b.append_value($v) };
     (@push float_opt $b:expr, $v:expr) => { $b.append_option($v) };
+    (@push int32 $b:expr, $v:expr) => { $b.append_value($v) };
+    (@push ints_opt $b:expr, $v:expr) => { $b.push($v, |id| id) };
+    (@push measured_opt $b:expr, $v:expr) => { $b.push($v, rounded) };
+    (@push bools_opt $b:expr, $v:expr) => { $b.push($v) };
+    (@push texts_opt $b:expr, $v:expr) => { $b.push($v) };
+    (@push parts $b:expr, $v:expr) => { $b.push($v) };
     (@push bool_opt $b:expr, $v:expr) => { $b.append_option($v) };
     (@push trace_opt $b:expr, $v:expr) => { $b.push_opt($v.as_ref()) };
     (@push span_opt $b:expr, $v:expr) => { $b.push_opt($v.as_ref()) };
+    (@finish ints_opt $b:expr) => { $b.finish() };
+    (@finish measured_opt $b:expr) => { $b.finish() };
+    (@finish bools_opt $b:expr) => { $b.finish() };
+    (@finish texts_opt $b:expr) => { $b.finish() };
+    (@finish parts $b:expr) => { $b.finish() };
     (@finish dict $b:expr) => { $b.finish() };
     (@finish dict_opt $b:expr) => { $b.finish() };
     (@finish trace_opt $b:expr) => { $b.finish() };

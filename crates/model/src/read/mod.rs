@@ -2,9 +2,10 @@
 //!
 //! A column is read as what it holds ([`Text`], [`Ints`], [`Ids`], ...), whether it is a dictionary or not, and every row
 //! of it is an `Option`. [`column`] finds one by name, for batches that hold a few columns; [`Spans`], [`Samples`],
-//! [`Conversations`], [`Runs`], [`Metrics`] and [`Series`] hold all columns of a table.
+//! [`Conversations`], [`Runs`], [`Metrics`], [`Series`] and [`Tokens`] hold all columns of a table.
 
 mod columns;
+mod lists;
 mod spans;
 mod tables;
 
@@ -13,8 +14,9 @@ use std::collections::BTreeMap;
 use arrow::array::{Array, RecordBatch};
 
 pub use columns::{Attrs, Bools, Column, Counts, Floats, Ids, Ints, Numbers, SmallInts, Text, column};
-pub use spans::{Events, Links, Spans};
-pub use tables::{Conversations, Metrics, Runs, Samples, Series};
+pub use lists::{BoolLists, Events, Links, Lists, Parts, TextLists};
+pub use spans::Spans;
+pub use tables::{Conversations, Metrics, Runs, Samples, Series, Tokens};
 
 use crate::tables::Table;
 
@@ -37,7 +39,9 @@ pub fn runs(table: Table, batch: &RecordBatch) -> BTreeMap<String, i64> {
 mod tests {
     use super::*;
     use crate::attrs::Value;
-    use crate::build::{NewEvent, NewLink, NewSample, NewSpan, SamplesBuilder, SpansBuilder};
+    use crate::build::{
+        NewEvent, NewLink, NewPart, NewSample, NewSpan, NewTokens, SamplesBuilder, SpansBuilder, TokensBuilder,
+    };
 
     #[test]
     fn a_span_reads_as_it_was_built() {
@@ -100,6 +104,47 @@ mod tests {
             (Some(0.5), Some(2), Some(true))
         );
         assert_eq!((samples.status.get(0), samples.trace_id.get(0), samples.step.get(0)), (None, None, None));
+    }
+
+    #[test]
+    fn tokens_read_as_they_were_built() {
+        let mut built = TokensBuilder::default();
+        let part = NewPart { start: 1, turn: Some(2), engine: Some("e"), ..NewPart::default() };
+        built.push(&NewTokens {
+            run_id: "r",
+            sample_id: "0",
+            split: "train",
+            count: 2,
+            ids: Some(&[5, 6]),
+            texts: Some(&["a", ""]),
+            mask: Some(&[true, false]),
+            logprobs: Some(&[-0.5, f32::NAN]),
+            parts: &[part],
+            ..NewTokens::default()
+        });
+        built.push(&NewTokens { run_id: "r", sample_id: "1", split: "train", ..NewTokens::default() });
+        let batch = built.finish().unwrap();
+        for first in [0, 1] {
+            let batch = batch.slice(first, 2 - first);
+            let tokens = Tokens::of(&batch).unwrap();
+            let last = tokens.len() - 1;
+            assert!(
+                tokens.ids.get(last).is_none() && tokens.mask.get(last).is_none() && tokens.parts.of(last).is_empty()
+            );
+            if first == 1 {
+                continue;
+            }
+            assert_eq!((tokens.count.at(0), tokens.ids.get(0)), (2, Some([5, 6].as_slice())));
+            assert_eq!(tokens.texts.get(0).unwrap().collect::<Vec<_>>(), ["a", ""]);
+            assert_eq!(tokens.mask.get(0).unwrap().collect::<Vec<_>>(), [true, false]);
+            assert!(tokens.logprobs.get(0).is_some_and(|values| values[0] == -0.5 && values[1].is_nan()));
+            let at = tokens.parts.of(0).next().unwrap();
+            assert_eq!(
+                (tokens.parts.start.at(at), tokens.parts.turn.get(at), tokens.parts.engine.get(at)),
+                (1, Some(2), Some("e"))
+            );
+            assert_eq!((tokens.parts.weight_version.get(at), tokens.parts.differs_at.get(at)), (None, None));
+        }
     }
 
     #[test]

@@ -1,12 +1,10 @@
 //! Rows of `spans`.
 
-use std::ops::Range;
-
-use arrow::array::cast::AsArray;
-use arrow::array::{ArrayRef, ListArray, RecordBatch};
+use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 
-use super::columns::{Attrs, Column, Counts, Ids, Ints, SmallInts, Text, column};
+use super::columns::{Attrs, Counts, Ids, Ints, SmallInts, Text, column};
+use super::lists::{Events, Links};
 
 macro_rules! spans {
     ($($field:ident: $type:ty),+ $(,)?) => {
@@ -49,48 +47,3 @@ impl<'a> Spans<'a> {
         self.start_attrs.row(row).chain(self.end_attrs.row(row))
     }
 }
-
-/// A list of structs: where the items of a row are in the fields.
-fn items_of(list: &ListArray, row: usize) -> Range<usize> {
-    let offsets = list.value_offsets();
-    offsets[row] as usize..offsets[row + 1] as usize
-}
-
-macro_rules! items {
-    ($(#[$doc:meta])* $name:ident, $what:literal, { $($field:ident: $type:ty),+ $(,)? }) => {
-        $(#[$doc])*
-        pub struct $name<'a> {
-            list: &'a ListArray,
-            $(pub $field: $type),+
-        }
-
-        impl<'a> Column<'a> for $name<'a> {
-            const WHAT: &'static str = $what;
-
-            fn of(array: &'a ArrayRef) -> Option<Self> {
-                let list = array.as_list_opt::<i32>()?;
-                let items = list.values().as_struct_opt()?;
-                Some($name { list, $($field: Column::of(items.column_by_name(stringify!($field))?)?),+ })
-            }
-        }
-
-        impl $name<'_> {
-            /// Where those of a row are in the fields.
-            pub fn of(&self, row: usize) -> Range<usize> {
-                items_of(self.list, row)
-            }
-        }
-    };
-}
-
-items!(
-    /// Events of spans.
-    Events, "events", { time_ns: Ints<'a>, name: Text<'a>, attrs: Attrs<'a>, dropped_attrs: Counts<'a> }
-);
-items!(
-    /// Links of spans.
-    Links, "links", {
-        trace_id: Ids<'a, 16>, span_id: Ids<'a, 8>, trace_state: Text<'a>, attrs: Attrs<'a>, flags: Counts<'a>,
-        dropped_attrs: Counts<'a>,
-    }
-);

@@ -1,9 +1,11 @@
-//! Rows of the tables of plain columns.
+//! Rows of all tables but `spans`.
 
 use arrow::array::RecordBatch;
+use arrow::datatypes::{Float32Type, Int32Type};
 use arrow::error::ArrowError;
 
 use super::columns::{Bools, Floats, Ids, Ints, SmallInts, Text, column};
+use super::lists::{BoolLists, Lists, Parts, TextLists};
 use crate::plain::plain_tables;
 
 macro_rules! reader {
@@ -37,6 +39,12 @@ macro_rules! reader {
     (@column int32_opt $l:lifetime) => { SmallInts<$l> };
     (@column float $l:lifetime) => { Floats<$l> };
     (@column float_opt $l:lifetime) => { Floats<$l> };
+    (@column int32 $l:lifetime) => { SmallInts<$l> };
+    (@column ints_opt $l:lifetime) => { Lists<$l, Int32Type> };
+    (@column measured_opt $l:lifetime) => { Lists<$l, Float32Type> };
+    (@column bools_opt $l:lifetime) => { BoolLists<$l> };
+    (@column texts_opt $l:lifetime) => { TextLists<$l> };
+    (@column parts $l:lifetime) => { Parts<$l> };
     (@column bool_opt $l:lifetime) => { Bools<$l> };
     (@column trace_opt $l:lifetime) => { Ids<$l, 16> };
     (@column span_opt $l:lifetime) => { Ids<$l, 8> };

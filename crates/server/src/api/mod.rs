@@ -17,6 +17,7 @@ mod stream;
 mod tables;
 pub mod testing;
 mod timeline;
+mod tokens;
 mod trace_level;
 mod traces;
 
@@ -59,6 +60,7 @@ use crate::problem::Problem;
         runs::set_tags,
         timeline::samples,
         timeline::links,
+        tokens::tokens,
         spans::span,
         spans::trace,
         traces::find,
@@ -98,6 +100,7 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/runs/{run}/links", get(timeline::links))
+        .route("/runs/{run}/tokens", get(tokens::tokens))
         .route("/runs/{run}/tags", put(runs::set_tags))
         .route("/spans/{trace}/{span}", get(spans::span))
         .route("/traces", get(traces::find))

@@ -63,7 +63,7 @@ pub(super) type WeakShared = Weak<Shared>;
 
 #[derive(Default)]
 pub(super) struct Counters {
-    pub(super) rows: [AtomicU64; 6],
+    pub(super) rows: [AtomicU64; Table::COUNT],
     pub(super) duplicates: AtomicU64,
     pub(super) log_bytes: AtomicU64,
     pub(super) log_syncs: AtomicU64,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use rollscope_model::Table;
 use tokio::sync::{mpsc, oneshot};
 
 use super::Appended;
@@ -20,7 +21,7 @@ pub(super) const WRITER: &str = "store-writer";
 /// Behind one lock: the log, and the index of what is in the tail.
 pub(super) struct Writer {
     pub(super) log: Log,
-    pub(super) indices: [TableIndex; 6],
+    pub(super) indices: [TableIndex; Table::COUNT],
     pub(super) known: KnownSegments,
     /// Once the sealed generation is in segments, log files below this are not needed.
     pub(super) sealed_floor: u64,

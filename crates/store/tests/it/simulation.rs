@@ -28,8 +28,8 @@ use rand::{Rng, SeedableRng};
 use rollscope_model::Table;
 use rollscope_model::attrs::Value;
 use rollscope_model::build::{
-    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, NewSample, NewSpan,
-    RunsBuilder, SamplesBuilder, SeriesBuilder, SpansBuilder,
+    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, NewSample, NewSpan, NewTokens,
+    RunsBuilder, SamplesBuilder, SeriesBuilder, SpansBuilder, TokensBuilder,
 };
 use rollscope_model::read::{Floats, Ids, Ints, Text, column};
 use rollscope_store::{
@@ -97,9 +97,9 @@ fn time(key: Key) -> i64 {
     start + i64::from(key.n) * 1_000_000_000
 }
 
-/// Samples of a dump have no time.
+/// Samples of a dump and their tokens have no time.
 fn has_time(key: Key) -> bool {
-    key.table != Table::Samples || !key.n.is_multiple_of(3)
+    !matches!(key.table, Table::Samples | Table::Tokens) || !key.n.is_multiple_of(3)
 }
 
 fn step(key: Key) -> Option<i64> {
@@ -173,6 +173,18 @@ fn batch(table: Table, rows: &[(Key, Row)], media: &BTreeMap<u64, String>) -> Re
             time_ns: time(key),
             value: if key.n % 4 == 0 { f64::NAN } else { 1.5 },
         }),
+        Table::Tokens => build!(TokensBuilder, |key, row, run| &NewTokens {
+            run_id: run,
+            step: step(key),
+            sample_id: &key.n.to_string(),
+            split: "train",
+            logged_ns: has_time(key).then_some(time(key)),
+            count: 2,
+            prompt_tokens: Some(row.version as i64),
+            ids: Some(&[5, key.n as i32]),
+            logprobs: (!key.n.is_multiple_of(4)).then_some(&[-0.5, f32::NAN]),
+            ..NewTokens::default()
+        }),
     }
 }
 
@@ -202,6 +214,7 @@ fn rows_of(table: Table, batch: &RecordBatch) -> Vec<(u128, Key, Row)> {
             }
             Table::Metrics => (second(ints("time_ns").at(row)), floats("value").at(row) as u64, false),
             Table::Series => (second(ints("time_ns").at(row)), number(text("kind").at(row)), false),
+            Table::Tokens => (number(text("sample_id").at(row)) as u32, ints("prompt_tokens").at(row) as u64, false),
         }
     };
     (0..batch.num_rows())
@@ -1059,7 +1072,7 @@ fn segments(snapshot: &Snapshot) -> impl Iterator<Item = &Arc<Segment>> {
 fn read(dir: &Path, table: Table, path: &str) -> Result<Vec<(u128, Key, Row)>, Failure> {
     let data = bytes::Bytes::from(std::fs::read(dir.join(path)).map_err(|e| format!("{path}: {e}"))?);
     // What `rows_of` needs: all columns took a sixth of the whole test.
-    let others = ["run_id", "updated_ns", "name", "state", "reward", "index", "value", "kind"];
+    let others = ["run_id", "updated_ns", "name", "state", "reward", "index", "value", "kind", "prompt_tokens"];
     let reader = ParquetRecordBatchReaderBuilder::try_new(data).and_then(|reader| {
         let columns = table.identity().iter().copied().chain(others);
         let columns = ProjectionMask::columns(reader.parquet_schema(), columns);

@@ -1,8 +1,9 @@
 // Conversations as the page gets them: from the server, or from the blocks of a static file. The server searches, sorts
 // and pages; a static file holds a bounded number of conversations of each run in one answer, so there the page looks
 // through them itself, with a small part of the language.
+import { readStream, rows } from '../../data/arrow';
 import type { Conversation, Listed, Message, Question } from '../../data/conversations';
-import { api, getJson, withParams } from '../../data/http';
+import { api, bytesOf, getArrow, getJson, withParams } from '../../data/http';
 import { app } from '../../domain/app.svelte';
 import type { ConversationStats, Conversation as Stored } from '../../generated/api';
 import { listed } from './offline';
@@ -25,6 +26,14 @@ export async function one(id: string, signal?: AbortSignal): Promise<Conversatio
   }
   const found = await getJson<Stored>(withParams(api`/conversations/${id}`, { timing: true }), signal);
   return { ...found, messages: asMessages(found.messages) };
+}
+
+/** How many tokens of a sample something is known of. */
+export async function tokenCount(run: string, step: number | null, sample: string, signal?: AbortSignal): Promise<number> {
+  if (app.source.kind !== 'server') return 0;
+  const address = withParams(api`/runs/${run}/tokens`, { sample, step, columns: 'count' });
+  const found = rows<'count'>(readStream(await bytesOf(await getArrow(address, signal))));
+  return found.reduce((sum, row) => sum + Number(row.count), 0);
 }
 
 /** Whatever came as messages, as a list of objects. */

@@ -172,7 +172,7 @@ fn write_page(
     mut together: Option<&mut JointPage>,
 ) -> anyhow::Result<()> {
     let run = run_of(dump.path(), args);
-    let options = ImportOptions { run: Some(run.clone()), ..ImportOptions::default() };
+    let options = ImportOptions { run: Some(run.clone()), tokens: false, ..ImportOptions::default() };
     atomically(page, |file| -> anyhow::Result<()> {
         let out = Box::new(BufWriter::with_capacity(1 << 20, file));
         let mut own = Page::begin(out, &template()?, &generator())?;

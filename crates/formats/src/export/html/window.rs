@@ -129,7 +129,7 @@ impl<'a> Window<'a> {
                     RunFacts::describe(&mut page.runs, &batch)?;
                 }
             }
-            Table::Metrics | Table::Series => {}
+            Table::Metrics | Table::Series | Table::Tokens => {}
         }
         Ok(())
     }

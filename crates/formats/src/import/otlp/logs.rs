@@ -16,6 +16,7 @@ use prost::Message as _;
 use rollscope_model::Table;
 use rollscope_model::build::{
     ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, RunsBuilder, SeriesBuilder,
+    TokensBuilder,
 };
 use rollscope_model::limits::{CONVERSATION_BYTES, MEDIA_BYTES, RUN_ID_BYTES};
 use rollscope_model::names;
@@ -23,8 +24,9 @@ use rollscope_model::names::event;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::span::{Reason, Rejects};
-use super::{DecodeError, DecodeOptions, MAX_RUNS, RunSeen, logs_json};
+use super::{DecodeError, DecodeOptions, MAX_RUNS, RunSeen, logs_json, tokens};
 use crate::conversations::events::{self, Calls, Event};
+use crate::tokens::About;
 use crate::{any_value, conversation};
 
 /// Names of metrics, runs, projects, keys.
@@ -35,7 +37,7 @@ const MAX_NAME_BYTES: usize = 4096;
 pub struct DecodedLogs {
     /// Rows of `runs` that an SDK sent explicitly, in order.
     pub runs: Vec<RunRecord>,
-    /// Metrics, conversations and series, if there are any.
+    /// Metrics, conversations, series and tokens, if there are any.
     pub batches: Vec<(Table, RecordBatch)>,
     /// Files to keep, before the rows that name them.
     pub media: Vec<Vec<u8>>,
@@ -106,7 +108,8 @@ fn write(request: ExportLogsServiceRequest, rejects: Rejects, options: &DecodeOp
         metrics: MetricsBuilder::default(),
         conversations: ConversationsBuilder::default(),
         series: SeriesBuilder::default(),
-        rows: [0; 3],
+        tokens: TokensBuilder::default(),
+        rows: [0; 4],
         run_index: HashMap::new(),
     };
     for resource in request.resource_logs {
@@ -127,16 +130,17 @@ struct Writer<'o> {
     metrics: MetricsBuilder,
     conversations: ConversationsBuilder,
     series: SeriesBuilder,
-    /// Rows in the three builders above.
-    rows: [usize; 3],
+    tokens: TokensBuilder,
+    /// Rows in the four builders above.
+    rows: [usize; 4],
     /// Where each run is among those seen.
     run_index: HashMap<String, usize>,
 }
 
 impl Writer<'_> {
     fn finish(mut self) -> DecodedLogs {
-        let tables = [Table::Metrics, Table::Conversations, Table::Series];
-        let batches = [self.metrics.finish(), self.conversations.finish(), self.series.finish()];
+        let tables = [Table::Metrics, Table::Conversations, Table::Series, Table::Tokens];
+        let batches = [self.metrics.finish(), self.conversations.finish(), self.series.finish(), self.tokens.finish()];
         for ((table, rows), batch) in tables.into_iter().zip(self.rows).zip(batches) {
             if rows > 0 {
                 self.out.batches.push((table, batch.expect("columns are written row by row")));
@@ -178,6 +182,7 @@ impl Writer<'_> {
             event::RUN => self.run(&scene)?,
             event::METRICS => self.metrics(&scene, record.body)?,
             event::CONVERSATION => self.conversation(&scene, record.body, &record.trace_id, &record.span_id)?,
+            event::TOKENS => self.tokens(&scene, record.body)?,
             event::MEDIA => return self.media(record.body),
             event::STATS => self.stats(&scene)?,
             _ => return Err(Reason::Event),
@@ -378,6 +383,26 @@ impl Writer<'_> {
             return Err(Reason::TooLarge("media", MEDIA_BYTES));
         }
         self.out.media.push(bytes);
+        Ok(())
+    }
+
+    fn tokens(&mut self, scene: &Scene, body: Option<AnyValue>) -> Result<(), Reason> {
+        let attributes = scene.attributes;
+        let sample = attributes.name(names::SAMPLE_ID)?.ok_or(Reason::NoSample)?;
+        let (group, source) = (attributes.name(names::GROUP_ID)?, attributes.name(&[event::SOURCE])?);
+        let split = attributes.name(&[event::SPLIT])?;
+        let about = About {
+            run_id: scene.run,
+            step: scene.step(),
+            sample_id: &sample,
+            split: split.as_deref().unwrap_or("train"),
+            group_id: group.as_deref(),
+            source: source.as_deref(),
+            logged_ns: Some(scene.time),
+            file: None,
+        };
+        let count = tokens::read(body)?.push(about, &mut self.tokens).map_err(Reason::Tokens)?;
+        self.rows[3] += usize::from(count > 0);
         Ok(())
     }
 

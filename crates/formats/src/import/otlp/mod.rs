@@ -16,6 +16,7 @@ mod metrics;
 mod metrics_json;
 mod protobuf;
 mod span;
+mod tokens;
 mod write;
 
 pub use deltas::{Delta, Source, Stored, Summed};

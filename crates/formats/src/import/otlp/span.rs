@@ -7,6 +7,7 @@ use rollscope_model::limits::RUN_ID_BYTES;
 
 use super::{DecodeError, Limits};
 use crate::json;
+use crate::tokens::Mistake;
 
 /// Why reading stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,12 +80,16 @@ pub(super) enum Reason {
     Body,
     NotJson,
     TooLarge(&'static str, usize),
+    NoSample,
+    Tokens(Mistake),
     Unknown,
 }
 
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self {
+            Reason::NoSample => f.write_str("the tokens name no sample (rl.sample.id)"),
+            Reason::Tokens(mistake) => mistake.fmt(f),
             Reason::TraceId => f.write_str("the trace id is missing, zero or not 16 bytes long"),
             Reason::SpanId => f.write_str("the span id is missing, zero or not 8 bytes long"),
             Reason::ParentId => f.write_str("the parent span id is not 8 bytes long"),

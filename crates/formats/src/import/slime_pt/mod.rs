@@ -73,17 +73,6 @@ pub struct Summary {
     pub split: &'static str,
 }
 
-/// Everything of one sample, decoded on demand.
-#[derive(Clone, Debug, Default)]
-pub struct SampleDetails {
-    pub sample_id: String,
-    pub tokens: Option<Vec<i64>>,
-    pub loss_mask: Option<Vec<i64>>,
-    pub log_probs: Option<Vec<f64>>,
-    /// All fields as JSON in our attribute style; tensors described, not written out.
-    pub fields: Vec<(String, String)>,
-}
-
 impl Dump {
     pub fn open(path: &Path) -> Result<Dump, ImportError> {
         let written = std::fs::metadata(path).and_then(|m| m.modified()).ok();
@@ -217,25 +206,6 @@ impl Dump {
         sink: &mut dyn FnMut(Table, RecordBatch) -> Result<(), ImportError>,
     ) -> Result<Imported, ImportError> {
         tables::write(self, options, sink)
-    }
-
-    /// Everything about one sample. At most `max_values` tokens and the like are decoded.
-    pub fn sample(&self, position: usize, max_values: usize) -> Option<SampleDetails> {
-        let sample = *self.samples.get(position)?;
-        let (torch, heap) = (&self.torch, &self.torch.heap);
-        let ints = |name: &str| heap.field(sample, name).and_then(|v| torch.integers(v, max_values));
-        let floats = |name: &str| heap.field(sample, name).and_then(|v| torch.numbers(v, max_values));
-        let fields = tables::fields(torch, sample)
-            .filter(|(name, _)| name != "trace" && !tables::BULK.contains(&&**name))
-            .map(|(name, value)| (name, torch.json(value, torch::render::Style::Typed, 1 << 20)))
-            .collect();
-        Some(SampleDetails {
-            sample_id: self.sample_ids[position].clone(),
-            tokens: ints("tokens"),
-            loss_mask: ints("loss_mask"),
-            log_probs: floats("rollout_log_probs"),
-            fields,
-        })
     }
 }
 

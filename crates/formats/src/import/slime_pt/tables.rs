@@ -1,10 +1,11 @@
-//! Samples of a dump as rows of `samples`, `spans`, `conversations` and `runs`.
+//! Samples of a dump as rows of `samples`, `spans`, `conversations`, `tokens` and `runs`.
 
 use std::borrow::Cow;
 
 use arrow::array::RecordBatch;
 use rollscope_model::build::{
     ConversationsBuilder, NewConversation, NewRun, NewSample, NewSpan, RunsBuilder, SamplesBuilder, SpansBuilder,
+    TokensBuilder,
 };
 use rollscope_model::kinds::{Kind, classify};
 use rollscope_model::limits::CONVERSATION_BYTES;
@@ -18,36 +19,45 @@ use super::{Dump, parallel};
 use crate::import::torch::render::Style;
 use crate::import::torch::{Key, Tag, Torch, Value};
 use crate::import::{ImportError, ImportOptions, Imported};
+use crate::tokens::{About, MAX_TOKENS, Part, Tokens};
 
 /// One attribute; a longer one is replaced by a note.
 pub const MAX_ATTRIBUTE_BYTES: usize = 4 << 20;
 /// A batch is handed on at this size.
 const BATCH_BYTES: usize = 128 << 20;
+/// What a token takes in memory, about: an id, a mask, a log-probability.
+const TOKEN_BYTES: usize = 9;
 /// Samples a worker turns into rows at a time.
 const CHUNK: usize = 64;
 
 const SERVICE: &str = "slime";
 const RESOURCE: &str = "{\"service.name\":\"slime\"}";
 
-/// Fields of a sample with a value for every token.
-pub const BULK: &[&str] = &[
-    "tokens",
-    "loss_mask",
-    "rollout_log_probs",
-    "teacher_log_probs",
-    "rollout_top_p_token_ids",
-    "rollout_top_p_token_offsets",
-    "rollout_routed_experts",
-];
-
-/// Fields of a dict or of an object.
-pub fn fields(torch: &Torch, sample: Value) -> impl Iterator<Item = (String, Value)> + '_ {
-    let state = torch.heap.object_of(sample).map_or(sample, |o| o.state);
-    let dicts: Vec<Value> = match state.tag() {
-        Tag::Tuple => torch.heap.items(state).take(2).collect(),
-        _ => vec![state],
-    };
-    dicts.into_iter().flat_map(|d| torch.heap.entries(d)).map(|(k, v)| (torch.python_str(k), v))
+/// The tokens after the prompt. `tokens` has the prompt, too; the other lists begin after it.
+fn tokens(torch: &Torch, sample: Value, response_length: Option<i64>) -> Tokens {
+    let heap = &torch.heap;
+    let field = |name: &str| heap.field(sample, name).filter(|value| !value.is_none());
+    // One more than may be, so that too many are noticed.
+    let numbers = |name: &str| torch.numbers(field(name)?, MAX_TOKENS + 1).filter(|list| !list.is_empty());
+    let floats = |name: &str| numbers(name).map(|list| list.into_iter().map(|value| value as f32).collect());
+    let mut ids = field("tokens").and_then(|tokens| torch.integers(tokens, 2 * MAX_TOKENS + 1)).unwrap_or_default();
+    let response = usize::try_from(response_length.unwrap_or(0)).unwrap_or(usize::MAX).min(ids.len());
+    let prompt = ids.len() - response;
+    let ids: Option<Vec<i32>> = ids.drain(prompt..).map(|id| i32::try_from(id).ok()).collect();
+    // One version, or it is not known which token is of which.
+    let versions: Vec<Value> = field("weight_versions").map(|list| heap.items(list).collect()).unwrap_or_default();
+    let mut versions: Vec<String> =
+        versions.into_iter().map(|version| super::short(torch.python_str(version))).collect();
+    versions.dedup();
+    let version = <[String; 1]>::try_from(versions).ok().map(|[version]| version);
+    Tokens {
+        prompt_tokens: Some(prompt as i64),
+        ids: ids.filter(|ids| !ids.is_empty()),
+        mask: numbers("loss_mask").map(|list| list.into_iter().map(|value| value != 0.0).collect()),
+        logprobs: floats("rollout_log_probs"),
+        parts: version.map(|version| Part { weight_version: Some(version), ..Part::default() }).into_iter().collect(),
+        ..Tokens::default()
+    }
 }
 
 /// What a worker made of its samples.
@@ -59,6 +69,8 @@ struct Chunk {
     rejected: u64,
     skipped: u64,
     shortened: u64,
+    /// Samples whose lists of tokens differ in length.
+    uneven: u64,
     start_ns: Option<i64>,
     end_ns: Option<i64>,
 }
@@ -73,7 +85,7 @@ pub fn write(
     let mut total = Chunk::default();
     parallel::ordered(
         dump.samples.len().div_ceil(CHUNK),
-        || Maker::new(dump, &run, limit),
+        || Maker::new(dump, &run, options, limit),
         |maker, chunk| {
             for at in (chunk * CHUNK..dump.samples.len()).take(CHUNK) {
                 maker.sample(at)?;
@@ -91,6 +103,7 @@ pub fn write(
             total.rejected += chunk.rejected;
             total.skipped += chunk.skipped;
             total.shortened += chunk.shortened;
+            total.uneven += chunk.uneven;
             total.start_ns = total.start_ns.into_iter().chain(chunk.start_ns).min();
             total.end_ns = total.end_ns.into_iter().chain(chunk.end_ns).max();
             chunk.batches.into_iter().try_for_each(|(table, batch)| sink(table, batch))
@@ -113,6 +126,7 @@ pub fn write(
         (total.rejected, "spans have a time outside the years 1678 to 2262"),
         (total.skipped, "events have no time and were left out"),
         (total.shortened, "values were too large and were replaced by a note"),
+        (total.uneven, "samples have lists of tokens that differ in length; their tokens were left out"),
     ] {
         if count > 0 {
             reasons.push(format!("{count} {why}"));
@@ -134,6 +148,7 @@ struct Maker<'a> {
     dump: &'a Dump,
     run: &'a str,
     limit: u64,
+    with_tokens: bool,
     reader: Reader<'a>,
     error_type: Option<Key>,
     error_message: Option<Key>,
@@ -142,18 +157,20 @@ struct Maker<'a> {
     spans: SpansBuilder,
     samples: SamplesBuilder,
     conversations: ConversationsBuilder,
-    /// Bytes of text in the builders.
+    tokens: TokensBuilder,
+    /// Bytes of text and tokens in the builders.
     pending: usize,
     made: Chunk,
 }
 
 impl<'a> Maker<'a> {
-    fn new(dump: &'a Dump, run: &'a str, limit: u64) -> Maker<'a> {
+    fn new(dump: &'a Dump, run: &'a str, options: &ImportOptions, limit: u64) -> Maker<'a> {
         let key = |name: &str| dump.torch.heap.key(name);
         Maker {
             dump,
             run,
             limit,
+            with_tokens: options.tokens,
             reader: Reader::new(&dump.torch),
             error_type: key("error_type"),
             error_message: key("error_message"),
@@ -162,6 +179,7 @@ impl<'a> Maker<'a> {
             spans: SpansBuilder::default(),
             samples: SamplesBuilder::default(),
             conversations: ConversationsBuilder::default(),
+            tokens: TokensBuilder::default(),
             pending: 0,
             made: Chunk::default(),
         }
@@ -172,6 +190,7 @@ impl<'a> Maker<'a> {
             (Table::Spans, self.spans.finish()),
             (Table::Samples, self.samples.finish()),
             (Table::Conversations, self.conversations.finish()),
+            (Table::Tokens, self.tokens.finish()),
         ];
         for (table, batch) in batches {
             let batch = batch.map_err(arrow_error)?;
@@ -280,6 +299,23 @@ impl<'a> Maker<'a> {
         });
         let texts = [&reward_json, &label, &metadata].into_iter().flatten().map(String::len).sum();
         self.added(texts)?;
+
+        if self.with_tokens {
+            let about = About {
+                run_id: self.run,
+                step: dump.step,
+                sample_id,
+                split: dump.split,
+                group_id: group.as_deref(),
+                source: source.as_deref(),
+                logged_ns: end_ns.or(start_ns),
+                file: file.as_deref(),
+            };
+            match tokens(torch, sample, response_length).push(about, &mut self.tokens) {
+                Ok(count) => self.added(count as usize * TOKEN_BYTES)?,
+                Err(_) => self.made.uneven += 1,
+            }
+        }
 
         let Some(talk) = Conversation::new(self, sample) else { return Ok(()) };
         let about = self.about(sample, reward, status.as_deref(), source.as_deref());
