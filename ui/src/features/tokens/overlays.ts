@@ -41,7 +41,13 @@ export function overlaysOf(t: Tokens): Overlay[] {
   add(entropy && { key: 'entropy', label: 'Entropy', about: 'entropy that the token was drawn with, in nats', value: of(entropy), scale: 'high' });
   add(advantages && { key: 'advantage', label: 'Advantage', about: 'advantage', value: of(advantages), scale: 'both', middle: 0 });
   add(
-    mask && { key: 'mask', label: 'Mask', about: 'whether the token is trained on', value: (i) => (mask[i] ? 'trained' : 'masked'), scale: 'classes' },
+    mask && {
+      key: 'mask',
+      label: 'Mask',
+      about: 'whether the token is trained on',
+      value: (i) => (mask[i] ? 'trained' : 'masked'),
+      scale: 'classes',
+    },
   );
   add(
     clipped && {
