@@ -130,7 +130,10 @@ def _bytes(values: Any, code: str, dtype: str) -> tuple[bytes, int]:
         if flat.dtype == object:
             # None where nothing is known.
             flat = numpy.array([float("nan") if value is None else value for value in values])
-        flat = flat.reshape(-1).astype(dtype, copy=False)
+        flat = flat.reshape(-1)
+        if code == "i" and flat.size > 0 and not (-(2**31) <= flat.min() and flat.max() < 2**31):
+            raise ValueError("rollscope.log_tokens: a token id does not fit into 32 bits")
+        flat = flat.astype(dtype, copy=False)
         return (flat if sys.byteorder == "little" else flat.byteswap()).tobytes(), flat.size
     if code == "b":
         flags = bytes(bool(value) for value in values)

@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -144,3 +145,59 @@ def test_without_init_logging_only_warns(caplog, monkeypatch):
     (said,) = [r for r in caplog.records if r.name == "rollscope"]
     assert said.levelname == "WARNING" and "rollscope.init" in said.message
     assert rollscope.stats() == before
+
+
+# --- Tokens ------------------------------------------------------------------------------------------------------------------
+
+
+def test_tokens_are_sent_as_arrays(run, seen):
+    with rollscope.step(5):
+        rollscope.log_tokens(
+            7,
+            ids=np.array([1, 2, 151_643], dtype="int64"),
+            logprobs=[-0.5, None, -2],
+            mask=(1, 0, True),
+            advantages=np.full((1, 3), 0.25, dtype="float16"),
+            texts=["a", "b", "é"],
+            prompt_tokens=12,
+            group="g",
+            engine="e1",
+            weight_version=212,
+        )
+    (record,) = records(seen, "tokens")
+    body = record.body
+    assert record.attributes["rl.sample.id"] == "7" and record.attributes["rl.step"] == 5
+    assert record.attributes["rl.group.id"] == "g" and record.attributes["rollscope.split"] == "train"
+    assert np.frombuffer(body["ids"], "<i4").tolist() == [1, 2, 151_643]
+    logprobs = np.frombuffer(body["logprobs"], "<f4")
+    assert logprobs[[0, 2]].tolist() == [-0.5, -2.0] and np.isnan(logprobs[1])
+    assert body["mask"] == b"\1\0\1" and np.frombuffer(body["advantages"], "<f4").tolist() == [0.25] * 3
+    assert json.loads(body["texts"]) == ["a", "b", "é"] and body["prompt_tokens"] == 12
+    assert json.loads(body["parts"]) == [{"start": 0, "engine": "e1", "weight_version": "212"}]
+    assert "entropy" not in body
+
+
+def test_tokens_of_any_length_are_sent_whole(run, seen):
+    sent = np.arange(1_000_000, dtype="<i4")
+    rollscope.log_tokens("long", ids=sent, step=1)
+    (record,) = records(seen, "tokens")
+    assert np.array_equal(np.frombuffer(record.body["ids"], "<i4"), sent)
+
+
+def test_tokens_that_do_not_fit_are_skipped_and_counted(run, seen, caplog):
+    errors = rollscope.stats()["errors"]
+    rollscope.log_tokens("a", ids=[1, 2], logprobs=[-1.0], step=1)
+    rollscope.log_tokens("b", ids=["x"], step=1)
+    rollscope.log_tokens("c", ids=[1], parts=[{"start": "?"}], step=1)
+    rollscope.log_tokens("d", step=1)
+    rollscope.log_tokens("e", ids=[2**40], step=1)
+    assert records(seen, "tokens") == []
+    assert "differ in length: ids 2, logprobs 1" in caplog.text
+    assert rollscope.stats()["errors"] > errors
+
+
+def test_tokens_without_numpy(run, seen, monkeypatch):
+    monkeypatch.delitem(sys.modules, "numpy", raising=False)
+    rollscope.log_tokens("a", ids=[1, 2], logprobs=[-1.0, None], mask=[True, 0], step=1)
+    body = records(seen, "tokens")[0].body
+    assert body["ids"] == b"\1\0\0\0\2\0\0\0" and body["mask"] == b"\1\0" and body["logprobs"][:4] == b"\0\0\x80\xbf"

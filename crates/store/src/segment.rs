@@ -41,8 +41,11 @@ const TEXT_ROW_GROUP_ROWS: usize = 8 << 10;
 const TEXT_PAGE_BYTES: usize = 512 << 10;
 const TEXT_BATCH_ROWS: usize = 16;
 
-/// A sample has thousands of tokens.
+/// The tokens of a sample are looked up by reading one row group. A sample may have ten tokens, or a hundred thousand: the writer looks
+/// at the bytes after so many.
 const TOKENS_ROW_GROUP_ROWS: usize = 2 << 10;
+const TOKENS_ROW_GROUP_BYTES: usize = 4 << 20;
+const TOKENS_WRITTEN_ROWS: usize = 32;
 
 /// Ids that no dictionary holds. The default of this writer version, DELTA_BYTE_ARRAY, is not read by polars for values of
 /// a fixed length.
@@ -261,7 +264,9 @@ fn encode(
     }
     if table == Table::Tokens {
         group_rows = TOKENS_ROW_GROUP_ROWS;
-        props = props.set_max_row_group_row_count(Some(TOKENS_ROW_GROUP_ROWS));
+        props = props
+            .set_max_row_group_row_count(Some(TOKENS_ROW_GROUP_ROWS))
+            .set_max_row_group_bytes(Some(TOKENS_ROW_GROUP_BYTES));
     }
     for column in table.bloom_columns() {
         let path = ColumnPath::from(*column);
@@ -331,7 +336,10 @@ fn encode(
     }
     let mut writer =
         ArrowWriter::try_new(Vec::with_capacity(batch.num_rows() * 48), batch.schema(), Some(props.build()))?;
-    writer.write(batch)?;
+    let at_once = if table == Table::Tokens { TOKENS_WRITTEN_ROWS } else { batch.num_rows() };
+    for first in (0..batch.num_rows()).step_by(at_once.max(1)) {
+        writer.write(&batch.slice(first, at_once.min(batch.num_rows() - first)))?;
+    }
     Ok(writer.into_inner()?)
 }
 
@@ -627,6 +635,9 @@ pub(crate) fn without_run(batch: &RecordBatch, run_id: &str) -> Result<RecordBat
 pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
     let props = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?)).build();
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(props))?;
-    writer.write(batch)?;
+    let at_once = if table == Table::Tokens { TOKENS_WRITTEN_ROWS } else { batch.num_rows() };
+    for first in (0..batch.num_rows()).step_by(at_once.max(1)) {
+        writer.write(&batch.slice(first, at_once.min(batch.num_rows() - first)))?;
+    }
     Ok(writer.into_inner()?)
 }
