@@ -3,10 +3,12 @@
 import gzip
 import json
 import math
+import pickle
 import shutil
 import signal
 import subprocess
 import time
+import zipfile
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -225,7 +227,7 @@ def test_what_is_damaged_is_named_and_the_rest_is_imported(tmp_path):
     (folder / "2.jsonl").write_bytes(gzip.compress("\n".join(good).encode())[:-20])
     (folder / "3.jsonl").write_text("")
     (folder / "4.jsonl").write_text('{"other": 1}\n')
-    (folder / "5.jsonl").write_text("\n".join(good))
+    (folder / "5.jsonl").write_text("\n".join(good).replace('"step": 1', '"step": 5'))
     done = run("import", folder.parent, "--data", tmp_path / "data", check=False)
     assert done.returncode == 1 and "2.jsonl" in done.stderr, done.stderr
     assert "left out 2 files of unknown formats" in done.stderr
@@ -320,3 +322,40 @@ def test_a_folder_is_followed_while_it_grows(tmp_path):
     assert after["runs"] == before["runs"] == 1 and after["samples"] == 13
     run("import", folder, "--data", data)
     assert counts(data) == after
+
+
+def test_slimes_train_data_does_not_replace_its_samples(tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(FIXTURES / "slime" / "agent" / "rollout_1.pt", folder)
+    run("import", folder, "--data", data)
+    before = rows(data, "samples", "sample_id, reward, status")
+    # As slime's train_data_utils builds it, in torch's container.
+    payload = {"format_version": 2, "rollout_id": 1, "rank": 0, "dp_shards": [{"rank": 0, "data_parallel_rank": 0}],
+               "samples": [{"data_parallel_rank": 0, "sample_index": 0, "rollout_position": 0, "log_probs": [-0.5], "response_lengths": 1}]}
+    file = tmp_path / "train_1.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(payload, protocol=2))
+        archive.writestr("archive/version", "3\n")
+    done = run("import", file, "--run", "run", "--data", data, check=False)
+    assert done.returncode == 1 and "--save-debug-train-data" in done.stderr and "--save-debug-rollout-data" in done.stderr
+    assert rows(data, "samples", "sample_id, reward, status") == before
+
+
+def test_sglang_request_metrics(tmp_path):
+    data = tmp_path / "data"
+    folder = FIXTURES / "sglang" / "request_metrics"
+    said = run("import", folder, "--data", data).stdout
+    assert "1 rejected" in said and "line 5: it has no times; SGLang writes them with --enable-metrics" in said
+    wrote = [json.loads(line) for line in next(folder.iterdir()).read_text().splitlines()][:-1]
+    kept = rows(data, "spans", "request_id, start_ns, end_ns, status, attr(end_attrs, 'cached_tokens') as cached, attr(start_attrs, 'stream') as stream",
+                "name = 'request'", "start_ns")
+    assert [(k["request_id"], int(k["cached"]), k["status"]) for k in kept] == [
+        (w["id"], w["cached_tokens"], "error" if w["finish_reason"]["type"] == "abort" else "unset") for w in wrote]
+    assert [k["end_ns"] - k["start_ns"] for k in kept] == pytest.approx([w["e2e_latency"] * 1e9 for w in wrote], abs=1000)
+    parts = rows(data, "spans", "name, count(*) as n, min(end_ns - start_ns) as least", "name != 'request' group by 1")
+    assert [(p["name"], p["n"]) for p in parts] == [("decode", 4), ("prefill", 4), ("queue", 4)]
+    assert parts[2]["least"] == pytest.approx(0.25e9, abs=1000)
+    before = counts(data)
+    run("import", folder, "--data", data)
+    assert counts(data) == before

@@ -11,7 +11,7 @@ use rollscope_formats::import::otlp::{
     decode_metrics, decode_metrics_json, decode_traces, decode_traces_json,
 };
 use rollscope_formats::import::prometheus::{self, Limits, parse_series};
-use rollscope_formats::import::trainers::{ArealSessions, NemoRl, PrimeRl, PrimeRlMetrics, Verl};
+use rollscope_formats::import::trainers::{ArealSessions, NemoRl, PrimeRl, PrimeRlMetrics, SglangRequests, Verl};
 use rollscope_formats::import::{ImportOptions, Importer, torch};
 use rollscope_formats::testing::exercise;
 use rollscope_formats::testing::torch_writer::torch_file;
@@ -97,12 +97,13 @@ fn chrome(data: &[u8]) {
 
 /// Files of trainers with a record per line, as each of their importers reads them.
 fn trainer_lines(data: &[u8]) {
-    let importers: [(&str, &dyn Importer); 5] = [
+    let importers: [(&str, &dyn Importer); 6] = [
         ("run/rollout/3.jsonl", &Verl),
         ("run/train_data_step3.jsonl", &NemoRl),
         ("run/rollouts/step_3/train/effective/traces.jsonl", &PrimeRl),
         ("run/metrics.jsonl", &PrimeRlMetrics),
         ("run/session_tracer/sessions-r0.jsonl", &ArealSessions),
+        ("run/sglang-request-metrics-20260101_00.log", &SglangRequests),
     ];
     for (path, importer) in importers {
         importer.detects(data, Path::new(path));

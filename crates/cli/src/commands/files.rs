@@ -138,14 +138,19 @@ mod tests {
     #[test]
     fn folders_patterns_and_repeats() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["rollout_10.pt", "rollout_2.pt", "notes.txt"] {
-            std::fs::write(folder.path().join(name), "x").unwrap();
+        std::fs::create_dir_all(folder.path().join("checkpoint/rollout_data")).unwrap();
+        for name in
+            ["rollout_10.pt", "rollout_2.pt", "notes.txt", "checkpoint/model.pt", "checkpoint/rollout_data/3.pt"]
+        {
+            std::fs::write(folder.path().join(name), "PK\u{3}\u{4}").unwrap();
         }
         let names = |files: Vec<PathBuf>| -> Vec<String> {
             files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect()
         };
         let all = expand(&[folder.path().to_path_buf(), folder.path().join("rollout_*.pt")]).unwrap();
-        assert_eq!(names(all), ["rollout_2.pt", "rollout_10.pt"]);
+        assert_eq!(names(all), ["3.pt", "rollout_2.pt", "rollout_10.pt"]);
+        std::fs::write(folder.path().join("rollout_11.pt"), "no dump").unwrap();
+        assert_eq!(expand(&[folder.path().to_path_buf()]).unwrap().len(), 3);
         assert!(expand(&[folder.path().join("none_*.pt")]).is_err());
         assert!(expand(&[folder.path().join("absent.pt")]).is_err());
     }

@@ -108,6 +108,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &trainers::PrimeRl,
     &trainers::PrimeRlMetrics,
     &trainers::ArealSessions,
+    &trainers::SglangRequests,
     &otlp::OtlpProtobuf,
 ];
 

@@ -1,4 +1,4 @@
-//! What trainers write to disk beside their logs: rollouts with their rewards, sessions, metrics. One file here per trainer.
+//! What trainers and their engines write to disk: rollouts with their rewards, sessions, requests, metrics. One file here for each.
 //!
 //! All become the same rows ([`rows`]): a sample with its reward, its conversation, and spans and metrics where the file has times.
 //! So pages, answers, SQL and search need not know which trainer it was.
@@ -10,6 +10,7 @@ mod nemo;
 mod prime;
 mod record;
 mod rows;
+mod sglang;
 mod tokens;
 mod trl;
 mod verl;
@@ -17,5 +18,6 @@ mod verl;
 pub use areal::ArealSessions;
 pub use nemo::NemoRl;
 pub use prime::{PrimeRl, PrimeRlMetrics};
+pub use sglang::SglangRequests;
 pub use trl::Trl;
 pub use verl::Verl;
