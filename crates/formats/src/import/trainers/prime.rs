@@ -210,7 +210,9 @@ impl<'a> Episode<'a> {
                 turns: i32::try_from(sampled().count()).ok(),
                 tool_calls: i32::try_from(tool_calls).ok(),
                 cached_tokens: cached,
-                cache_total_tokens: cached.and(sum(calls, "prompt_tokens")).map(|p| p + cached.unwrap_or(0)),
+                cache_total_tokens: cached
+                    .and(sum(calls, "prompt_tokens"))
+                    .map(|p| p.saturating_add(cached.unwrap_or(0))),
                 ..self.sample(&name)
             },
             &others,
@@ -268,7 +270,10 @@ impl<'a> Episode<'a> {
             for (name, value) in [
                 ("gen_ai.request.model", call.str_of("model").map(attrs::Value::from)),
                 ("gen_ai.response.finish_reasons", call.str_of("finish_reason").map(attrs::Value::from)),
-                ("prompt_tokens", of("prompt_tokens").map(|p| (p + of("cached_input_tokens").unwrap_or(0)).into())),
+                (
+                    "prompt_tokens",
+                    of("prompt_tokens").map(|p| p.saturating_add(of("cached_input_tokens").unwrap_or(0)).into()),
+                ),
                 ("completion_tokens", of("completion_tokens").map(attrs::Value::from)),
                 ("cached_tokens", of("cached_input_tokens").map(attrs::Value::from)),
             ] {
