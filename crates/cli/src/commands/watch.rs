@@ -68,7 +68,7 @@ async fn look_at(store: &Store, path: &Path, seen: &mut Seen, args: &ImportArgs,
     let (size, changed) = (now.len(), now.modified().ok());
     let settled = seen.size == size && seen.changed == changed;
     (seen.size, seen.changed) = (size, changed);
-    let has_lines = path.to_string_lossy().ends_with(".jsonl");
+    let has_lines = path.extension().is_some_and(|e| e == "jsonl" || e == "log");
     if size == 0 || seen.imported == Some((size, changed)) || !(settled || has_lines) {
         return false;
     }
@@ -87,6 +87,11 @@ async fn look_at(store: &Store, path: &Path, seen: &mut Seen, args: &ImportArgs,
             seen.lines = imported.lines.unwrap_or(0);
             import::report(path, format, &imported, new, started);
             true
+        }
+        // Its first line may not be whole yet.
+        Err(_) if !settled => {
+            seen.imported = None;
+            false
         }
         Err(e) => {
             eprintln!("rollscope: {}: {e:#}", path.display());
