@@ -356,7 +356,7 @@ def test_usage_errors(tmp_path):
     assert run("view", check=False).returncode == 2
     assert run("view", tmp_path / "absent.pt", check=False).returncode == 1
     assert "no such file" in run("view", tmp_path / "absent.pt", check=False).stderr
-    assert "no dumps" in run("view", tmp_path, check=False).stderr
+    assert "no files of a known layout" in run("view", tmp_path, check=False).stderr
 
 
 def repeated(part: bytes, times: int) -> bytes:

@@ -11,6 +11,7 @@ use rollscope_formats::import::otlp::{
     decode_metrics, decode_metrics_json, decode_traces, decode_traces_json,
 };
 use rollscope_formats::import::prometheus::{self, Limits, parse_series};
+use rollscope_formats::import::trainers::{ArealSessions, NemoRl, PrimeRl, PrimeRlMetrics, SglangRequests, Verl};
 use rollscope_formats::import::{ImportOptions, Importer, torch};
 use rollscope_formats::testing::exercise;
 use rollscope_formats::testing::torch_writer::torch_file;
@@ -34,6 +35,7 @@ pub const TARGETS: &[Target] = &[
     target("otlp_logs_json", 2048, Shape::Text, |data| drop(decode_logs_json(data, &live()))),
     target("otlp_file", 2048, Shape::Text, otlp_file),
     target("chrome", 2048, Shape::Text, chrome),
+    target("trainers", 4096, Shape::Text, trainer_lines),
     target("prometheus", 1024, Shape::Text, prometheus_page),
     target("torch", 2048, Shape::Bytes, torch_archive),
     target("messages", 1024, Shape::Text, messages),
@@ -91,6 +93,22 @@ fn otlp_file(data: &[u8]) {
 fn chrome(data: &[u8]) {
     let _ = Chrome.import(Path::new("x.json"), &mut &data[..], &ImportOptions::default(), &mut |_, _| Ok(()));
     let _ = profile_facts(&mut &data[..]);
+}
+
+/// Files of trainers with a record per line, as each of their importers reads them.
+fn trainer_lines(data: &[u8]) {
+    let importers: [(&str, &dyn Importer); 6] = [
+        ("run/rollout/3.jsonl", &Verl),
+        ("run/train_data_step3.jsonl", &NemoRl),
+        ("run/rollouts/step_3/train/effective/traces.jsonl", &PrimeRl),
+        ("run/metrics.jsonl", &PrimeRlMetrics),
+        ("run/session_tracer/sessions-r0.jsonl", &ArealSessions),
+        ("run/sglang-request-metrics-20260101_00.log", &SglangRequests),
+    ];
+    for (path, importer) in importers {
+        importer.detects(data, Path::new(path));
+        let _ = importer.import(Path::new(path), &mut &data[..], &ImportOptions::default(), &mut |_, _| Ok(()));
+    }
 }
 
 fn prometheus_page(data: &[u8]) {

@@ -336,7 +336,7 @@ pub enum CacheFormat {
 
 #[derive(Args)]
 pub struct ImportArgs {
-    /// Files, plain or compressed with gzip or zstd; folders of dumps; patterns such as 'dumps/rollout_*.pt'.
+    /// Files, plain or compressed with gzip or zstd; folders that a trainer writes; patterns such as 'dumps/rollout_*.pt'.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
     #[command(flatten)]
@@ -344,6 +344,9 @@ pub struct ImportArgs {
     /// Put everything into this run and ignore the run that the files name.
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
+    /// Keep importing what is added to the folders, until Ctrl-C.
+    #[arg(long)]
+    pub watch: bool,
 }
 
 #[derive(Args)]

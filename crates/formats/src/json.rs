@@ -25,6 +25,8 @@ type Result<T> = std::result::Result<T, Error>;
 pub struct Reader<'a> {
     bytes: &'a [u8],
     pos: usize,
+    /// Takes what Python's `json` writes beyond JSON.
+    python: bool,
 }
 
 /// UTF-8's byte-order mark, which some tools put in front of JSON.
@@ -32,7 +34,13 @@ pub const BOM: &[u8] = b"\xef\xbb\xbf";
 
 impl<'a> Reader<'a> {
     pub fn new(bytes: &'a [u8]) -> Self {
-        Reader { bytes, pos: if bytes.starts_with(BOM) { BOM.len() } else { 0 } }
+        Reader { bytes, pos: if bytes.starts_with(BOM) { BOM.len() } else { 0 }, python: false }
+    }
+
+    /// Reads what Python's `json` writes: `NaN`, `Infinity` and `-Infinity` are numbers, and half a surrogate pair becomes
+    /// U+FFFD.
+    pub fn python(bytes: &'a [u8]) -> Self {
+        Reader { python: true, ..Reader::new(bytes) }
     }
 
     pub fn pos(&self) -> usize {
@@ -190,13 +198,17 @@ impl<'a> Reader<'a> {
                     let mut code = first;
                     if (0xd800..0xdc00).contains(&first) && self.bytes[at..].starts_with(b"\\u") {
                         let second = self.hex4(at + 2)?;
-                        at += 6;
                         if (0xdc00..0xe000).contains(&second) {
                             code = 0x10000 + ((first - 0xd800) << 10) + (second - 0xdc00);
+                            at += 6;
                         }
                     }
                     // A surrogate on its own is not a character.
-                    let Some(c) = char::from_u32(code) else { return Err(Error::Text { at: self.pos }) };
+                    let c = match char::from_u32(code) {
+                        Some(c) => c,
+                        None if self.python => char::REPLACEMENT_CHARACTER,
+                        None => return Err(Error::Text { at: self.pos }),
+                    };
                     out.extend_from_slice(c.encode_utf8(&mut [0; 4]).as_bytes());
                     continue;
                 }
@@ -221,10 +233,18 @@ impl<'a> Reader<'a> {
     /// The text of a number.
     #[inline]
     pub fn number(&mut self) -> Result<&'a str> {
-        if !matches!(self.peek()?, b'-' | b'0'..=b'9') {
+        let first = self.peek()?;
+        let rest = &self.bytes[self.pos..];
+        if self.python
+            && matches!(first, b'N' | b'I' | b'-')
+            && let Some(word) = ["NaN", "Infinity", "-Infinity"].into_iter().find(|w| rest.starts_with(w.as_bytes()))
+        {
+            self.pos += word.len();
+            return Ok(word);
+        }
+        if !matches!(first, b'-' | b'0'..=b'9') {
             return self.wrong_type();
         }
-        let rest = &self.bytes[self.pos..];
         let len = rest
             .iter()
             .position(|b| !matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'))
@@ -264,6 +284,9 @@ impl<'a> Reader<'a> {
                 b'f' => self.word(b"false")?,
                 b'n' => self.word(b"null")?,
                 b'-' | b'0'..=b'9' => {
+                    self.number()?;
+                }
+                b'N' | b'I' if self.python => {
                     self.number()?;
                 }
                 _ => return self.syntax("expected a value"),

@@ -87,7 +87,7 @@ fn open_plain(path: &Path) -> anyhow::Result<Box<dyn Read>> {
 
 /// One thread reads, another encodes. Batches are small, and few wait: an export must fit next to a training.
 fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> {
-    let options = &ImportOptions { batch_rows: 4096, tokens: false, ..ImportOptions::default() };
+    let options = &ImportOptions { batch_rows: 4096, tokens: false, ..super::import::options(None) };
     for path in paths {
         let source = import::open(path)?;
         let imported = std::thread::scope(|scope| -> anyhow::Result<Imported> {

@@ -1,20 +1,24 @@
-//! Files as people name them: paths, folders of dumps, patterns that the shell did not expand.
+//! Files as people name them: paths, folders that trainers write, patterns that the shell did not expand.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
+use rollscope_formats::import::{self, ImportError};
 
 use crate::config::Usage;
 
 /// More files than this are a mistake.
 const MAX_FILES: usize = 100_000;
+/// How deep a folder is searched, and how much of it. AReaL's files are the deepest: five folders below its `fileroot`.
+const MAX_FOLDER_DEPTH: usize = 8;
+const MAX_FOLDER_ENTRIES: usize = 1_000_000;
 
 /// Every file that is meant, each once, in the order of the numbers in their names.
 pub fn expand(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = Vec::new();
     for path in named {
         let mut found = if path.is_dir() {
-            dumps_in(path)?
+            known_in(path)?
         } else if path.exists() {
             vec![path.clone()]
         } else {
@@ -31,17 +35,63 @@ pub fn expand(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn dumps_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let list = std::fs::read_dir(folder).with_context(|| folder.display().to_string())?;
-    let mut found = Vec::new();
-    for entry in list {
-        let path = entry?.path();
-        if path.is_file() && path.extension().is_some_and(|e| e == "pt") {
-            found.push(path);
+/// The same as far as it is there: folders may be empty, and files may still be written.
+pub fn present(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for path in named {
+        if path.is_dir() {
+            let mut found = named_in(path)?;
+            found.sort_by_cached_key(|p| natural(&p.to_string_lossy()));
+            files.extend(found);
+        } else if path.exists() {
+            files.push(path.clone());
         }
     }
+    Ok(files)
+}
+
+/// Files with the names that writers of known formats give, and that are what their names say.
+fn known_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    // One that cannot be read stays: whoever reads it reports why.
+    let is_other = |path: &PathBuf| matches!(import::open(path), Err(ImportError::Malformed(_)));
+    let (other, found): (Vec<_>, Vec<_>) = named_in(folder)?.into_iter().partition(is_other);
+    if let Some(first) = other.first() {
+        let (files, such_as) = (other.len(), first.display());
+        eprintln!("rollscope: left out {files} files of unknown formats in {}, such as {such_as}", folder.display());
+    }
     if found.is_empty() {
-        anyhow::bail!("folder {} has no dumps (*.pt); pass other files by name", folder.display());
+        anyhow::bail!("folder {} has no files of a known layout; pass other files by name", folder.display());
+    }
+    Ok(found)
+}
+
+/// Files with the names that writers of known formats give.
+fn named_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let (mut found, mut entries) = (Vec::new(), 0);
+    let mut waiting = vec![(folder.to_path_buf(), 0)];
+    while let Some((at, depth)) = waiting.pop() {
+        let list = match std::fs::read_dir(&at) {
+            // Trainers delete old checkpoints.
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound && depth > 0 => continue,
+            list => list.with_context(|| at.display().to_string())?,
+        };
+        for entry in list {
+            let entry = entry?;
+            entries += 1;
+            if entries > MAX_FOLDER_ENTRIES {
+                let many = format!("folder {} holds more than {MAX_FOLDER_ENTRIES} files", folder.display());
+                return Err(Usage(format!("{many}; pass a folder inside it")).into());
+            }
+            let path = entry.path();
+            // Links to folders may lead in a circle.
+            if entry.file_type()?.is_dir() {
+                if depth < MAX_FOLDER_DEPTH {
+                    waiting.push((path, depth + 1));
+                }
+            } else if import::belongs(path.strip_prefix(folder).unwrap_or(&path)) && path.is_file() {
+                found.push(path);
+            }
+        }
     }
     Ok(found)
 }
@@ -88,14 +138,19 @@ mod tests {
     #[test]
     fn folders_patterns_and_repeats() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["rollout_10.pt", "rollout_2.pt", "notes.txt"] {
-            std::fs::write(folder.path().join(name), "x").unwrap();
+        std::fs::create_dir_all(folder.path().join("checkpoint/rollout_data")).unwrap();
+        for name in
+            ["rollout_10.pt", "rollout_2.pt", "notes.txt", "checkpoint/model.pt", "checkpoint/rollout_data/3.pt"]
+        {
+            std::fs::write(folder.path().join(name), "PK\u{3}\u{4}").unwrap();
         }
         let names = |files: Vec<PathBuf>| -> Vec<String> {
             files.iter().map(|f| f.file_name().unwrap().to_string_lossy().into_owned()).collect()
         };
         let all = expand(&[folder.path().to_path_buf(), folder.path().join("rollout_*.pt")]).unwrap();
-        assert_eq!(names(all), ["rollout_2.pt", "rollout_10.pt"]);
+        assert_eq!(names(all), ["3.pt", "rollout_2.pt", "rollout_10.pt"]);
+        std::fs::write(folder.path().join("rollout_11.pt"), "no dump").unwrap();
+        assert_eq!(expand(&[folder.path().to_path_buf()]).unwrap().len(), 3);
         assert!(expand(&[folder.path().join("none_*.pt")]).is_err());
         assert!(expand(&[folder.path().join("absent.pt")]).is_err());
     }

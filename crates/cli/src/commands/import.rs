@@ -8,12 +8,12 @@ use anyhow::Context;
 use arrow::array::RecordBatch;
 use futures::StreamExt;
 use rollscope_app::intake;
-use rollscope_formats::import::{self, ImportError, ImportOptions, Imported};
+use rollscope_formats::import::{self, ForeignBatches, ImportError, ImportOptions, Imported};
 use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::read;
 use rollscope_query::sql_text;
-use rollscope_store::{Store, StoreOptions};
+use rollscope_store::{Store, StoreError, StoreOptions};
 
 use super::export_html::engine;
 use super::files;
@@ -22,45 +22,72 @@ use crate::output::count;
 use crate::progress;
 
 pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
+    if args.watch {
+        return super::watch::run(args).await;
+    }
     let files = files::expand(&args.files)?;
     let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
     let mut runs = Runs::default();
-    let result =
-        import_all(&store, &files, &ImportOptions { run: args.run.clone(), ..ImportOptions::default() }, &mut runs)
-            .await;
-    // What was imported before a failure is in the store: its runs should be, too.
-    let mut result = result.and(runs.write(&store).await);
-    if result.is_ok() {
+    let result = import_all(&store, &files, &options(args.run.clone()), &mut runs).await;
+    // What was imported beside a failure is in the store: its runs should be, too, and its metrics.
+    let mut written = runs.write(&store).await;
+    if written.is_ok() {
         // A dump that was read to its end is a step that is complete.
-        result = super::metrics::work_out(&store).await;
+        written = super::metrics::work_out(&store).await;
     }
     store.close().await?;
-    result
+    result.and(written)
 }
 
+/// How files are read, all of them into `run` if one is named.
+pub fn options(run: Option<String>) -> ImportOptions {
+    ImportOptions { run, parquet, ..ImportOptions::default() }
+}
+
+fn parquet(file: std::fs::File) -> Result<ForeignBatches, ImportError> {
+    let unreadable = |e: StoreError| ImportError::Malformed(e.to_string());
+    let batches = rollscope_store::read_parquet(file).map_err(unreadable)?;
+    Ok(Box::new(batches.map(move |batch| batch.map_err(unreadable))))
+}
+
+/// A file that cannot be read does not keep the others from being imported.
 async fn import_all(
     store: &Store,
     files: &[std::path::PathBuf],
     options: &ImportOptions,
     runs: &mut Runs,
 ) -> anyhow::Result<()> {
+    let mut failed = Vec::new();
     for path in files {
         let started = Instant::now();
-        let (imported, new, format) =
-            file(store, path, options, runs).await.with_context(|| path.display().to_string())?;
-        println!(
-            "{}: {format}, {} rows, {} new spans, {} rejected, {:.2} s",
-            path.display(),
-            count(imported.rows),
-            count(new),
-            count(imported.rejected),
-            started.elapsed().as_secs_f64()
-        );
-        for reason in &imported.reasons {
-            println!("  rejected: {reason}");
-        }
+        let (imported, new, format) = match file(store, path, options, runs).await {
+            Ok(done) => done,
+            Err(e) => {
+                failed.push(e.context(path.display().to_string()));
+                continue;
+            }
+        };
+        report(path, format, &imported, new, started);
     }
-    Ok(())
+    let Some(last) = failed.pop() else { return Ok(()) };
+    for error in &failed {
+        eprintln!("rollscope: {error:#}");
+    }
+    Err(last)
+}
+
+pub fn report(path: &Path, format: &str, imported: &Imported, new: u64, started: Instant) {
+    println!(
+        "{}: {format}, {} rows, {} new spans, {} rejected, {:.2} s",
+        path.display(),
+        count(imported.rows),
+        count(new),
+        count(imported.rejected),
+        started.elapsed().as_secs_f64()
+    );
+    for reason in &imported.reasons {
+        println!("  rejected: {reason}");
+    }
 }
 
 /// Imports one file. A thread reads and decodes, and this task appends. A few batches may wait between them. Rows of

@@ -15,6 +15,7 @@ mod serve;
 mod sql;
 mod trace_level;
 mod view;
+mod watch;
 
 use crate::args::{Cli, Command, ExportCommand};
 

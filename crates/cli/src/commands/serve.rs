@@ -104,7 +104,7 @@ impl StopSignals {
         Ok(StopSignals { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
     }
 
-    async fn received(&mut self) {
+    pub async fn received(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => tracing::info!("stopping (SIGTERM)"),
             _ = self.interrupt.recv() => tracing::info!("stopping (SIGINT)"),

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::Context;
 use rollscope_formats::import::slime_pt::SlimeDump;
-use rollscope_formats::import::{self, ImportError, ImportOptions, Importer};
+use rollscope_formats::import::{self, ImportError, Importer};
 use rollscope_store::Store;
 
 use dumps::{beside, write_dumps};
@@ -79,7 +79,7 @@ async fn show(
         started => started?,
     };
     import_others(&store, args, others).await?;
-    let options = ImportOptions { run: args.run.clone(), ..ImportOptions::default() };
+    let options = importing::options(args.run.clone());
     let mut runs = importing::Runs::default();
     // The first dump before the address is printed, so that the page has something to show; the others follow live.
     let (first, rest) = dumps.split_at(dumps.len().min(1));
@@ -126,7 +126,7 @@ async fn import_others(store: &Store, args: &ViewArgs, others: &[PathBuf]) -> an
     if others.is_empty() {
         return Ok(());
     }
-    let options = ImportOptions { run: args.run.clone(), ..ImportOptions::default() };
+    let options = importing::options(args.run.clone());
     let mut runs = importing::Runs::default();
     let started = Instant::now();
     for file in others {

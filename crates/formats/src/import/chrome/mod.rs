@@ -12,6 +12,7 @@ mod rows;
 mod stream;
 
 use std::collections::HashSet;
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -19,6 +20,7 @@ use event::{Event, Id};
 use rows::Import;
 use stream::{Part, Stream, walk};
 
+use super::trainers::{areal, lines};
 use super::{ImportError, ImportOptions, Imported, Importer, Sink};
 use crate::json::BOM;
 
@@ -27,6 +29,13 @@ pub struct Chrome;
 impl Importer for Chrome {
     fn name(&self) -> &'static str {
         "Chrome trace JSON"
+    }
+
+    /// Ray's `timeline.json` and torch's `NAME.pt.trace.json`.
+    fn belongs(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        let name = name.strip_suffix(".gz").unwrap_or(&name);
+        name.ends_with(".trace.json") || (name.contains("timeline") && name.ends_with(".json"))
     }
 
     fn detects(&self, head: &[u8], _path: &Path) -> bool {
@@ -54,6 +63,53 @@ impl Importer for Chrome {
                 Ok(())
             }
             Part::Event(json) => import.event(json),
+        })?;
+        import.finish()
+    }
+}
+
+/// AReaL's `perf_tracer/[ROLE/]traces-r{rank}.jsonl`: an event per line. Their times count from the start of the process, and nothing
+/// says when that was. They are placed so that the last of them ends when the file was written last.
+pub struct ArealEvents;
+
+impl Importer for ArealEvents {
+    fn name(&self) -> &'static str {
+        "AReaL events"
+    }
+
+    fn belongs(&self, path: &Path) -> bool {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("traces-r") && name.contains(".jsonl")
+    }
+
+    fn detects(&self, head: &[u8], path: &Path) -> bool {
+        let (keys, _) = lines::first_keys(head);
+        self.belongs(path) && ["name", "ph", "pid"].iter().all(|name| keys.iter().any(|key| key == name))
+    }
+
+    fn import(
+        &self,
+        path: &Path,
+        input: &mut dyn Read,
+        options: &ImportOptions,
+        sink: &mut Sink,
+    ) -> Result<Imported, ImportError> {
+        let home = areal::home(path, "perf_tracer");
+        let mut last_ns = 0;
+        lines::each_text(&mut File::open(path)?, lines::Range::default(), |_, text| {
+            if let Some(Ok(event)) = text.ok().map(Event::parse) {
+                last_ns = event.ts_ns.unwrap_or(0).saturating_add(event.dur_ns.unwrap_or(0)).max(last_ns);
+            }
+            Ok(())
+        })?;
+        let mut import = Import::new(path, options, sink);
+        import.of_process(&home, path, "areal", options, last_ns);
+        lines::each_text(input, lines::Range::default(), |line, text| match text {
+            Ok(text) => import.event(text),
+            Err(why) => {
+                import.left_out(line, why);
+                Ok(())
+            }
         })?;
         import.finish()
     }

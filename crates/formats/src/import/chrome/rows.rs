@@ -11,6 +11,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed, xxh3_128};
 
 use super::event::{Event, Id};
 use super::{ImportError, ImportOptions, Imported, Sink};
+use crate::import::written_ns;
 
 /// Slices that may be open at the same time (`B` without `E`, and slices that may still hold others).
 const MAX_OPEN: usize = 1_000_000;
@@ -30,6 +31,7 @@ type Thread = (Option<Id>, Option<Id>);
 pub(super) struct Import<'a, 's> {
     sink: &'a mut Sink<'s>,
     run: String,
+    framework: &'static str,
     file: String,
     trace_id: TraceId,
     base_ns: i64,
@@ -63,6 +65,7 @@ impl<'a, 's> Import<'a, 's> {
         Import {
             sink,
             run: options.run.clone().unwrap_or(stem),
+            framework: "profile",
             trace_id: xxh3_128(file.as_bytes()).to_be_bytes(),
             file,
             base_ns: 0,
@@ -86,6 +89,30 @@ impl<'a, 's> Import<'a, 's> {
             launches: HashSet::new(),
             first_ns: i64::MAX,
         }
+    }
+
+    /// The file is one of many of a run. Its times count from a start that is not known; `last_ns` is the last of them.
+    pub(super) fn of_process(
+        &mut self,
+        home: &Path,
+        path: &Path,
+        framework: &'static str,
+        options: &ImportOptions,
+        last_ns: i64,
+    ) {
+        self.framework = framework;
+        if let (None, Some(folder)) = (&options.run, home.file_name()) {
+            self.run = folder.to_string_lossy().into_owned();
+        }
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
+        let place = path.strip_prefix(home).unwrap_or(&path).to_string_lossy();
+        self.trace_id = xxh3_128(place.as_bytes()).to_be_bytes();
+        self.base_ns = (written_ns(&path) - last_ns).max(0);
+    }
+
+    pub(super) fn left_out(&mut self, line: u64, why: &str) {
+        self.rejected += 1;
+        self.reason(format!("line {line}: {why}"));
     }
 
     pub(super) fn header(&mut self, key: &str, json: &[u8]) {
@@ -289,9 +316,15 @@ impl<'a, 's> Import<'a, 's> {
             Some(Value::Int(n)) if *n != 0 && is_device(&event.category) => Some(self.launch_id(*n)),
             _ => None,
         };
+        // AReaL names the step of what it does for one.
+        let step = match event.arg("global_step") {
+            Some(Value::Int(step)) => Some(*step),
+            _ => None,
+        };
         let link = launched.map(|span_id| NewLink { trace_id: self.trace_id, span_id, attrs: &[] });
         self.spans.push(&NewSpan {
             run_id: &self.run,
+            step,
             trace_id: self.trace_id,
             span_id,
             parent_span_id: parent,
@@ -371,7 +404,7 @@ impl<'a, 's> Import<'a, 's> {
         let started = if self.first_ns == i64::MAX { 0 } else { self.first_ns };
         run.push(&NewRun {
             run_id: &self.run,
-            framework: Some("profile"),
+            framework: Some(self.framework),
             started_ns: started,
             updated_ns: started,
             ..NewRun::default()
@@ -387,7 +420,7 @@ impl<'a, 's> Import<'a, 's> {
             };
             self.reason(format!("{count} events of phase {phase:?} were left out: {what}"));
         }
-        Ok(Imported { rows: self.rows, rejected: self.rejected, reasons: self.reasons })
+        Ok(Imported { rows: self.rows, rejected: self.rejected, reasons: self.reasons, ..Imported::default() })
     }
 }
 

@@ -499,6 +499,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
             rows: self.rows,
             rejected: self.damaged + self.spans.rejects.total + self.rejected,
             reasons: self.reasons,
+            ..Imported::default()
         })
     }
 }

@@ -15,7 +15,7 @@ use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
 use super::torch::{self, Tag, Torch, Value};
-use super::{ImportError, ImportOptions, Imported, Importer, Sink};
+use super::{ImportError, ImportOptions, Imported, Importer, Sink, written_ns};
 
 pub mod parallel;
 pub mod rebuild;
@@ -75,11 +75,7 @@ pub struct Summary {
 
 impl Dump {
     pub fn open(path: &Path) -> Result<Dump, ImportError> {
-        let written = std::fs::metadata(path).and_then(|m| m.modified()).ok();
-        let written_ns = written
-            .and_then(|t| t.duration_since(std::time::UNIX_EPOCH).ok())
-            .map_or(0, |d| i64::try_from(d.as_nanos()).unwrap_or(0));
-        Dump::new(Torch::open(path)?, path, written_ns)
+        Dump::new(Torch::open(path)?, path, written_ns(path))
     }
 
     /// A dump in memory; the path is where its step and split are read from, nothing is opened.
@@ -90,6 +86,13 @@ impl Dump {
     fn new(torch: Torch, path: &Path, written_ns: i64) -> Result<Dump, ImportError> {
         let heap = &torch.heap;
         let root = torch.root;
+        if heap.field(root, "dp_shards").is_some() {
+            return Err(ImportError::Malformed(
+                "these are the samples as slime trained on them (--save-debug-train-data), values per token without prompts and traces; \
+                 import the rollout dump of this step (--save-debug-rollout-data)"
+                    .into(),
+            ));
+        }
         let list = heap.field(root, "samples").unwrap_or(root);
         if !matches!(list.tag(), Tag::List | Tag::Tuple) {
             return Err(ImportError::Malformed(no_dump(&torch)));
@@ -265,6 +268,12 @@ pub struct SlimeDump;
 impl Importer for SlimeDump {
     fn name(&self) -> &'static str {
         "slime rollout dump"
+    }
+
+    /// Deeper in a folder, other `.pt` files are checkpoints.
+    fn belongs(&self, path: &Path) -> bool {
+        let mut folders = path.parent().into_iter().flat_map(Path::iter);
+        path.extension().is_some_and(|e| e == "pt") && folders.next_back().is_none_or(|last| last == "rollout_data")
     }
 
     fn detects(&self, head: &[u8], _path: &Path) -> bool {

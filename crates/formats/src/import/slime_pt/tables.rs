@@ -132,7 +132,7 @@ pub fn write(
             reasons.push(format!("{count} {why}"));
         }
     }
-    Ok(Imported { rows: total.rows + 1, rejected: total.rejected + total.skipped, reasons })
+    Ok(Imported { rows: total.rows + 1, rejected: total.rejected + total.skipped, reasons, ..Imported::default() })
 }
 
 fn too_large(limit: u64) -> ImportError {

@@ -1,0 +1,361 @@
+"""Folders that trainers write, imported as a user does. The fixtures are written by the trainers' own code (fixtures/README.md)."""
+
+import gzip
+import json
+import math
+import pickle
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from conftest import BINARY, FIXTURES, run, sql
+
+VERL = FIXTURES / "verl" / "generations" / "math-grpo"
+TRL = FIXTURES / "trl" / "grpo-run"
+NEMO = FIXTURES / "nemo-rl" / "exp_001"
+PRIME = FIXTURES / "prime-rl" / "wordle-run"
+AREAL = FIXTURES / "areal" / "gsm8k" / "trial0"
+
+
+def rows(data, table, columns="*", where="true", order="1"):
+    return sql(data, f"select {columns} from {table} where {where} order by {order}")
+
+
+def counts(data):
+    tables = ("runs", "samples", "conversations", "spans", "metrics", "series")
+    return {table: sql(data, f"select count(*) as n from {table} where {'source is null' if table == 'metrics' else 'true'}")[0]["n"]
+            for table in tables}
+
+
+@pytest.mark.parametrize("folder, framework", [(VERL, "verl"), (TRL, "trl"), (NEMO, "nemo-rl"), (PRIME, "prime-rl"), (AREAL, "areal")])
+def test_a_folder_becomes_a_run_and_becomes_it_once(tmp_path, folder, framework):
+    data = tmp_path / "data"
+    said = run("import", folder, "--data", data).stdout
+    assert " 0 rejected" in said
+    found = rows(data, "runs", "run_id, framework, started_ns, ended_ns")
+    assert [(r["run_id"], r["framework"]) for r in found] == [(folder.name, framework)]
+    assert 0 < found[0]["started_ns"] <= found[0]["ended_ns"]
+    before = counts(data)
+    assert before["samples"] > 0
+    run("import", folder, "--data", data)
+    assert counts(data) == before
+    # File by file, and a second copy of the folder: the same run, the same rows.
+    shutil.copytree(folder, tmp_path / "copy" / folder.name)
+    run("import", tmp_path / "copy" / folder.name, "--data", data)
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        run("import", path, "--data", data)
+    assert counts(data) == before
+    run("import", folder, "--run", "mine", "--data", data)
+    assert {r["run_id"] for r in rows(data, "runs", "run_id")} == {folder.name, "mine"}
+
+
+def test_verl_rollouts_and_validations(tmp_path):
+    data = tmp_path / "data"
+    run("import", VERL, "--data", data)
+    assert rows(data, "samples", "split, step, count(*) as n, count(distinct group_id) as groups", "true group by 1, 2", "1, 2") == [
+        {"split": "eval", "step": 0, "n": 3, "groups": 3},
+        {"split": "eval", "step": 2, "n": 3, "groups": 3},
+        {"split": "train", "step": 1, "n": 8, "groups": 4},
+        {"split": "train", "step": 2, "n": 8, "groups": 4},
+        {"split": "train", "step": 3, "n": 8, "groups": 4},
+    ]
+    written = [json.loads(line) for line in (VERL / "rollout" / "3.jsonl").read_text().splitlines()]
+    kept = rows(data, "samples", "reward, label, attr(metadata, 'pred') as pred, attr(metadata, 'request_id') as request",
+                "step = 3", "cast(sample_id as int)")
+    assert [(k["reward"], json.loads(k["label"]), k["pred"], k["request"]) for k in kept] == [
+        (w["score"], w["gts"], w["pred"], w["request_id"]) for w in written]
+    talks = rows(data, "conversations", "messages, reward, message_count", "step = 3", '"index"')
+    for talk, w in zip(talks, written, strict=True):
+        assert json.loads(talk["messages"]) == [{"role": "user", "content": w["input"]}, {"role": "assistant", "content": w["output"]}]
+        assert talk["reward"] == w["score"]
+    # A reward of NaN is a reward of NaN, and the line is not lost.
+    assert sum(r["nan"] for r in rows(data, "samples", "isnan(reward) as nan", "step = 2 and split = 'train'")) == 1
+    assert "你好" in run("conversations", "你好", "--data", data).stdout
+
+
+def test_verl_names_samples_in_newer_versions(tmp_path):
+    data = tmp_path / "data"
+    folder = FIXTURES / "verl" / "generations" / "agent-v1"
+    run("import", folder, "--data", data)
+    written = [json.loads(line) for line in (folder / "rollout" / "1.jsonl").read_text().splitlines()]
+    kept = rows(data, "samples", "sample_id, group_id", "step = 1")
+    assert {(k["sample_id"], k["group_id"]) for k in kept} == {(w["uid"], w["uid"].rsplit("_", 2)[0]) for w in written}
+
+
+def test_several_runs_in_one_folder_stay_apart(tmp_path):
+    data = tmp_path / "data"
+    run("import", FIXTURES / "verl" / "generations", "--data", data)
+    assert [r["run_id"] for r in rows(data, "runs", "run_id")] == ["agent-v1", "math-grpo"]
+
+
+def test_rays_timeline(tmp_path):
+    data = tmp_path / "data"
+    run("import", FIXTURES / "verl" / "ray_timeline.json", "--run", "ray", "--data", data)
+    events = json.loads((FIXTURES / "verl" / "ray_timeline.json").read_text())
+    spans = rows(data, "spans", "name, start_ns, end_ns - start_ns as took, thread")
+    assert len(spans) == sum(e["ph"] == "X" for e in events)
+    generate = [s for s in spans if s["name"] == "actor_rollout_generate_sequences"]
+    wrote = [e for e in events if e["name"] == "actor_rollout_generate_sequences"]
+    assert sorted(s["took"] for s in generate) == pytest.approx(sorted(e["dur"] * 1e3 for e in wrote), abs=1000)
+    assert sorted(s["start_ns"] for s in generate) == pytest.approx(sorted(e["ts"] * 1e3 for e in wrote), abs=1000)
+    assert len({s["thread"] for s in generate}) == 2, "two workers"
+
+
+def test_trl_completions(tmp_path):
+    data = tmp_path / "data"
+    run("import", TRL, "--data", data)
+    table = pq.read_table(TRL / "completions" / "completions_00010.parquet").to_pylist()
+    kept = rows(data, "samples", "reward, reward_json, group_id, attr(metadata, 'advantage') as advantage, "
+                "attr(metadata, 'golden_answer') as answer", "step = 10", "cast(sample_id as int)")
+    given = lambda x: 0 if x is None or math.isnan(x) else x
+    assert [(k["reward"], float(k["advantage"]), k["answer"]) for k in kept] == [
+        (given(w["accuracy_reward"]) + given(w["format_reward"]), w["advantage"], w["golden_answer"]) for w in table]
+    assert json.loads(kept[1]["reward_json"]) == {"accuracy_reward": table[1]["accuracy_reward"], "format_reward": 0.5}
+    assert len({k["group_id"] for k in kept}) == len({w["prompt"] for w in table})
+    talk = json.loads(rows(data, "conversations", "messages", "step = 10", '"index"')[0]["messages"])
+    assert [m["content"] for m in talk] == [table[0]["prompt"], table[0]["completion"]]
+
+
+def test_other_parquet_files_are_not_taken_for_completions(tmp_path):
+    file = tmp_path / "completions_1.parquet"
+    pq.write_table(pa.table({"a": [1]}), file)
+    done = run("import", file, "--data", tmp_path / "data", check=False)
+    assert done.returncode == 1 and "completions_1.parquet" in done.stderr and "its columns are a" in done.stderr
+    file.write_bytes(b"PAR1" + b"\0" * 100)
+    done = run("import", file, "--data", tmp_path / "data", check=False)
+    assert done.returncode == 1 and "completions_1.parquet" in done.stderr and "panicked" not in done.stderr
+
+
+def test_conversations_in_parquet(tmp_path):
+    file = tmp_path / "completions" / "completions_00003.parquet"
+    file.parent.mkdir()
+    pq.write_table(pa.table({
+        "step": [3], "prompt": [[{"role": "user", "content": "hi", "tool_call_id": None}]],
+        "completion": [[{"role": "assistant", "content": "ho"}]], "my_reward": [1.0], "advantage": [0.0]}), file)
+    run("import", file, "--data", tmp_path / "data")
+    [talk] = rows(tmp_path / "data", "conversations", "run_id, step, messages, reward")
+    assert json.loads(talk["messages"]) == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
+    assert (talk["run_id"], talk["step"], talk["reward"]) == (tmp_path.name, 3, 1.0)
+
+
+def test_nemo_rl_tokens_become_lengths_and_means(tmp_path):
+    data = tmp_path / "data"
+    run("import", NEMO, "--data", data)
+    for line in (NEMO / "train_data_step2.jsonl").read_text().splitlines():
+        wrote = {name: value[0] if isinstance(value, list) else value for name, value in json.loads(line).items()}
+        length, mask = wrote["input_lengths"], wrote["token_loss_mask"]
+        [kept] = rows(data, "samples", "*, attr(metadata, 'advantage') as advantage, attr(metadata, 'log_prob_difference_mean') as apart",
+                      f"step = 2 and split = 'train' and sample_id = '{wrote['idx']}'")
+        assert (kept["prompt_tokens"], kept["response_tokens"], kept["total_tokens"]) == (mask.index(1), sum(mask), length)
+        assert kept["response_length"] == length - mask.index(1)
+        assert (kept["reward"], kept["source"], kept["turns"]) == (wrote["rewards"], "guess", 2)
+        assert kept["removed"] == (wrote["sample_loss_mask"] == 0)
+        assert float(kept["advantage"]) == pytest.approx(wrote["advantages"][0]) and float(kept["apart"]) == pytest.approx(0.01)
+        [talk] = rows(data, "conversations", "messages", f"step = 2 and key = 'rollout' and sample_id = '{wrote['idx']}' and reward = {wrote['rewards']} and message_count = 4")
+        assert [m["role"] for m in json.loads(talk["messages"])] == ["user", "assistant", "user", "assistant"]
+    assert [s["split"] for s in rows(data, "samples", "split", "split = 'eval'")] == ["eval"] * 2
+
+
+def test_prime_rl_episodes(tmp_path):
+    data = tmp_path / "data"
+    run("import", PRIME, "--data", data)
+    episodes = {}
+    for file in sorted(PRIME.rglob("traces.jsonl")):
+        for line in file.read_text().splitlines():
+            episode = json.loads(line)
+            for trace in episode["traces"]:
+                episodes[trace["id"]] = (episode, trace, "effective" in file.parts)
+    kept = rows(data, "samples", "*, attr(metadata, 'trained_in_step') as trained, attr(metadata, 'advantage') as advantage", "status != 'failed'")
+    assert sorted(k["sample_id"] for k in kept) == sorted(episodes), "all and effective are the same samples"
+    for k in kept:
+        episode, trace, _ = episodes[k["sample_id"]]
+        work = episode["run"]["work"]
+        assert (k["step"], k["split"], k["group_id"], k["source"]) == (work["step"], work["type"], episode["group"]["id"], "wordle-easy")
+        rewards = trace["rewards"]
+        assert k["reward"] == pytest.approx(sum(r["score"] * r["weight"] for r in rewards.values()))
+        assert json.loads(k["reward_json"]) == rewards
+        assert json.loads(k["label"]) == "slate"
+        assert k["turns"] == len(trace["calls"]) and k["tool_calls"] == len(trace["calls"]) - 1
+        assert k["status"] == ("truncated" if len(trace["calls"]) == 3 else "completed")
+        assert k["total_tokens"] == sum(len(n["token_ids"]) for n in trace["nodes"])
+        assert k["response_tokens"] == sum(sum(n["mask"]) for n in trace["nodes"])
+        assert k["weight_versions"] == json.dumps([work["policy"]["start"], work["policy"]["end"]], separators=(",", ":"))
+        assert k["start_ns"] == pytest.approx(trace["timing"]["start"] * 1e9) and k["end_ns"] == pytest.approx(trace["timing"]["scoring"]["end"] * 1e9)
+        if k["split"] == "train":
+            assert float(k["advantage"]) == 0.5 and k["removed"] is False
+    late = [k for k in kept if k["trained"] not in (None, str(k["step"]))]
+    assert [(k["step"], k["trained"]) for k in late] == [(1, "2")], "it was dispatched in step 1 and trained on in step 2"
+    failed = rows(data, "samples", "step, attr(metadata, 'errors') as errors", "status = 'failed'")
+    assert [f["step"] for f in failed] == [1, 2] and "no capacity" in failed[0]["errors"]
+    calls = sum(len(trace["calls"]) for _, trace, _ in episodes.values())
+    named = {r["name"]: r["n"] for r in rows(data, "spans", "name, count(*) as n", "true group by 1")}
+    assert named == {"generate": calls, **dict.fromkeys(["rollout", "boot", "setup", "agent", "finalize", "scoring"], len(episodes))}
+    talk = json.loads(rows(data, "conversations", "messages", "tool_call_count > 0")[0]["messages"])
+    assert talk[2]["tool_calls"][0]["function"]["name"] == "guess" and talk[3]["role"] == "tool"
+    assert rows(data, "metrics", "step, value", "name = 'reward/mean' and source is null") == [{"step": 1, "value": 0.6}, {"step": 2, "value": 0.7}]
+
+
+def test_areal_sessions_and_events(tmp_path):
+    data = tmp_path / "data"
+    run("import", AREAL, "--data", data)
+    wrote = [json.loads(line) for line in (AREAL / "session_tracer" / "rollout" / "sessions-r0.jsonl").read_text().splitlines()]
+    status = {"accepted": "completed", "rejected": "completed", "failed": "failed", "pending": "pending"}
+    kept = rows(data, "samples", "*", order="start_ns")
+    assert [(k["status"], k["removed"]) for k in kept] == [
+        (status[w["status"]], None if w["status"] == "pending" else w["status"] != "accepted") for w in wrote]
+    phases = sum(len(entries) for w in wrote for entries in w["phases"].values())
+    assert sql(data, "select count(*) as n from spans where sample_id is not null")[0]["n"] == len(wrote) + phases
+    [open_] = rows(data, "spans", "count(*) as n", "state = 'open'")
+    assert open_["n"] == 2, "the session that was not finished, and its phase"
+    steps = rows(data, "spans", "step, count(*) as n", "name in ('train_step', 'ppo_update') group by 1")
+    assert steps == [{"step": 0, "n": 2}, {"step": 1, "n": 2}]
+
+
+def test_what_is_damaged_is_named_and_the_rest_is_imported(tmp_path):
+    folder = tmp_path / "broken" / "rollout"
+    folder.mkdir(parents=True)
+    good = (VERL / "rollout" / "1.jsonl").read_text().splitlines()
+    lines = [good[0], "", '{"input": "x"}', "[1]", good[1][:90] + "\x00", "{" * 100, good[1], '{"input": "a", "output": "\\ud800", "score": -Infinity, "step": 1}']
+    (folder / "1.jsonl").write_bytes("\n".join(lines).encode() + b"\n\xff\xfe{\n" + good[2][:50].encode())
+    (folder / "2.jsonl").write_bytes(gzip.compress("\n".join(good).encode())[:-20])
+    (folder / "3.jsonl").write_text("")
+    (folder / "4.jsonl").write_text('{"other": 1}\n')
+    (folder / "5.jsonl").write_text("\n".join(good).replace('"step": 1', '"step": 5'))
+    done = run("import", folder.parent, "--data", tmp_path / "data", check=False)
+    assert done.returncode == 1 and "2.jsonl" in done.stderr, done.stderr
+    assert "left out 2 files of unknown formats" in done.stderr
+    assert "6 rejected" in done.stdout
+    for named in ("line 3", "line 4", "line 5", "line 6", "line 9", "line 10: the file ends inside it"):
+        assert named in done.stdout, named
+    kept = rows(tmp_path / "data", "samples", "step, count(*) as n", "step in (1, 5) group by 1")
+    assert kept == [{"step": 1, "n": 3}, {"step": 5, "n": 8}]
+
+
+def test_lists_that_do_not_agree_are_rejected(tmp_path):
+    lines = (NEMO / "train_data_step1.jsonl").read_text().splitlines()
+    record = json.loads(lines[0])
+    record["advantages"][0] = record["advantages"][0][:5]
+    file = tmp_path / "train_data_step1.jsonl"
+    file.write_text("\n".join([json.dumps(record), *lines[1:]]) + "\n")
+    said = run("import", file, "--data", tmp_path / "data").stdout
+    assert "1 rejected" in said and "line 1: it has 5 advantages for" in said
+    assert len(rows(tmp_path / "data", "samples")) == len(lines) - 1
+
+
+def test_a_folder_without_known_files_is_told_so(tmp_path):
+    (tmp_path / "empty").mkdir()
+    done = run("import", tmp_path / "empty", "--data", tmp_path / "data", check=False)
+    assert done.returncode == 1 and "no files of a known layout" in done.stderr
+
+
+def test_view_opens_a_folder(tmp_path):
+    shutil.copytree(PRIME, tmp_path / "run")
+    said = run("view", tmp_path / "run", "--no-serve", "--out", tmp_path / "out").stdout
+    assert "prime-rl episodes" in said and "prime-rl metrics" in said
+    [page] = (tmp_path / "out").glob("*.html")
+    assert "wordle" in page.read_text() or page.stat().st_size > 10_000
+
+
+@contextmanager
+def watching(data, folder, *flags):
+    process = subprocess.Popen([BINARY, "import", "--watch", folder, "--data", data, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline().startswith("watching")
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def until(process, data, query, wanted):
+    """Waits until the store has what is wanted, or the command has ended. Test runs have their own limit of time."""
+    while (found := sql(data, query)) != wanted:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.2)
+    return found
+
+
+def test_a_folder_is_followed_while_it_grows(tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    source = PRIME / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    lines = source.read_bytes().splitlines(keepends=True)
+    file = folder / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    query = "select count(*) as n from samples"
+    with watching(data, folder) as process:
+        file.parent.mkdir(parents=True)
+        # One line and half of the next: half a line is nothing, and no error.
+        file.write_bytes(lines[0] + lines[1][:100])
+        until(process, data, query, [{"n": 1}])
+        with open(file, "ab") as f:
+            f.write(lines[1][100:] + lines[2])
+        until(process, data, query, [{"n": 3}])
+        completions = folder / "completions"
+        completions.mkdir()
+        shutil.copy(TRL / "completions" / "completions_00002.parquet", completions)
+        until(process, data, query, [{"n": 11}])
+        process.send_signal(signal.SIGINT)
+        said, wrong = process.communicate(timeout=60)
+        assert process.returncode == 0, wrong
+        assert " 0 rejected" in said and "rejected:" not in said and not wrong
+        read = [line for line in said.splitlines() if "prime-rl episodes" in line]
+        assert len(read) >= 2, "what was appended is read by itself"
+    before = counts(data)
+    # Another start reads everything again, which adds what is new and nothing else.
+    with open(file, "ab") as f:
+        f.write(lines[3])
+    with watching(data, folder) as process:
+        until(process, data, query, [{"n": 12}])
+        # Another file with the same name begins at its beginning.
+        file.write_bytes(lines[4])
+        until(process, data, "select count(*) as n from samples where status = 'failed'", [{"n": 1}])
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 0
+    after = counts(data)
+    assert after["runs"] == before["runs"] == 1 and after["samples"] == 13
+    run("import", folder, "--data", data)
+    assert counts(data) == after
+
+
+def test_slimes_train_data_does_not_replace_its_samples(tmp_path):
+    data, folder = tmp_path / "data", tmp_path / "run"
+    folder.mkdir()
+    shutil.copy(FIXTURES / "slime" / "agent" / "rollout_1.pt", folder)
+    run("import", folder, "--data", data)
+    before = rows(data, "samples", "sample_id, reward, status")
+    # As slime's train_data_utils builds it, in torch's container.
+    payload = {"format_version": 2, "rollout_id": 1, "rank": 0, "dp_shards": [{"rank": 0, "data_parallel_rank": 0}],
+               "samples": [{"data_parallel_rank": 0, "sample_index": 0, "rollout_position": 0, "log_probs": [-0.5], "response_lengths": 1}]}
+    file = tmp_path / "train_1.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", pickle.dumps(payload, protocol=2))
+        archive.writestr("archive/version", "3\n")
+    done = run("import", file, "--run", "run", "--data", data, check=False)
+    assert done.returncode == 1 and "--save-debug-train-data" in done.stderr and "--save-debug-rollout-data" in done.stderr
+    assert rows(data, "samples", "sample_id, reward, status") == before
+
+
+def test_sglang_request_metrics(tmp_path):
+    data = tmp_path / "data"
+    folder = FIXTURES / "sglang" / "request_metrics"
+    said = run("import", folder, "--data", data).stdout
+    assert "1 rejected" in said and "line 5: it has no times; SGLang writes them with --enable-metrics" in said
+    wrote = [json.loads(line) for line in next(folder.iterdir()).read_text().splitlines()][:-1]
+    kept = rows(data, "spans", "request_id, start_ns, end_ns, status, attr(end_attrs, 'cached_tokens') as cached, attr(start_attrs, 'stream') as stream",
+                "name = 'request'", "start_ns")
+    assert [(k["request_id"], int(k["cached"]), k["status"]) for k in kept] == [
+        (w["id"], w["cached_tokens"], "error" if w["finish_reason"]["type"] == "abort" else "unset") for w in wrote]
+    assert [k["end_ns"] - k["start_ns"] for k in kept] == pytest.approx([w["e2e_latency"] * 1e9 for w in wrote], abs=1000)
+    parts = rows(data, "spans", "name, count(*) as n, min(end_ns - start_ns) as least", "name != 'request' group by 1")
+    assert [(p["name"], p["n"]) for p in parts] == [("decode", 4), ("prefill", 4), ("queue", 4)]
+    assert parts[2]["least"] == pytest.approx(0.25e9, abs=1000)
+    before = counts(data)
+    run("import", folder, "--data", data)
+    assert counts(data) == before
