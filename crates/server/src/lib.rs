@@ -215,7 +215,7 @@ impl Server {
         let app = App(Arc::new(Shared {
             conversations: conversations.clone(),
             thumbnails: tokio::sync::Semaphore::new(cores),
-            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
+            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits, &config.scrape.limits),
             store,
             engine,
             answers,

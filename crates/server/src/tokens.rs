@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::ingest::REMOTE_WRITE;
 use crate::secret::Secret;
 
 /// How often the file is looked at, at most.
@@ -52,7 +53,7 @@ impl Scope {
 
     /// What a request needs.
     pub fn of(method: &Method, path: &str) -> Scope {
-        if path.starts_with("/v1/") || path.starts_with("/opentelemetry.") {
+        if path.starts_with("/v1/") || path.starts_with("/opentelemetry.") || path == REMOTE_WRITE {
             return Scope::Ingest;
         }
         let reads = match *method {

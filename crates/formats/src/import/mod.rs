@@ -10,8 +10,10 @@ pub mod chrome;
 mod open;
 pub mod otlp;
 pub mod prometheus;
+pub mod remote_write;
 pub mod slime_pt;
 pub mod torch;
+mod wire;
 
 pub use open::{Source, open};
 
