@@ -173,11 +173,11 @@ def series_2(refs, *samples):
 
 def snappy(data):
     """The block format, with literals only."""
-    out = varint(len(data))
-    for i in range(0, len(data), 60):
-        part = data[i:i + 60]
-        out += bytes([(len(part) - 1) << 2]) + part
-    return out
+    out = [varint(len(data))]
+    for i in range(0, len(data), 65536):
+        part = data[i:i + 65536]
+        out.append(bytes([61 << 2]) + struct.pack("<H", len(part) - 1) + part)
+    return b"".join(out)
 
 
 def send(server, body, message=V1, **headers):

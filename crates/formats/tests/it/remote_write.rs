@@ -166,7 +166,7 @@ fn both_versions_give_the_rows_that_scraping_gives() {
     let nan = f64::from_bits(0x7ff8_0000_0000_0001);
     let labels =
         [("__name__", "sglang:reqs"), ("instance", "h:1"), ("job", "sglang"), ("model", "a\"b\\é"), ("none", "")];
-    let samples = [sample(NOW - 2000, 1.5), sample(NOW - 1000, nan), sample(NOW, stale), sample(NOW - 3000, -0.0)];
+    let samples = [sample(NOW - 2000, 1.5), sample(NOW - 1000, nan), sample(NOW, stale), sample(NOW - 3000, -2.5)];
     let rules = series(&[("__name__", "job:reqs:sum")], &[sample(NOW, f64::INFINITY)]);
     let request = WriteRequest { timeseries: vec![series(&labels, &samples), rules], metadata: Vec::new() };
     let found = rows(&one(&request).batch);
