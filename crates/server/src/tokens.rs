@@ -58,7 +58,7 @@ impl Scope {
         }
         let reads = match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => true,
-            Method::POST => path == "/api/v1/sql" || path.starts_with("/prometheus/"),
+            Method::POST => path == "/api/v1/sql" || path == crate::MCP || path.starts_with("/prometheus/"),
             // Whoever may ask may also stop asking.
             Method::DELETE => path.starts_with("/api/v1/queries/"),
             _ => false,
