@@ -139,7 +139,7 @@ def test_mistakes_are_explained(way):
             ("traces", {"status": "bad"}, "unset, ok or error"),
             ("conversations", {"search": "(("}, "search"),
             ("conversation", {"id": "nobody"}, "nobody"),
-            ("promql", {"query": "sum("}, "sum("),
+            ("promql", {"query": "sum("}, "parameter `query`: unclosed"),
             ("promql", {"query": "up", "time": "soon"}, "RFC 3339"),
             ("sql", {"query": "selec 1"}, "selec"),
             ("sql", {"query": "drop table runs"}, ""),

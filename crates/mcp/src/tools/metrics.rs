@@ -104,7 +104,8 @@ async fn promql(call: Call) -> Result<Answer, Problem> {
         }
     };
     let desk = call.source.desk().await?;
-    let parsed = PromQuery::parse(&query)?;
+    let parsed =
+        PromQuery::parse(&query).map_err(|e| Problem::about("query", format!("parameter `query`: {}", e.message)))?;
     let answer = desk.engine().promql(parsed, start, end, step, &desk.promql).await?;
     let text = match answer {
         PromAnswer::Scalar(points) => values(&points),
