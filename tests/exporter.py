@@ -47,7 +47,7 @@ class Exporter:
             return 200, self.page if self.page is not None else self.text()
 
     def text(self):
-        n, out = self.tick, []
+        n, families = self.tick, {}
         at = f" {self.times[-1]}" if self.own_times else ""
         p = self.names
 
@@ -56,14 +56,15 @@ class Exporter:
                 return
             inside = ",".join(f'{k}="{v}"' for k, v in labels.items())
             value = "NaN" if math.isnan(value) else repr(float(value))
-            out.append(f"{p}{name}{{{inside}}} {value}{at}")
+            family = next(family for family in families if name in (family, family + "_bucket", family + "_sum", family + "_count"))
+            families[family].append(f"{p}{name}{{{inside}}} {value}{at}")
 
         for kind, names in {
             "gauge": ["num_queue_reqs", "num_running_reqs", "gen_throughput", "cache_hit_rate", "token_usage"],
             "counter": ["prompt_tokens_total", "num_requests_total"],
             "histogram": ["e2e_request_latency_seconds", "time_to_first_token_seconds", "kv_transfer_speed_gb_s"],
         }.items():
-            out += [f"# HELP {p}{name} as SGLang has it\n# TYPE {p}{name} {kind}" for name in names]
+            families |= {name: [f"# HELP {p}{name} as SGLang has it\n# TYPE {p}{name} {kind}"] for name in names}
         for engine in range(3):
             since = n - self.resets.get(engine, 0)
             start = 500.0 if engine in self.resets else 4000.0
@@ -88,7 +89,7 @@ class Exporter:
                     put(name + "_bucket", {**base, "le": le}, count)
                 put(name + "_sum", base, cumulative[-1][1] * 0.7 * scale)
                 put(name + "_count", base, cumulative[-1][1])
-        return "\n".join(out) + "\n"
+        return "\n".join(line for lines in families.values() for line in lines) + "\n"
 
 
 class Handler(BaseHTTPRequestHandler):

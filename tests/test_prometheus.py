@@ -105,11 +105,12 @@ def installed():
 
 
 class Prometheus:
-    def __init__(self, folder, exporter, interval="1s"):
+    def __init__(self, folder, exporter, interval="1s", binary="prometheus", flags=(), **config):
         folder.mkdir()
         (folder / "prometheus.yml").write_text(json.dumps({
             "global": {"scrape_interval": interval, "scrape_timeout": interval},
-            "scrape_configs": [{"job_name": "sglang", "static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}]}))
+            "scrape_configs": [{"job_name": "sglang", "static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}],
+            **config}))
         for _ in range(5):
             import socket
             with socket.socket() as free:
@@ -117,8 +118,8 @@ class Prometheus:
                 port = free.getsockname()[1]
             self.url = f"http://127.0.0.1:{port}"
             self.process = subprocess.Popen(
-                ["prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
-                 f"--web.listen-address=127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                [binary, f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data",
+                 f"--web.listen-address=127.0.0.1:{port}", *flags], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 wait_until(lambda: self.process.poll() is not None or self.ready(), 60)
             except AssertionError:

@@ -11,6 +11,7 @@ use rollscope_formats::import::otlp::{
     decode_metrics, decode_metrics_json, decode_traces, decode_traces_json,
 };
 use rollscope_formats::import::prometheus::{self, Limits, parse_series};
+use rollscope_formats::import::remote_write::{self, Options, Version};
 use rollscope_formats::import::trainers::{ArealSessions, NemoRl, PrimeRl, PrimeRlMetrics, SglangRequests, Verl};
 use rollscope_formats::import::{ImportOptions, Importer, torch};
 use rollscope_formats::testing::exercise;
@@ -37,6 +38,8 @@ pub const TARGETS: &[Target] = &[
     target("chrome", 2048, Shape::Text, chrome),
     target("trainers", 4096, Shape::Text, trainer_lines),
     target("prometheus", 1024, Shape::Text, prometheus_page),
+    target("remote_write", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::One)),
+    target("remote_write_2", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::Two)),
     target("torch", 2048, Shape::Bytes, torch_archive),
     target("messages", 1024, Shape::Text, messages),
     target("attributes", 512, Shape::Text, attributes),
@@ -124,6 +127,22 @@ fn prometheus_page(data: &[u8]) {
             prometheus::lines(page, open_metrics, &limits, sample, |_| {});
         }
     });
+}
+
+fn remote_write_request(data: &[u8], version: Version) {
+    let limits = Limits::default();
+    let read = |kinds: &prometheus::Kinds| {
+        let options =
+            Options { limits: &limits, max_samples: 1 << 20, run_id: "run", kinds, now_ms: 1_800_000_000_000 };
+        remote_write::decode(data, version, &options)
+    };
+    let mut kinds = prometheus::Kinds::default();
+    let Ok(decoded) = read(&kinds) else { return };
+    for (family, kind) in decoded.declared {
+        kinds.declare(family, kind, &limits);
+    }
+    let again = read(&kinds).expect("it was read before");
+    assert_eq!((again.batch.num_rows(), again.rejected), (decoded.batch.num_rows(), decoded.rejected));
 }
 
 /// An input is a whole file, or a pickle that is put into an archive first.

@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
+use rollscope_model::TraceId;
+
 use crate::problem::Problem;
 
 /// Longest value of any parameter.
@@ -57,6 +59,14 @@ impl Params {
             None => Ok(()),
             Some((key, _)) => Err(Problem::unknown_parameter(key, &self.known)),
         }
+    }
+}
+
+/// A trace id: 32 hex digits, or fewer, as systems with shorter ids write them.
+pub fn trace_id(text: &str) -> Result<TraceId, Problem> {
+    match hex::decode(text) {
+        Ok(raw) if (1..=16).contains(&raw.len()) => Ok(rollscope_model::ids::trace_id_from_bytes(&raw)),
+        _ => Err(Problem::parameter("trace", "a trace id of up to 32 hex digits")),
     }
 }
 

@@ -28,6 +28,8 @@ pub enum Command {
     Diff(DiffArgs),
     /// Search conversations, read one, or export a selection.
     Conversations(ConversationsArgs),
+    /// Answer assistants over standard input and output (Model Context Protocol). Add it to the assistant's configuration: see docs/assistants.md.
+    Mcp(McpArgs),
     /// Rebuild the search index of conversations. The store must not be in use.
     Reindex(FolderArgs),
     /// Import files of any supported format into a store.
@@ -246,6 +248,15 @@ pub enum ConversationsFormat {
     Jsonl,
     /// The columns of the table. Requires --out.
     Parquet,
+}
+
+#[derive(Args)]
+pub struct McpArgs {
+    #[command(flatten)]
+    pub source: SourceArgs,
+    /// Where the page of a folder is served, for links in answers.
+    #[arg(long, value_name = "URL", default_value = crate::source::DEFAULT_SERVER)]
+    pub page: String,
 }
 
 #[derive(Args)]

@@ -4,8 +4,6 @@
 //! rest of the work is done all the same, and a server keeps running. What a command is for (rows, a report, a file) goes
 //! through [`stdout`], which ends the command if its reader is gone.
 
-pub mod answers;
-
 use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -236,7 +236,7 @@ impl Door {
 
 /// The page's own files and health checks: any site may link to these. Everything else costs work.
 fn is_page(path: &str) -> bool {
-    !["/api/", "/prometheus/", "/jaeger/", "/metrics", "/v1/"].iter().any(|costly| path.starts_with(costly))
+    !["/api/", "/prometheus/", "/jaeger/", "/metrics", "/v1/", crate::MCP].iter().any(|costly| path.starts_with(costly))
 }
 
 /// The site whose page makes the browser send this, if it is not ours. Programs do not send this.

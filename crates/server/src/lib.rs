@@ -3,7 +3,7 @@
 //! [`Server::start`] binds up to three listeners over one [`Store`] and its [`Answers`]: OTLP over gRPC, OTLP over HTTP, and the
 //! page with its API. A request passes [`auth`] (token and scope, host, origin, rate), then either [`ingest`] (bytes to batches to
 //! `rollscope_app::intake`, answered when they are on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV),
-//! or it gets a file of the [`page`]. On its own the server asks scrape targets for their series ([`scrape`]) and lets the
+//! or it gets a file of the [`page`]. Assistants ask at `/mcp` (`rollscope_mcp`). On its own the server asks scrape targets for their series ([`scrape`]) and lets the
 //! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`). [`listen`] owns sockets, TLS, limits on
 //! connections ([`connections`]) and the orderly end; [`audit`] records deletions and refusals; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
 //! gets its status. [`collect`] is the way in alone, into files. All settings are in [`config`].
@@ -48,6 +48,7 @@ use rollscope_app::conversations::Conversations;
 use rollscope_app::listings::runs::KnownRuns;
 use rollscope_app::sinks::Sinks;
 use rollscope_app::steps::{StepCounters, StepWatcher};
+use rollscope_mcp::{Assistant, Desk, Page, Source};
 use rollscope_query::Engine;
 use rollscope_store::Store;
 use tokio::net::TcpListener;
@@ -117,7 +118,9 @@ pub(crate) struct Shared {
     sinks: Sinks,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
-    known_runs: KnownRuns,
+    known_runs: Arc<KnownRuns>,
+    /// Of the page's address.
+    scheme: &'static str,
 }
 
 impl Deref for App {
@@ -128,7 +131,17 @@ impl Deref for App {
     }
 }
 
+/// Where assistants ask.
+const MCP: &str = "/mcp";
+
 impl App {
+    fn assistant(&self) -> Assistant {
+        let desk =
+            Desk { answers: self.answers.clone(), promql: self.promql.clone(), known_runs: self.known_runs.clone() };
+        let source = Source::Store(desk, self.conversations.clone());
+        Assistant::Answer { source, page: Page::new(""), scheme: self.scheme }
+    }
+
     async fn read_api_body(&self, mut body: Body) -> Result<Bytes, Problem> {
         let limit = self.limits.max_api_request_bytes;
         let patience = Duration::from_secs(self.limits.body_timeout_s);
@@ -215,7 +228,7 @@ impl Server {
         let app = App(Arc::new(Shared {
             conversations: conversations.clone(),
             thumbnails: tokio::sync::Semaphore::new(cores),
-            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits),
+            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits, &config.scrape.limits),
             store,
             engine,
             answers,
@@ -226,7 +239,8 @@ impl Server {
             sinks,
             steps,
             stop: shared.stop.clone(),
-            known_runs: KnownRuns::default(),
+            known_runs: Arc::default(),
+            scheme: if config.tls.is_some() { "https" } else { "http" },
         }));
         let vitals = app.store.vitals().clone();
         for (listener, router) in
@@ -285,6 +299,7 @@ fn page_router(app: &App, auth: &Arc<Auth>) -> Router {
     let login = Router::new().route("/login", get(auth::login_page).post(auth::login)).with_state(auth.clone());
     api::router(app)
         .merge(app.ingest.router())
+        .route_service(MCP, rollscope_mcp::http_service(app.assistant()))
         .merge(login)
         .fallback(page::serve)
         .layer(DefaultBodyLimit::max(app.limits.max_api_request_bytes))

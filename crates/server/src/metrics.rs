@@ -14,16 +14,18 @@ pub enum Protocol {
     Grpc,
     HttpProtobuf,
     HttpJson,
+    RemoteWrite,
 }
 
 impl Protocol {
-    pub const ALL: [Protocol; 3] = [Protocol::Grpc, Protocol::HttpProtobuf, Protocol::HttpJson];
+    pub const ALL: [Protocol; 4] = [Protocol::Grpc, Protocol::HttpProtobuf, Protocol::HttpJson, Protocol::RemoteWrite];
 
     pub fn name(self) -> &'static str {
         match self {
             Protocol::Grpc => "grpc",
             Protocol::HttpProtobuf => "http/protobuf",
             Protocol::HttpJson => "http/json",
+            Protocol::RemoteWrite => "remote-write",
         }
     }
 }
@@ -38,7 +40,7 @@ pub struct IngestCounters {
     pub deferred: AtomicU64,
     /// Rows stored: spans, and points of metrics.
     pub accepted: AtomicU64,
-    /// Rows named in a partial success.
+    /// Rows named in a partial success, or in the refusal of a part.
     pub rejected: AtomicU64,
     /// Rows that were there already.
     pub duplicates: AtomicU64,
@@ -56,7 +58,7 @@ pub struct IngestSums {
     deferred: u64,
     /// Rows stored: spans, and points of metrics.
     accepted: u64,
-    /// Rows named in a partial success.
+    /// Rows named in a partial success, or in the refusal of a part.
     rejected: u64,
     /// Rows that were there already.
     duplicates: u64,
@@ -66,7 +68,7 @@ pub struct IngestSums {
 
 #[derive(Debug, Default)]
 pub struct Counters {
-    pub ingest: [IngestCounters; 3],
+    pub ingest: [IngestCounters; Protocol::ALL.len()],
     pub connections_open: AtomicU64,
     pub connections_total: AtomicU64,
     pub connections_refused: AtomicU64,

@@ -45,12 +45,9 @@ impl Params {
     }
 }
 
-/// A trace id in a path: 32 hex digits, or fewer, as systems with shorter ids write them.
+/// A trace id in a path.
 pub fn trace_id(text: &str) -> Result<TraceId, Problem> {
-    match hex::decode(text) {
-        Ok(raw) if (1..=16).contains(&raw.len()) => Ok(rollscope_model::ids::trace_id_from_bytes(&raw)),
-        _ => Err(Problem::parameter("trace", "a trace id of up to 32 hex digits")),
-    }
+    Ok(app::trace_id(text)?)
 }
 
 /// A span id in a path: 16 hex digits.

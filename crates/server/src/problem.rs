@@ -58,10 +58,6 @@ impl Problem {
         app::Problem::parameter(name, good).into()
     }
 
-    pub fn unknown_parameter(name: &str, known: &[&str]) -> Self {
-        app::Problem::unknown_parameter(name, known).into()
-    }
-
     pub fn missing_parameter(name: &str, expected: impl std::fmt::Display) -> Self {
         app::Problem::missing_parameter(name, expected).into()
     }

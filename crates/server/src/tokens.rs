@@ -20,6 +20,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::ingest::REMOTE_WRITE;
 use crate::secret::Secret;
 
 /// How often the file is looked at, at most.
@@ -52,12 +53,12 @@ impl Scope {
 
     /// What a request needs.
     pub fn of(method: &Method, path: &str) -> Scope {
-        if path.starts_with("/v1/") || path.starts_with("/opentelemetry.") {
+        if path.starts_with("/v1/") || path.starts_with("/opentelemetry.") || path == REMOTE_WRITE {
             return Scope::Ingest;
         }
         let reads = match *method {
             Method::GET | Method::HEAD | Method::OPTIONS => true,
-            Method::POST => path == "/api/v1/sql" || path.starts_with("/prometheus/"),
+            Method::POST => path == "/api/v1/sql" || path == crate::MCP || path.starts_with("/prometheus/"),
             // Whoever may ask may also stop asking.
             Method::DELETE => path.starts_with("/api/v1/queries/"),
             _ => false,

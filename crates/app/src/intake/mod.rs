@@ -12,6 +12,7 @@ use arrow::array::RecordBatch;
 use rollscope_formats::conversations;
 use rollscope_formats::conversations::events::Calls;
 use rollscope_formats::import::otlp::{Decoded, DecodedLogs, Delta, RunRecord, RunSeen};
+use rollscope_formats::import::remote_write;
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Appended, Store, StoreError};
@@ -163,6 +164,22 @@ impl From<DecodedLogs> for Rows {
             media: decoded.media,
             calls: decoded.calls,
             runs: decoded.seen,
+            rejected: decoded.rejected,
+            reasons: decoded.reasons,
+        }
+    }
+}
+
+/// They belong to the run that the receiver chose, as scraped ones do, and enter none.
+impl From<remote_write::Decoded> for Rows {
+    fn from(decoded: remote_write::Decoded) -> Rows {
+        Rows {
+            batches: vec![(Table::Series, decoded.batch)],
+            deltas: Vec::new(),
+            written: Vec::new(),
+            media: Vec::new(),
+            calls: Calls::default(),
+            runs: Vec::new(),
             rejected: decoded.rejected,
             reasons: decoded.reasons,
         }

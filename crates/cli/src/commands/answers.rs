@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rollscope_answers::{Answers, Which};
+use rollscope_app::printed::{Style, diff as print_diff, run as print_run, step as print_step};
 use rollscope_query::{QueryError, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
@@ -13,7 +14,6 @@ use serde_json::Value;
 use crate::args::{AnswerArgs, DiffArgs, ReportArgs, SourceArgs};
 use crate::config::Usage;
 use crate::output;
-use crate::output::answers::{Style, diff as print_diff, run as print_run, step as print_step};
 use crate::source::{encode_path_part, local_folder, server_url};
 
 const TIMEOUT: Duration = Duration::from_secs(600);

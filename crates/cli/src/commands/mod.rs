@@ -10,6 +10,7 @@ mod export_html;
 mod export_perfetto;
 mod files;
 mod import;
+mod mcp;
 mod metrics;
 mod serve;
 mod sql;
@@ -30,6 +31,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Report(args) => answers::report(args).await,
         Command::Diff(args) => answers::diff(args).await,
         Command::Conversations(args) => conversations::run(args).await,
+        Command::Mcp(args) => mcp::run(args).await,
         Command::Reindex(args) => conversations::reindex(args).await,
         Command::Import(args) => import::run(args).await,
         Command::Export(args) => match args.what {

@@ -35,8 +35,9 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("search", &["model", "store"]),
         ("answers", &["model", "spans", "store", "query"]),
         ("app", &["model", "spans", "formats", "store", "query", "answers", "search"]),
-        ("server", &["model", "formats", "store", "query", "answers", "app"]),
-        ("cli", &["model", "formats", "store", "query", "answers", "app", "server", "demo"]),
+        ("mcp", &["model", "store", "query", "answers", "app"]),
+        ("server", &["model", "formats", "store", "query", "answers", "app", "mcp"]),
+        ("cli", &["model", "formats", "store", "query", "answers", "app", "mcp", "server", "demo"]),
     ]
     .into();
     let found = dependencies();
@@ -58,6 +59,7 @@ fn heavy_dependencies_stay_behind_one_crate() {
         ("parquet", &["store"]),
         ("object_store", &["store"]),
         ("clap", &["cli"]),
+        ("rmcp", &["mcp"]),
     ] {
         for (name, dependencies) in dependencies() {
             assert!(!dependencies.contains(dependency) || homes.contains(&name.as_str()), "{name} knows {dependency}");

@@ -11,9 +11,11 @@ pub mod chrome;
 mod open;
 pub mod otlp;
 pub mod prometheus;
+pub mod remote_write;
 pub mod slime_pt;
 pub mod torch;
 pub mod trainers;
+mod wire;
 
 pub use open::{Source, open};
 

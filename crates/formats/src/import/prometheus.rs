@@ -6,6 +6,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+/// A sample may be this far ahead of our clock.
+pub const MAX_AHEAD_MS: i64 = 10 * 60 * 1000;
+
 /// Bounds on what one page may hold.
 #[derive(Clone, Debug)]
 pub struct Limits {
@@ -51,6 +54,13 @@ pub struct Kinds {
 }
 
 impl Kinds {
+    /// Notes the kind of a family, within the limits.
+    pub fn declare(&mut self, family: String, kind: &'static str, limits: &Limits) {
+        if self.families.len() < limits.families && family.len() <= limits.name_bytes {
+            self.families.insert(family, kind);
+        }
+    }
+
     /// The kind of a sample by its name: a histogram's buckets are samples of their own.
     pub fn of(&self, name: &str) -> &'static str {
         if let Some(kind) = self.families.get(name) {
@@ -117,10 +127,8 @@ pub fn lines<'a>(
                 rest => {
                     if let Some(rest) = rest.strip_prefix("TYPE").filter(|r| r.starts_with([' ', '\t']))
                         && let Some((name, kind)) = declared(rest.trim_start_matches([' ', '\t']))
-                        && kinds.families.len() < limits.families
-                        && name.len() <= limits.name_bytes
                     {
-                        kinds.families.insert(name, kind);
+                        kinds.declare(name, kind, limits);
                     }
                 }
             }

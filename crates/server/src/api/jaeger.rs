@@ -14,6 +14,7 @@ use axum::routing::get;
 use base64::Engine as _;
 use base64::engine::general_purpose::{STANDARD_NO_PAD, URL_SAFE_NO_PAD};
 use rollscope_answers::traces::find::{TraceSearch, orphans_sql, services_sql};
+use rollscope_app::listings::traces::{duration_ns, trace_ids};
 use rollscope_app::query::{collect, int_column, sql_text, text_column};
 use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
@@ -21,7 +22,6 @@ use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
 use serde_json::{Value, json};
 
-use super::traces::{duration_ns, trace_ids};
 use crate::App;
 use crate::params::pairs;
 use crate::problem::Problem;

@@ -2,8 +2,9 @@
 
 use rollscope_app::conversations::ask::Ask;
 use rollscope_app::duration::parse_duration;
+use rollscope_app::listings::traces;
 
-use super::{jaeger, prometheus, timeline, traces};
+use super::{jaeger, prometheus, timeline};
 use crate::params::{Params, pairs, span_id, trace_id};
 use crate::scrape::config::ScrapeTarget;
 
@@ -16,7 +17,7 @@ pub fn exercise(query: &str) {
     if let Ok(params) = params() {
         let _ = timeline::window(&mut Params(params));
     }
-    if let Ok((search, _)) = traces::parse(query) {
+    if let Ok((search, _)) = traces::parse(pairs(query)) {
         search.sql();
     }
     jaeger::exercise(query);

@@ -12,6 +12,9 @@ use http_body_util::BodyExt;
 
 use super::Refusal;
 
+/// Three bytes of snappy copy 64 at most.
+const MAX_SNAPPY_RATIO: usize = 32;
+
 /// How a message is compressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Encoding {
@@ -20,6 +23,8 @@ pub enum Encoding {
     Zstd,
     /// HTTP's name for the zlib format.
     Deflate,
+    /// The block format, which remote write uses. OTLP has no name for it.
+    Snappy,
 }
 
 impl Encoding {
@@ -169,6 +174,20 @@ pub fn decompress(bytes: Bytes, encoding: Encoding, limit: usize, charge: &mut C
             decoder.window_log_max(26).map_err(|e| bad(e, "zstd"))?;
             drain(decoder, limit, charge, |e| bad(e, "zstd"))
         }
+        Encoding::Snappy => {
+            let bad = |e: snap::Error| Refusal::Malformed(format!("the message is not valid snappy: {e}"));
+            let len = snap::raw::decompress_len(&bytes).map_err(bad)?;
+            if len > limit {
+                return Err(over(limit));
+            }
+            // The length comes first and is not to be believed.
+            if len > MAX_SNAPPY_RATIO * bytes.len() {
+                let why = "its length does not fit its data";
+                return Err(Refusal::Malformed(format!("the message is not valid snappy: {why}")));
+            }
+            charge.add(len)?;
+            Ok(snap::raw::Decoder::new().decompress_vec(&bytes).map_err(bad)?.into())
+        }
     }
 }
 
@@ -216,6 +235,7 @@ mod tests {
             (Encoding::Gzip, gzip(&data)),
             (Encoding::Zstd, zstd::encode_all(&data[..], 1).unwrap().into()),
             (Encoding::Deflate, zlib.finish().unwrap().into()),
+            (Encoding::Snappy, snap::raw::Encoder::new().compress_vec(&data).unwrap().into()),
         ];
         for (encoding, bytes) in packed {
             let budget = Budget::new(8 << 20);
@@ -229,6 +249,19 @@ mod tests {
             }
             drop(charge);
             assert_eq!(budget.used(), 0);
+        }
+    }
+
+    #[test]
+    fn a_length_that_snappy_cannot_have_costs_nothing() {
+        // A varint of 512 MiB, and one literal byte.
+        let lies = Bytes::from_static(&[0x80, 0x80, 0x80, 0x80, 0x02, 0x00, 0x41]);
+        let budget = Budget::new(1 << 30);
+        let refused = decompress(lies, Encoding::Snappy, 1 << 30, &mut budget.charge());
+        assert!(matches!(refused, Err(Refusal::Malformed(_))), "{refused:?}");
+        for bytes in [&b""[..], b"\xff\xff\xff\xff\xff\xff", b"\x05\x10ab"] {
+            let refused = decompress(Bytes::from_static(bytes), Encoding::Snappy, 1 << 20, &mut budget.charge());
+            assert!(bytes.is_empty() || matches!(refused, Err(Refusal::Malformed(_))), "{bytes:?} {refused:?}");
         }
     }
 

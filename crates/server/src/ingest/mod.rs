@@ -1,4 +1,4 @@
-//! OTLP in. [`grpc`] and [`http`] know their protocol's envelope; both end in [`Ingest::accept`], which undoes the compression,
+//! OTLP in, and Prometheus's [`remote_write`]. [`grpc`] and [`http`] know their protocol's envelope; both end in [`Ingest::accept`], which undoes the compression,
 //! decodes into a batch, and appends it. It returns when the rows are on disk and visible. Only then does the sender get its acknowledgement.
 
 mod body;
@@ -6,24 +6,29 @@ pub mod grpc;
 pub mod http;
 mod level;
 pub mod lines;
+mod remote_write;
 mod wire;
 
 pub(crate) use body::discard;
+pub(crate) use remote_write::PATH as REMOTE_WRITE;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use bytes::Bytes;
+use parking_lot::Mutex;
 use rollscope_app::intake::{Intake, Receipt, Rows};
 use rollscope_app::problem::{Problem, ProblemKind};
 use rollscope_formats::import::otlp::{self, DecodeError, DecodeOptions};
+use rollscope_formats::import::prometheus::Kinds;
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
 
 use crate::config::Limits;
-use crate::metrics::{Counters, Protocol, add};
+use crate::metrics::{Counters, IngestCounters, Protocol, add};
+use crate::scrape::config::ScrapeLimits;
 pub use body::{Budget, Charge, Encoding};
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
@@ -140,21 +145,31 @@ struct Inner {
     options: DecodeOptions,
     budget: Arc<Budget>,
     level: TraceLevel,
+    /// What a series may have that is not scraped but sent.
+    series_limits: ScrapeLimits,
+    /// What senders of 1.0 declared. They repeat it every minute.
+    kinds: Mutex<Arc<Kinds>>,
     /// Limits how many large messages are decoded at the same time: one per processor.
     workers: tokio::sync::Semaphore,
 }
 
 impl Ingest {
-    pub fn new(store: Store, engine: Engine, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::with_target(Target::Store(Intake::new(store, engine)), counters, limits)
+    pub fn new(
+        store: Store,
+        engine: Engine,
+        counters: Arc<Counters>,
+        limits: &Limits,
+        series_limits: &ScrapeLimits,
+    ) -> Self {
+        Self::with_target(Target::Store(Intake::new(store, engine)), counters, limits, series_limits)
     }
 
     /// Into files instead of a store.
     pub fn for_files(lines: Lines, counters: Arc<Counters>, limits: &Limits) -> Self {
-        Self::with_target(Target::Lines(lines), counters, limits)
+        Self::with_target(Target::Lines(lines), counters, limits, &ScrapeLimits::default())
     }
 
-    fn with_target(target: Target, counters: Arc<Counters>, limits: &Limits) -> Self {
+    fn with_target(target: Target, counters: Arc<Counters>, limits: &Limits, series_limits: &ScrapeLimits) -> Self {
         let workers = std::thread::available_parallelism().map_or(2, usize::from);
         Ingest {
             inner: Arc::new(Inner {
@@ -164,14 +179,16 @@ impl Ingest {
                 budget: Budget::new(limits.max_inflight_bytes),
                 level: TraceLevel::default(),
                 limits: limits.clone(),
+                series_limits: series_limits.clone(),
+                kinds: Mutex::default(),
                 workers: tokio::sync::Semaphore::new(workers),
             }),
         }
     }
 
-    /// OTLP over gRPC and over HTTP.
+    /// OTLP over gRPC and over HTTP, and remote write.
     pub fn router(&self) -> Router {
-        http::router(self).merge(grpc::router(self))
+        http::router(self).merge(grpc::router(self)).merge(remote_write::router(self))
     }
 
     pub fn inflight_bytes(&self) -> usize {
@@ -223,14 +240,20 @@ impl Ingest {
             Target::Lines(lines) => return self.write_line(lines, message).await,
         };
         let (rows, _charge) = self.decode(message).await?;
-        if rows.runs.len() > inner.limits.max_runs_per_message {
+        let receipt = self.keep(intake, rows, counters).await?;
+        let message = match receipt.rejected {
+            0 => String::new(),
+            n => format!("{n} rejected: {}", receipt.reasons.join("; ")),
+        };
+        Ok(Outcome { rejected: receipt.rejected, message })
+    }
+
+    async fn keep(&self, intake: &Intake, rows: Rows, counters: &IngestCounters) -> Result<Receipt, Refusal> {
+        let most = self.inner.limits.max_runs_per_message;
+        if rows.runs.len() > most {
             return Err(Refusal::TooLarge {
                 limit: "max_runs_per_message",
-                detail: format!(
-                    "the message names {} runs, more than max_runs_per_message ({})",
-                    rows.runs.len(),
-                    inner.limits.max_runs_per_message
-                ),
+                detail: format!("the message names {} runs, more than max_runs_per_message ({most})", rows.runs.len(),),
             });
         }
         let mut receipt = Receipt::default();
@@ -238,11 +261,7 @@ impl Ingest {
         add(&counters.accepted, receipt.accepted);
         add(&counters.duplicates, receipt.duplicates);
         kept?;
-        let message = match receipt.rejected {
-            0 => String::new(),
-            n => format!("{n} rejected: {}", receipt.reasons.join("; ")),
-        };
-        Ok(Outcome { rejected: receipt.rejected, message })
+        Ok(receipt)
     }
 
     /// One message as one line of OTLP JSON.
@@ -273,13 +292,22 @@ impl Ingest {
             (Form::Protobuf, Encoding::Identity) => INLINE_PROTOBUF_BYTES,
             _ => INLINE_OTHER_BYTES,
         };
-        if message.bytes.len() <= inline {
-            return decode(message, inner.limits.max_message_bytes, &inner.options);
-        }
-        let _permit =
-            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        let task = tokio::task::spawn_blocking(move || decode(message, limit, &options));
+        self.work(message.bytes.len() <= inline, move || decode(message, limit, &options)).await
+    }
+
+    /// Decodes here, or off the threads that serve sockets.
+    async fn work<T: Send + 'static>(
+        &self,
+        inline: bool,
+        decode: impl FnOnce() -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if inline {
+            return decode();
+        }
+        let workers = &self.inner.workers;
+        let _permit = workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
+        let task = tokio::task::spawn_blocking(decode);
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
     }
 }

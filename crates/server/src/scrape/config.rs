@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use rollscope_app::duration::parse_duration;
+use rollscope_formats::import::prometheus::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::secret::Secret;
@@ -59,6 +60,13 @@ impl Default for ScrapeLimits {
             max_label_bytes: 4096,
             max_targets: 4096,
         }
+    }
+}
+
+impl ScrapeLimits {
+    /// What one series may have.
+    pub fn of_series(&self) -> Limits {
+        Limits { labels: self.max_labels, value_bytes: self.max_label_bytes, ..Limits::default() }
     }
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
-use rollscope_formats::import::prometheus::{self, Limits, parse_series};
+use rollscope_formats::import::prometheus::{self, Limits, MAX_AHEAD_MS, parse_series};
 use rollscope_model::build::{NewPoint, SeriesBuilder};
 use rollscope_model::names::SCRAPED_RUN;
 
@@ -19,8 +19,6 @@ const FORGET_AFTER: u64 = 100;
 const PAGES_REMEMBERED: usize = 4;
 /// Reasons that are kept in words.
 const MAX_REASONS: usize = 5;
-/// A time of the page may be this far ahead of ours.
-const MAX_AHEAD_MS: i64 = 10 * 60 * 1000;
 
 /// What one page gave.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -86,7 +84,7 @@ impl Pages {
             honor_labels: target.honor_labels,
             ignore_timestamps: target.ignore_timestamps,
             max_samples: limits.max_samples,
-            limits: Limits { labels: limits.max_labels, value_bytes: limits.max_label_bytes, ..Limits::default() },
+            limits: limits.of_series(),
             known: HashMap::new(),
             page: 0,
         }

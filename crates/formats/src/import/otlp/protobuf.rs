@@ -1,146 +1,14 @@
 //! Protobuf `ExportTraceServiceRequest` straight into columns. A hand-written walker over the wire format: generated
 //! structs would allocate every key and value only to throw them away. Unknown fields are passed over.
 
-use std::str;
-
 use rollscope_model::attrs;
 
 use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
 use super::write::Writer;
 use super::{DecodeOptions, Limits};
+use crate::import::wire::Wire;
 
 type Result<T> = std::result::Result<T, Fault>;
-
-const VARINT: u8 = 0;
-const FIXED64: u8 = 1;
-const BYTES: u8 = 2;
-const FIXED32: u8 = 5;
-
-/// A message being read. `base` is where it starts in the request, so that errors can give the byte.
-#[derive(Clone, Copy)]
-pub(super) struct Wire<'a> {
-    bytes: &'a [u8],
-    pos: usize,
-    base: usize,
-}
-
-impl<'a> Wire<'a> {
-    pub fn new(bytes: &'a [u8]) -> Self {
-        Wire { bytes, pos: 0, base: 0 }
-    }
-
-    #[cold]
-    fn malformed<T>(&self, what: &'static str) -> Result<T> {
-        Err(Fault::Malformed { what, at: self.base + self.pos })
-    }
-
-    #[inline]
-    fn varint(&mut self) -> Result<u64> {
-        match self.bytes.get(self.pos) {
-            Some(&b) if b < 0x80 => {
-                self.pos += 1;
-                Ok(b.into())
-            }
-            _ => self.long_varint(),
-        }
-    }
-
-    fn long_varint(&mut self) -> Result<u64> {
-        let mut value = 0;
-        for i in 0..10 {
-            let Some(&b) = self.bytes.get(self.pos + i) else {
-                return self.malformed("the message ends inside a varint");
-            };
-            if i == 9 && b > 1 {
-                break;
-            }
-            value |= u64::from(b & 0x7f) << (7 * i);
-            if b < 0x80 {
-                self.pos += i + 1;
-                return Ok(value);
-            }
-        }
-        self.malformed("a varint is longer than 64 bits")
-    }
-
-    /// The next field's number and wire type; `None` at the end of the message.
-    #[inline]
-    fn tag(&mut self) -> Result<Option<(u32, u8)>> {
-        if self.pos == self.bytes.len() {
-            return Ok(None);
-        }
-        let tag = self.varint()?;
-        let Ok(tag) = u32::try_from(tag) else { return self.malformed("a field number is out of range") };
-        if tag < 8 {
-            return self.malformed("a field has the number 0");
-        }
-        Ok(Some((tag >> 3, (tag & 7) as u8)))
-    }
-
-    #[inline]
-    fn expect(&self, wire: u8, wanted: u8) -> Result<()> {
-        if wire == wanted { Ok(()) } else { self.malformed("a field has the wrong wire type") }
-    }
-
-    #[inline]
-    fn uint(&mut self, wire: u8) -> Result<u64> {
-        self.expect(wire, VARINT)?;
-        self.varint()
-    }
-
-    #[inline]
-    fn take<const N: usize>(&mut self) -> Result<[u8; N]> {
-        match self.bytes[self.pos..].first_chunk() {
-            Some(chunk) => {
-                self.pos += N;
-                Ok(*chunk)
-            }
-            None => self.malformed("the message ends inside a number"),
-        }
-    }
-
-    #[inline]
-    fn fixed64(&mut self, wire: u8) -> Result<u64> {
-        self.expect(wire, FIXED64)?;
-        self.take().map(u64::from_le_bytes)
-    }
-
-    #[inline]
-    fn fixed32(&mut self, wire: u8) -> Result<u32> {
-        self.expect(wire, FIXED32)?;
-        self.take().map(u32::from_le_bytes)
-    }
-
-    /// A length-delimited field, as a message.
-    #[inline]
-    fn message(&mut self, wire: u8) -> Result<Wire<'a>> {
-        self.expect(wire, BYTES)?;
-        let len = self.varint()?;
-        let rest = &self.bytes[self.pos..];
-        if len > rest.len() as u64 {
-            return self.malformed("the message ends inside a field");
-        }
-        let inner = Wire { bytes: &rest[..len as usize], pos: 0, base: self.base + self.pos };
-        self.pos += len as usize;
-        Ok(inner)
-    }
-
-    #[inline]
-    fn text_field(&mut self, wire: u8) -> Result<&'a str> {
-        str::from_utf8(self.message(wire)?.bytes).map_err(|_| Reason::Utf8.into())
-    }
-
-    #[inline]
-    fn skip(&mut self, wire: u8) -> Result<()> {
-        match wire {
-            VARINT => self.varint().map(drop),
-            FIXED64 => self.take::<8>().map(drop),
-            BYTES => self.message(wire).map(drop),
-            FIXED32 => self.take::<4>().map(drop),
-            _ => self.malformed("a field has an unknown wire type"),
-        }
-    }
-}
 
 pub(super) fn request(bytes: &[u8], writer: &mut Writer) -> Result<()> {
     let mut span = Span::default();
@@ -215,8 +83,8 @@ fn scope_spans<'a>(message: Wire<'a>, span: &mut Span<&'a str>, writer: &mut Wri
 }
 
 /// Tells what spoils one span from what spoils the request.
-fn only_bad<T>(result: Result<T>) -> Result<std::result::Result<T, Reason>> {
-    match result {
+fn only_bad<T>(result: std::result::Result<T, impl Into<Fault>>) -> Result<std::result::Result<T, Reason>> {
+    match result.map_err(Into::into) {
         Ok(value) => Ok(Ok(value)),
         Err(Fault::Bad(reason)) => Ok(Err(reason)),
         Err(malformed) => Err(malformed),

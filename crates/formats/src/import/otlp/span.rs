@@ -6,6 +6,7 @@ use std::fmt;
 use rollscope_model::limits::RUN_ID_BYTES;
 
 use super::{DecodeError, Limits};
+use crate::import::wire;
 use crate::json;
 use crate::tokens::Mistake;
 
@@ -24,6 +25,15 @@ impl From<json::Error> for Fault {
             json::Error::Syntax { what, at } => Fault::Malformed { what, at },
             json::Error::Type { .. } => Fault::Bad(Reason::Type),
             json::Error::Text { .. } => Fault::Bad(Reason::Utf8),
+        }
+    }
+}
+
+impl From<wire::Fault> for Fault {
+    fn from(e: wire::Fault) -> Self {
+        match e {
+            wire::Fault::Malformed { what, at } => Fault::Malformed { what, at },
+            wire::Fault::Utf8 => Fault::Bad(Reason::Utf8),
         }
     }
 }
