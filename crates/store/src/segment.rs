@@ -635,9 +635,6 @@ pub(crate) fn without_run(batch: &RecordBatch, run_id: &str) -> Result<RecordBat
 pub fn parquet_file(batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
     let props = WriterProperties::builder().set_compression(Compression::ZSTD(ZstdLevel::try_new(3)?)).build();
     let mut writer = ArrowWriter::try_new(Vec::new(), batch.schema(), Some(props))?;
-    let at_once = if table == Table::Tokens { TOKENS_WRITTEN_ROWS } else { batch.num_rows() };
-    for first in (0..batch.num_rows()).step_by(at_once.max(1)) {
-        writer.write(&batch.slice(first, at_once.min(batch.num_rows() - first)))?;
-    }
+    writer.write(batch)?;
     Ok(writer.into_inner()?)
 }

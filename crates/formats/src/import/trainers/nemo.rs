@@ -73,6 +73,7 @@ fn sample(rows: &mut Rows, mut record: Json, split: &str, step: Option<i64>, lin
         advantages: per_token("advantages"),
         rollout_log_probs: per_token("generation_logprobs"),
         train_log_probs: per_token("prev_logprobs"),
+        turns: Vec::new(),
     };
     let tokens = tokens.checked().map_err(Fault::Line)?;
     let mut others = tokens.means();
@@ -82,22 +83,19 @@ fn sample(rows: &mut Rows, mut record: Json, split: &str, step: Option<i64>, lin
     let sample_id = rows.unique(step, split, &name, line);
     let source = agent.as_ref().and_then(|a| a.as_str().or_else(|| a.str_of("name")));
     let turns = messages.iter().filter(|m| m.str_of("role") == Some("assistant")).count();
-    rows.sample(
-        NewSample {
-            step,
-            sample_id: &sample_id,
-            split,
-            group_id: group.as_deref(),
-            reward,
-            source,
-            turns: i32::try_from(turns).ok().filter(|turns| *turns > 0),
-            removed,
-            ..tokens.lengths()
-        },
-        &others,
-        &messages,
-        line,
-    );
+    let row = NewSample {
+        step,
+        sample_id: &sample_id,
+        split,
+        group_id: group.as_deref(),
+        reward,
+        source,
+        turns: i32::try_from(turns).ok().filter(|turns| *turns > 0),
+        removed,
+        ..tokens.lengths()
+    };
+    rows.tokens(&row, &tokens)?;
+    rows.sample(row, &others, &messages, line);
     Ok(())
 }
 

@@ -192,33 +192,30 @@ impl<'a> Episode<'a> {
             others.push(("agent".into(), Json::text(agent)));
         }
         others.extend(tokens.as_ref().map(Tokens::means).unwrap_or_default());
-        let lengths = tokens.map_or_else(|| usage(calls), |tokens| NewSample { ..tokens.lengths() });
+        let lengths = tokens.as_ref().map_or_else(|| usage(calls), |tokens| NewSample { ..tokens.lengths() });
         let cached = sum(calls, "cached_input_tokens");
-        rows.sample(
-            NewSample {
-                trace_id: Some(trace_id),
-                status: Some(status(trace, calls)),
-                reward,
-                reward_json: reward_json.as_deref(),
-                label: label.as_deref(),
-                start_ns: times.start,
-                end_ns: times.end,
-                prompt_tokens: lengths.prompt_tokens,
-                response_tokens: lengths.response_tokens,
-                total_tokens: lengths.total_tokens,
-                response_length: lengths.response_length,
-                turns: i32::try_from(sampled().count()).ok(),
-                tool_calls: i32::try_from(tool_calls).ok(),
-                cached_tokens: cached,
-                cache_total_tokens: cached
-                    .and(sum(calls, "prompt_tokens"))
-                    .map(|p| p.saturating_add(cached.unwrap_or(0))),
-                ..self.sample(&name)
-            },
-            &others,
-            &messages,
-            line,
-        );
+        let row = NewSample {
+            trace_id: Some(trace_id),
+            status: Some(status(trace, calls)),
+            reward,
+            reward_json: reward_json.as_deref(),
+            label: label.as_deref(),
+            start_ns: times.start,
+            end_ns: times.end,
+            prompt_tokens: lengths.prompt_tokens,
+            response_tokens: lengths.response_tokens,
+            total_tokens: lengths.total_tokens,
+            response_length: lengths.response_length,
+            turns: i32::try_from(sampled().count()).ok(),
+            tool_calls: i32::try_from(tool_calls).ok(),
+            cached_tokens: cached,
+            cache_total_tokens: cached.and(sum(calls, "prompt_tokens")).map(|p| p.saturating_add(cached.unwrap_or(0))),
+            ..self.sample(&name)
+        };
+        if let Some(tokens) = &tokens {
+            rows.tokens(&row, tokens)?;
+        }
+        rows.sample(row, &others, &messages, line);
         self.spans(rows, trace, &name, trace_id, &times, calls);
         Ok(())
     }
@@ -379,10 +376,16 @@ fn tokens(nodes: &[&Json]) -> Result<Option<Tokens>, String> {
         if ids.len() != mask.len() {
             return Err(format!("a message has {} values of the mask for {} tokens", mask.len(), ids.len()));
         }
-        // Values of the sampled tokens only.
+        // The template around what was sampled belongs to the turn before.
+        if let Some(first) = mask.iter().position(|m| *m != 0.0) {
+            tokens.turns.push(tokens.ids.len() + first);
+        }
+        // Values of the sampled tokens only: of the others nothing is known.
         let spread = |values: Vec<f64>| {
             let mut values = values.into_iter();
-            mask.iter().map(move |m| if *m == 0.0 { 0.0 } else { values.next().unwrap_or(0.0) }).collect::<Vec<_>>()
+            mask.iter()
+                .map(move |m| if *m == 0.0 { f64::NAN } else { values.next().unwrap_or(f64::NAN) })
+                .collect::<Vec<_>>()
         };
         tokens.rollout_log_probs.extend(spread(list("logprobs")));
         if any_advantage {

@@ -6,15 +6,17 @@ use std::path::{Path, PathBuf};
 use rollscope_model::Table;
 use rollscope_model::build::{
     ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewRun, NewSample, NewSpan, RunsBuilder,
-    SamplesBuilder, SpansBuilder,
+    SamplesBuilder, SpansBuilder, TokensBuilder,
 };
 use rollscope_model::limits::{CONVERSATION_BYTES, RUN_ID_BYTES};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::lines::Range;
 use super::record::{Json, write_map};
+use super::tokens::Tokens;
 use crate::conversation::count;
 use crate::import::{ImportError, ImportOptions, Imported, Sink, written_ns};
+use crate::tokens::About;
 
 /// Reasons that are kept for the summary.
 const MAX_REASONS: usize = 10;
@@ -47,6 +49,8 @@ pub struct Rows<'a, 's> {
     conversations: ConversationsBuilder,
     metrics: MetricsBuilder,
     spans: SpansBuilder,
+    tokens: TokensBuilder,
+    with_tokens: bool,
     /// Rows and bytes since batches were handed on last.
     pending_rows: usize,
     pending_bytes: usize,
@@ -79,6 +83,8 @@ impl<'a, 's> Rows<'a, 's> {
             conversations: ConversationsBuilder::default(),
             metrics: MetricsBuilder::default(),
             spans: SpansBuilder::default(),
+            tokens: TokensBuilder::default(),
+            with_tokens: options.tokens,
             pending_rows: 0,
             pending_bytes: 0,
             batch_rows: options.batch_rows,
@@ -148,6 +154,26 @@ impl<'a, 's> Rows<'a, 's> {
         self.run = run;
     }
 
+    /// Adds the tokens of a sample.
+    pub fn tokens(&mut self, of: &NewSample, tokens: &Tokens) -> Result<(), Fault> {
+        if !self.with_tokens {
+            return Ok(());
+        }
+        let about = About {
+            run_id: &self.run,
+            step: of.step,
+            sample_id: of.sample_id,
+            split: of.split,
+            group_id: of.group_id,
+            source: of.source,
+            logged_ns: of.end_ns.or(of.start_ns),
+            file: Some(&self.file),
+        };
+        let count = tokens.after_prompt().push(about, &mut self.tokens).map_err(|e| Fault::Line(e.to_string()))?;
+        self.pending_rows += usize::from(count > 0);
+        Ok(())
+    }
+
     fn conversation(&mut self, run: &str, row: &NewSample, others: &[(String, Json)], messages: &[Json], line: u64) {
         let step = row.step.map_or_else(|| "-".into(), |s| s.to_string());
         let messages: Vec<serde_json::Value> = messages.iter().map(Json::to_plain).collect();
@@ -215,6 +241,7 @@ impl<'a, 's> Rows<'a, 's> {
             (Table::Samples, self.samples.finish()),
             (Table::Conversations, self.conversations.finish()),
             (Table::Metrics, self.metrics.finish()),
+            (Table::Tokens, self.tokens.finish()),
         ];
         for (table, batch) in batches {
             let batch = batch.map_err(|e| ImportError::Malformed(format!("cannot build the rows: {e}")))?;

@@ -1,8 +1,9 @@
-//! What a file has for every token of a sample. Today, lengths and means of it are kept.
+//! What a file has for every token of a sample.
 
 use rollscope_model::build::NewSample;
 
 use super::record::Json;
+use crate::tokens::Part;
 
 /// The tokens of a sample, prompt first, without padding. Every list that is not empty has a value per token.
 #[derive(Default)]
@@ -17,6 +18,8 @@ pub struct Tokens {
     pub rollout_log_probs: Vec<f64>,
     /// The same from the trainer, before the step.
     pub train_log_probs: Vec<f64>,
+    /// The first token of each turn.
+    pub turns: Vec<usize>,
 }
 
 impl Tokens {
@@ -60,6 +63,32 @@ impl Tokens {
         }
     }
 
+    /// The tokens after the prompt, as they are kept. Nothing if none is trained on: then the prompt has no end.
+    pub fn after_prompt(&self) -> crate::tokens::Tokens {
+        let Some(prompt) = self.trained.iter().position(|trained| *trained) else {
+            return crate::tokens::Tokens::default();
+        };
+        let floats = |values: &[f64]| -> Option<Vec<f32>> {
+            (!values.is_empty()).then(|| values[prompt..].iter().map(|value| *value as f32).collect())
+        };
+        let ids: Option<Vec<i32>> = self.ids.iter().skip(prompt).map(|id| i32::try_from(*id).ok()).collect();
+        crate::tokens::Tokens {
+            prompt_tokens: i64::try_from(prompt).ok(),
+            ids: ids.filter(|ids| !ids.is_empty()),
+            mask: Some(self.trained[prompt..].to_vec()),
+            logprobs: floats(&self.rollout_log_probs),
+            trainer_logprobs: floats(&self.train_log_probs),
+            advantages: floats(&self.advantages),
+            parts: self.parts(prompt),
+            ..crate::tokens::Tokens::default()
+        }
+    }
+
+    fn parts(&self, prompt: usize) -> Vec<Part> {
+        let starts = self.turns.iter().filter_map(|at| i32::try_from(at.checked_sub(prompt)?).ok());
+        starts.zip(0..).map(|(start, turn)| Part { start, turn: Some(turn), ..Part::default() }).collect()
+    }
+
     /// Means over the tokens that are trained on.
     pub fn means(&self) -> Vec<(String, Json)> {
         let mut means = Vec::new();
@@ -94,12 +123,17 @@ mod tests {
             advantages: vec![0.0, 0.0, 2.0, 4.0, 9.0],
             rollout_log_probs: vec![0.0, 0.0, -1.0, -3.0, 0.0],
             train_log_probs: vec![0.0, 0.0, -2.0, -2.0, 0.0],
+            turns: vec![2],
         };
         let good = tokens().checked().unwrap();
         let lengths = good.lengths();
         assert_eq!((lengths.prompt_tokens, lengths.response_tokens, lengths.total_tokens), (Some(2), Some(2), Some(4)));
         let means: Vec<f64> = good.means().iter().map(|(_, mean)| mean.as_f64().unwrap()).collect();
         assert_eq!(means, [3.0, -2.0, -2.0, 1.0]);
+        let kept = good.after_prompt();
+        assert_eq!((kept.prompt_tokens, kept.ids, kept.mask), (Some(2), Some(vec![3, 4]), Some(vec![true, true])));
+        assert_eq!(kept.parts, [Part { turn: Some(0), ..Part::default() }]);
+        assert_eq!((kept.logprobs, kept.trainer_logprobs), (Some(vec![-1.0, -3.0]), Some(vec![-2.0, -2.0])));
         assert!(Tokens { trained: vec![true; 3], ..tokens() }.checked().is_err());
         assert!(Tokens { advantages: vec![0.0; 7], ..tokens() }.checked().is_err());
         assert!(Tokens::default().checked().unwrap().means().is_empty());
