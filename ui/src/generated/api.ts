@@ -399,7 +399,7 @@ export interface components {
             refused: number;
             /**
              * Format: int64
-             * @description Rows named in a partial success.
+             * @description Rows named in a partial success, or in the refusal of a part.
              */
             rejected: number;
             /** Format: int64 */
