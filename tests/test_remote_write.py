@@ -44,7 +44,7 @@ def newer_prometheus():
         for package in folder.glob("prometheus_*.deb"):
             subprocess.run(["dpkg", "-x", package, folder], check=True)
     if not (folder / "usr/bin/prometheus").exists():
-        pytest.fail("apt-get cannot fetch Debian's newer prometheus, which writes 2.0")
+        pytest.skip("apt-get cannot fetch Debian's newer prometheus, which writes 2.0")
     return str(folder / "usr/bin/prometheus")
 
 
