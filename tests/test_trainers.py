@@ -29,7 +29,7 @@ def rows(data, table, columns="*", where="true", order="1"):
 
 
 def counts(data):
-    tables = ("runs", "samples", "conversations", "spans", "metrics", "series")
+    tables = ("runs", "samples", "conversations", "spans", "metrics", "series", "tokens")
     return {table: sql(data, f"select count(*) as n from {table} where {'source is null' if table == 'metrics' else 'true'}")[0]["n"]
             for table in tables}
 
@@ -145,7 +145,7 @@ def test_conversations_in_parquet(tmp_path):
     assert (talk["run_id"], talk["step"], talk["reward"]) == (tmp_path.name, 3, 1.0)
 
 
-def test_nemo_rl_tokens_become_lengths_and_means(tmp_path):
+def test_nemo_rl_tokens_lengths_and_means(tmp_path):
     data = tmp_path / "data"
     run("import", NEMO, "--data", data)
     for line in (NEMO / "train_data_step2.jsonl").read_text().splitlines():
@@ -158,6 +158,12 @@ def test_nemo_rl_tokens_become_lengths_and_means(tmp_path):
         assert (kept["reward"], kept["source"], kept["turns"]) == (wrote["rewards"], "guess", 2)
         assert kept["removed"] == (wrote["sample_loss_mask"] == 0)
         assert float(kept["advantage"]) == pytest.approx(wrote["advantages"][0]) and float(kept["apart"]) == pytest.approx(0.01)
+        [tokens] = rows(data, "tokens", "*", f"step = 2 and split = 'train' and sample_id = '{wrote['idx']}'")
+        after = slice(mask.index(1), length)
+        assert (tokens["prompt_tokens"], tokens["ids"]) == (mask.index(1), wrote["token_ids"][after])
+        assert tokens["mask"] == [m == 1 for m in mask[after]]
+        assert tokens["logprobs"] == pytest.approx(wrote["generation_logprobs"][after], rel=1 / 4096, abs=1e-5)
+        assert tokens["trainer_logprobs"] == pytest.approx(wrote["prev_logprobs"][after], rel=1 / 4096, abs=1e-5)
         [talk] = rows(data, "conversations", "messages", f"step = 2 and key = 'rollout' and sample_id = '{wrote['idx']}' and reward = {wrote['rewards']} and message_count = 4")
         assert [m["role"] for m in json.loads(talk["messages"])] == ["user", "assistant", "user", "assistant"]
     assert [s["split"] for s in rows(data, "samples", "split", "split = 'eval'")] == ["eval"] * 2
@@ -188,6 +194,9 @@ def test_prime_rl_episodes(tmp_path):
         assert k["response_tokens"] == sum(sum(n["mask"]) for n in trace["nodes"])
         assert k["weight_versions"] == json.dumps([work["policy"]["start"], work["policy"]["end"]], separators=(",", ":"))
         assert k["start_ns"] == pytest.approx(trace["timing"]["start"] * 1e9) and k["end_ns"] == pytest.approx(trace["timing"]["scoring"]["end"] * 1e9)
+        [tokens] = rows(data, "tokens", "*", f"sample_id = '{k['sample_id']}'")
+        assert tokens["ids"] == [i for n in trace["nodes"] for i in n["token_ids"]][tokens["prompt_tokens"]:]
+        assert sum(tokens["mask"]) == k["response_tokens"] and len(tokens["parts"]) == len(trace["calls"])
         if k["split"] == "train":
             assert float(k["advantage"]) == 0.5 and k["removed"] is False
     late = [k for k in kept if k["trained"] not in (None, str(k["step"]))]
