@@ -57,5 +57,13 @@ export const KEYS: { title: string; keys: [string[], string][] }[] = [
       [['Esc'], 'close the conversation'],
     ],
   },
+  {
+    title: 'Tokens',
+    keys: [
+      [['[', ']'], 'previous, next overlay'],
+      [['j', 'k'], 'next, previous turn'],
+      [['←', '→'], 'previous, next token'],
+    ],
+  },
   { title: 'SQL', keys: [[['Ctrl Enter'], 'run the query']] },
 ];
