@@ -223,7 +223,7 @@ def test_tokens(data, serve, tmp_path):
     assert "| demo |" in talk(over_http(server.url, "bbbbbbbbbbbbbbbb"), runs)
     assert "| demo |" in talk(stdio("--server", server.url, ROLLSCOPE_TOKEN="bbbbbbbbbbbbbbbb"), runs)
     for token in (None, "aaaaaaaaaaaaaaaa", "wrong"):
-        with pytest.raises(BaseException):
+        with pytest.RaisesGroup(MCPError, allow_unwrapped=True, flatten_subgroups=True):
             talk(over_http(server.url, token), runs)
         done = run("mcp", "--server", server.url, *(["--token", token] if token else []), check=False, input="")
         assert done.returncode == 1 and ("token" in done.stderr), done.stderr

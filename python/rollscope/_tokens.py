@@ -41,8 +41,8 @@ def log_tokens(
 ) -> None:
     """Logs what is known of the tokens of a sample, those after the prompt.
 
-    Every list has one entry per token: an array of numpy, a tensor of torch, or a list. Leave out what you do not have. A second call
-    for the same sample and step replaces the first, so call this when all is known. `step` defaults to that of the
+    Every list has one entry per token: an array of numpy, a tensor of torch, or a list. Leave out what you do not have. A
+    second call for the same sample and step replaces the first, so call this when all is known. `step` defaults to that of the
     surrounding `rollscope.step(...)`.
 
     `engine` and `weight_version` say who produced the tokens. If that changes within a sample, pass `parts` instead: dicts with
@@ -131,7 +131,7 @@ def _bytes(values: Any, code: str, dtype: str) -> tuple[bytes, int]:
             # None where nothing is known.
             flat = numpy.array([float("nan") if value is None else value for value in values])
         flat = flat.reshape(-1)
-        if code == "i" and flat.size > 0 and not (-(2**31) <= flat.min() and flat.max() < 2**31):
+        if code == "i" and flat.size > 0 and (flat.min() < -(2**31) or flat.max() >= 2**31):
             raise ValueError("rollscope.log_tokens: a token id does not fit into 32 bits")
         flat = flat.astype(dtype, copy=False)
         return (flat if sys.byteorder == "little" else flat.byteswap()).tobytes(), flat.size
