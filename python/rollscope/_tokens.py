@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from . import _core, _settings
 from ._errors import logger, swallowed
 from ._names import CONVERSATION_BYTES
 from ._run import _current_step, _say_losses, _warn_once
 from ._trace import to_json
+
+# Not imported at run time: the package must be quick to import.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from typing import Any
 
 _FLOATS = ("logprobs", "trainer_logprobs", "entropy", "advantages", "ratios")
 _FLAGS = ("mask", "clipped")
