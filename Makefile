@@ -97,7 +97,7 @@ $(VENV)/.package: $(VENV)/.python-ready $(PACKAGE_SOURCES)
 
 # What the core does through raw pointers, under valgrind where that is installed: it sees what the tests' own guards cannot.
 VALGRIND := $(shell command -v valgrind)
-RUNNER := $(if $(VALGRIND),CARGO_TARGET_$(shell echo $(TARGET) | tr a-z- A-Z_)_RUNNER="$(VALGRIND) --quiet --error-exitcode=9")
+RUNNER := $(if $(VALGRIND),CARGO_TARGET_$(shell echo $(TARGET) | tr a-z- A-Z_)_RUNNER="$(VALGRIND) --quiet --fair-sched=try --error-exitcode=9")
 
 test-python: $(BIN) $(VENV)/.package
 	cd python && $(RUNNER) cargo test --quiet --locked -p rollscope-python-raw

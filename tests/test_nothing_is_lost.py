@@ -20,7 +20,7 @@ def test_sigkill_again_and_again_under_load(tmp_path):
     """A small part of `make test-torture`."""
     killed, found = torture(tmp_path, 16)
     assert killed.total() >= 16
-    assert all(found[what] > 0 for what in ("spans", "metrics", "conversations", "images", "searches", "run rows", "series")), found
+    assert all(found[what] > 0 for what in ("spans", "metrics", "conversations", "tokens", "images", "searches", "run rows", "series")), found
 
 
 @pytest.fixture

@@ -4,14 +4,15 @@ import duckdb
 import polars
 import pyarrow.parquet
 
-from conftest import run, sql
+from conftest import FIXTURES, run, sql
 
 
 def test_spans_are_read_by_others(tmp_path):
     """polars, DuckDB and pyarrow (what pandas uses) read every column of every table."""
     data = tmp_path / "data"
     run("demo", "--data", data, "--no-serve", "--steps", 2, "--samples", 16)
-    for table in ("spans", "samples", "conversations", "metrics", "series", "runs"):
+    run("import", "--data", data, FIXTURES / "slime" / "small.pt")
+    for table in ("spans", "samples", "conversations", "metrics", "series", "runs", "tokens"):
         files = sorted(data.glob(f"{table}/*/*.parquet"))
         assert files, table
         for file in files:
@@ -22,6 +23,12 @@ def test_spans_are_read_by_others(tmp_path):
             ids = [c for g in range(metadata.num_row_groups) for c in columns(metadata.row_group(g))
                    if c.physical_type == "FIXED_LEN_BYTE_ARRAY"]
             assert not {e for c in ids for e in c.encodings} - {"PLAIN", "RLE", "RLE_DICTIONARY"}, file
+    [file] = data.glob("tokens/*/*.parquet")
+    ours = {t["sample_id"]: (t["ids"], t["logprobs"]) for t in sql(data, "select sample_id, ids, logprobs from tokens")}
+    theirs = polars.read_parquet(file).select("sample_id", "ids", "logprobs").rows()
+    assert len(ours) == 8 and {sample: (ids, logprobs) for sample, ids, logprobs in theirs} == ours
+    theirs = duckdb.sql(f"select sample_id, ids, logprobs from read_parquet('{file}')").fetchall()
+    assert {sample: (ids, logprobs) for sample, ids, logprobs in theirs} == ours
     spans = polars.concat([polars.read_parquet(f) for f in data.glob("spans/*/*.parquet")])
     ids = {(t, s) for t, s in zip(spans["trace_id"].to_list(), spans["span_id"].to_list(), strict=True)}
     assert len(ids) == spans.height

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,14 @@ def talk(n):
         media.append(("rollscope.media", AnyValue(bytes_value=image(n)), {}, START + n))
     body = AnyValue(string_value=json.dumps(said))
     return *media, ("rollscope.conversation", body, {"rollscope.id": f"talk{n}", "rollscope.key": f"k{n}", "rl.step": n % 7}, START + n)
+
+
+def tokens(n):
+    """Tokens of a sample of its own, and of one whose tokens are replaced each time."""
+    for sample in (f"s{n}", "latest"):
+        columns = {"ids": struct.pack("<2i", n, n + 1), "logprobs": struct.pack("<2f", -0.5, -1.5)}
+        body = AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=k, value=AnyValue(bytes_value=v)) for k, v in columns.items()]))
+        yield "rollscope.tokens", body, {"rl.sample.id": sample, "rl.step": 1}, START + n
 
 
 class Sender(threading.Thread):
@@ -99,7 +108,7 @@ class Spans(Sender):
 
 
 class Records(Sender):
-    """A new state of the run, two metrics, one of which replaces the last one, and a conversation."""
+    """A new state of the run, two metrics, one of which replaces the last one, a conversation, and tokens."""
 
     path = "/v1/logs"
 
@@ -107,7 +116,7 @@ class Records(Sender):
         values = {f"m/{n}": n, "latest": n}
         body = AnyValue(kvlist_value=KeyValueList(values=[KeyValue(key=k, value=AnyValue(double_value=v)) for k, v in values.items()]))
         state = {"rl.run.id": RUN, "rl.run.name": f"{n}", "rollscope.started_ns": START, "rollscope.status": "running"}
-        return records(RUN, ("rollscope.metrics", body, {"rl.step": 1}, START), *talk(n),
+        return records(RUN, ("rollscope.metrics", body, {"rl.step": 1}, START), *talk(n), *tokens(n),
                        ("rollscope.run", AnyValue(), state, START + n))
 
     def check(self, server):
@@ -120,6 +129,11 @@ class Records(Sender):
         rows = server.sql("select key, count(*) from conversations where run_id = 'load' group by 1")
         assert all(times == 1 for _, times in rows), "conversations are there more than once"
         assert {f"k{n}" for n in range(done)} <= {key for key, _ in rows}, "acknowledged conversations are lost"
+        samples = server.sql("select sample_id, count(*), max(ids[1]) from tokens where run_id = 'load' group by 1")
+        found = {sample: (times, first) for sample, times, first in samples}
+        assert all(times == 1 for times, _ in found.values()), "tokens are there more than once"
+        assert all(found.get(f"s{n}") == (1, n) for n in range(done)), "acknowledged tokens are lost"
+        assert not done or found["latest"][1] >= done - 1, "the latest tokens of a sample are lost"
         images = range(0, done, 5)
         for n in images:
             answer = server.get("/api/v1/media/" + hashlib.sha256(image(n)).hexdigest())
@@ -132,7 +146,7 @@ class Records(Sender):
         searched = self.round.dice.sample(range(done), min(done, 10))
         for n in searched:
             assert total(search=f"wort{n}x") == 1, f"conversation {n} is not found"
-        return {"metrics": done, "conversations": done, "images": len(images), "searches": len(searched), "run rows": min(done, 1)}
+        return {"metrics": done, "conversations": done, "tokens": done, "images": len(images), "searches": len(searched), "run rows": min(done, 1)}
 
 
 class Series(Sender):
