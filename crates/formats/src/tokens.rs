@@ -1,7 +1,11 @@
 //! What a sample has of each of its tokens, as those who read it gather it: lists of equal length, or none.
 
+use std::fmt;
+use std::marker::PhantomData;
+
 use rollscope_model::build::{NewPart, NewTokens, TokensBuilder};
 use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 
 /// Tokens of one sample.
 pub const MAX_TOKENS: usize = 4 << 20;
@@ -134,9 +138,49 @@ impl Part {
     }
 }
 
+/// A list from JSON. One element more than may be there is kept, so that [`Tokens::push`] refuses it and says why; the rest is only
+/// read: two bytes of text may stand for a hundred of memory.
+pub(crate) struct AtMost<const N: usize, T>(pub Vec<T>);
+
+impl<'de, const N: usize, T: Deserialize<'de>> Deserialize<'de> for AtMost<N, T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Elements<const N: usize, T>(PhantomData<T>);
+        impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for Elements<N, T> {
+            type Value = AtMost<N, T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a list")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Self::Value, A::Error> {
+                let mut kept = Vec::new();
+                while kept.len() <= N {
+                    match elements.next_element()? {
+                        Some(element) => kept.push(element),
+                        None => return Ok(AtMost(kept)),
+                    }
+                }
+                while elements.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(AtMost(kept))
+            }
+        }
+        deserializer.deserialize_seq(Elements(PhantomData))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_list_is_kept_up_to_its_bound() {
+        let read = |text: &str| serde_json::from_str::<AtMost<2, Part>>(text).map(|AtMost(parts)| parts.len()).ok();
+        assert_eq!(read("[]"), Some(0));
+        assert_eq!(read("[{},{}]"), Some(2));
+        assert_eq!(read("[{},{},{},{},{}]"), Some(3));
+        assert_eq!(read("[{},{},{},{"), None);
+        assert_eq!(read("{}"), None);
+    }
 
     fn push(tokens: &Tokens) -> Result<i32, Mistake> {
         tokens.push(About::default(), &mut TokensBuilder::default())

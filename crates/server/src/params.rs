@@ -5,6 +5,7 @@ use std::ops::{Deref, DerefMut};
 use axum::extract::FromRequestParts;
 use axum::http::request::Parts;
 use rollscope_app::params as app;
+use rollscope_model::Table;
 use rollscope_model::ids::{SpanId, TraceId};
 
 use crate::problem::Problem;
@@ -40,6 +41,17 @@ impl DerefMut for Params {
 }
 
 impl Params {
+    /// The parameter `columns`, as a list for `select`. All by default.
+    pub fn columns(&mut self, table: Table) -> Result<String, Problem> {
+        let columns = self.text("columns").unwrap_or("*").to_string();
+        let schema = table.schema();
+        if columns != "*" && columns.split(',').any(|name| schema.column_with_name(name).is_none()) {
+            let expected = format!("comma-separated names of columns of `{}`", table.name());
+            return Err(Problem::parameter("columns", &expected));
+        }
+        Ok(columns)
+    }
+
     pub fn done(self) -> Result<(), Problem> {
         Ok(self.0.done()?)
     }

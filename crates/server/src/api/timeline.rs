@@ -196,12 +196,8 @@ pub async fn links(State(app): State<App>, Run(run): Run, mut params: Params) ->
 pub async fn samples(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
     let mut filter = format!("run_id = {}", sql_text(&run));
     let found = window(&mut params)?;
-    let columns = params.text("columns").map_or_else(|| "*".to_string(), str::to_string);
+    let columns = params.columns(Table::Samples)?;
     params.done()?;
-    let schema = Table::Samples.schema();
-    if columns != "*" && columns.split(',').any(|c| schema.column_with_name(c).is_none()) {
-        return Err(Problem::parameter("columns", "comma-separated names of columns of `samples`"));
-    }
     match found {
         None => {}
         Some(Window::Step(step)) => filter.push_str(&format!(" and step = {step}")),

@@ -30,12 +30,8 @@ pub async fn tokens(State(app): State<App>, Run(run): Run, mut params: Params) -
     let sample = params.text("sample").map(str::to_string);
     let step: Option<i64> = params.number("step", "an integer; see GET /api/v1/runs/{run}/steps")?;
     let split = params.text("split").map(str::to_string);
-    let columns = params.text("columns").map_or_else(|| "*".to_string(), str::to_string);
+    let columns = params.columns(Table::Tokens)?;
     params.done()?;
-    let schema = Table::Tokens.schema();
-    if columns != "*" && columns.split(',').any(|c| schema.column_with_name(c).is_none()) {
-        return Err(Problem::parameter("columns", "comma-separated names of columns of `tokens`"));
-    }
     let Some(sample) = sample else { return Err(Problem::parameter("sample", "a sample")) };
     let mut filter = format!("run_id = {} and sample_id = {}", sql_text(&run), sql_text(&sample));
     if let Some(step) = step {

@@ -4,7 +4,7 @@ use opentelemetry_proto::tonic::common::v1::AnyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
 
 use super::span::Reason;
-use crate::tokens::Tokens;
+use crate::tokens::{AtMost, MAX_PARTS, MAX_TOKENS, Tokens};
 
 /// Numbers of four bytes each.
 fn numbers<T>(bytes: &[u8], read: impl Fn([u8; 4]) -> T) -> Result<Vec<T>, Reason> {
@@ -27,10 +27,12 @@ pub(super) fn read(body: Option<AnyValue>) -> Result<Tokens, Reason> {
             ("mask", Value::BytesValue(bytes)) => tokens.mask = Some(flags(&bytes)),
             ("clipped", Value::BytesValue(bytes)) => tokens.clipped = Some(flags(&bytes)),
             ("texts", Value::StringValue(text)) => {
-                tokens.texts = Some(serde_json::from_str(&text).map_err(|_| Reason::NotJson)?);
+                let AtMost::<MAX_TOKENS, _>(texts) = serde_json::from_str(&text).map_err(|_| Reason::NotJson)?;
+                tokens.texts = Some(texts);
             }
             ("parts", Value::StringValue(text)) => {
-                tokens.parts = serde_json::from_str(&text).map_err(|_| Reason::NotJson)?;
+                let AtMost::<MAX_PARTS, _>(parts) = serde_json::from_str(&text).map_err(|_| Reason::NotJson)?;
+                tokens.parts = parts;
             }
             (name, Value::BytesValue(bytes)) => {
                 let list = match name {
