@@ -205,6 +205,7 @@ impl TableIndex {
             } else if let Some(old) = known.iter().find(|s| {
                 by_time.is_none_or(|t| (s.segment.min_time..=s.segment.max_time).contains(&t[row]))
                     && s.identities.contains(key)
+                    || s.open.contains(&key)
             }) {
                 if !replaces(old.open.contains(&key)) {
                     out.dead.push(row as u32);
@@ -262,7 +263,8 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
     });
     manifest
         .segments_of(incoming.table)
-        .filter(|s| range.is_none_or(|(min, max)| s.min_time <= max && min <= s.max_time))
+        // The end of a span may report another start than its beginning did.
+        .filter(|s| s.has_open || range.is_none_or(|(min, max)| s.min_time <= max && min <= s.max_time))
         .filter(|s| runs.iter().any(|run| s.part(run).is_some()))
         .collect()
 }
@@ -307,7 +309,7 @@ impl Replaced {
     fn may_be_in(&self, segment: &Segment) -> bool {
         let is_in = |part: Part<&str>| {
             let range = self.ranges.get(part.run_id);
-            range.is_some_and(|(first, last)| part.min_time <= *last && *first <= part.max_time)
+            range.is_some_and(|(first, last)| segment.has_open || part.min_time <= *last && *first <= part.max_time)
         };
         !self.ranges.is_empty() && segment.parts().any(is_in)
     }

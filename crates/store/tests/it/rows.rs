@@ -6,7 +6,7 @@ use rollscope_model::Table;
 use rollscope_model::build::{NewSample, SamplesBuilder};
 use rollscope_store::{ReadOnlyStore, SnapshotSource, Store, StoreError, StoreOptions};
 
-use crate::{expected, open, open_spans, open_with, seen, spans};
+use crate::{expected, open, open_spans, open_with, seen, spans, spans_with};
 
 #[tokio::test]
 async fn what_is_appended_is_visible_at_once_and_after_a_flush_and_after_opening_again() {
@@ -83,6 +83,24 @@ async fn an_open_span_is_replaced_by_its_end_wherever_it_is() {
     assert!(store.snapshot().tables[&Table::Spans].replaced.is_empty(), "the segment was written again");
     let states: Vec<String> = seen(&store).into_iter().map(|r| r.2).collect();
     assert_eq!(states, ["closed", "closed", "closed", "open"]);
+}
+
+#[tokio::test]
+async fn an_end_that_reports_another_start_replaces_the_open_span() {
+    let late = |n: u64| spans_with("a", n, 1, |s| s.start_ns += 3_600_000_000_000);
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, open_spans("a", 0, 2)).await.unwrap();
+    store.append(Table::Spans, late(0)).await.unwrap();
+    assert_eq!(seen(&store).len(), 2, "in memory");
+    store.close().await.unwrap();
+    drop(store);
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, late(1)).await.unwrap();
+    assert_eq!(seen(&store), expected("a", 0..2), "in a segment");
+    store.flush().await.unwrap();
+    assert_eq!(seen(&store), expected("a", 0..2), "in a segment that was written again");
+    assert!(store.snapshot().tables[&Table::Spans].replaced.is_empty());
 }
 
 #[tokio::test]
