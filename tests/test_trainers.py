@@ -22,6 +22,7 @@ TRL = FIXTURES / "trl" / "grpo-run"
 NEMO = FIXTURES / "nemo-rl" / "exp_001"
 PRIME = FIXTURES / "prime-rl" / "wordle-run"
 AREAL = FIXTURES / "areal" / "gsm8k" / "trial0"
+MILES = FIXTURES / "miles"
 
 
 def rows(data, table, columns="*", where="true", order="1"):
@@ -333,22 +334,74 @@ def test_a_folder_is_followed_while_it_grows(tmp_path):
     assert counts(data) == after
 
 
-def test_slimes_train_data_does_not_replace_its_samples(tmp_path):
-    data, folder = tmp_path / "data", tmp_path / "run"
-    folder.mkdir()
-    shutil.copy(FIXTURES / "slime" / "agent" / "rollout_1.pt", folder)
-    run("import", folder, "--data", data)
-    before = rows(data, "samples", "sample_id, reward, status")
-    # As slime's train_data_utils builds it, in torch's container.
-    payload = {"format_version": 2, "rollout_id": 1, "rank": 0, "dp_shards": [{"rank": 0, "data_parallel_rank": 0}],
-               "samples": [{"data_parallel_rank": 0, "sample_index": 0, "rollout_position": 0, "log_probs": [-0.5], "response_lengths": 1}]}
-    file = tmp_path / "train_1.pt"
+@pytest.mark.parametrize("rollout_first", [True])
+def test_slimes_train_data_joins_the_tokens_of_its_rollout(tmp_path, rollout_first):
+    """fixtures/slime/train_data/0.pt is what slime's `train_data_utils` wrote for the samples of small.pt, in two shards."""
+    data, dump, train = tmp_path / "data", FIXTURES / "slime" / "small.pt", FIXTURES / "slime" / "train_data" / "0.pt"
+    for file in (dump, train) if rollout_first else (train, dump):
+        run("import", file, "--run", "r", "--data", data)
+    samples = rows(data, "samples", "sample_id, reward, status, response_length")
+    assert len(samples) == 8 and samples[0]["reward"] == 1.0 and all(s["response_length"] == 48 for s in samples)
+    found = rows(data, "tokens", "sample_id, count, prompt_tokens, ids, mask, logprobs, trainer_logprobs, entropy, advantages")
+    assert [f["sample_id"] for f in found] == [s["sample_id"] for s in samples]
+    dumped = rows(data, "tokens", "*")
+    assert len(dumped) == 8
+    for row in found:
+        assert row["count"] == 48 and row["prompt_tokens"] == 48 and all(len(row[name]) == 48 for name in list(row)[3:])
+        difference = [t - e for t, e in zip(row["trainer_logprobs"], row["logprobs"], strict=True)]
+        assert 0.003 < math.sqrt(sum(d * d for d in difference) / 48) < 0.03, "noise of 0.01 was added"
+    # Positions 6, 1, 3, 4 of the rollout were the first shard, and 0, 7, 2, 5 the second.
+    assert [f["advantages"][0] for f in found] == [0.5, -0.5, -1.5, -1.5, -2.5, -2.5, 0.5, -0.5]
+    before = counts(data)
+    run("import", train, "--run", "r", "--data", data)
+    assert counts(data) == before
+
+
+def test_a_folder_with_train_data_can_be_viewed(tmp_path):
+    said = run("view", MILES, "--no-serve", "--out", tmp_path).stdout
+    assert "3 dumps as one run" in said and (tmp_path / "miles.trace_timeline_viewer.html").exists()
+
+
+def test_miles_writes_dumps_and_a_dashboard(tmp_path):
+    """Written by miles' own functions, for two steps of eight samples: fixtures/README.md."""
+    data, wrote = tmp_path / "data", lambda stream: [
+        json.loads(line) for file in sorted((MILES / "dashboard").glob(f"{stream}*/*.jsonl")) for line in file.read_text().splitlines()]
+    assert " 0 rejected" in run("import", MILES, "--data", data).stdout
+    assert rows(data, "runs", "run_id, framework") == [{"run_id": "miles", "framework": "miles"}]
+    tokens = rows(data, "tokens", "step, sample_id, count, logprobs, trainer_logprobs, entropy, mask", "split = 'train'", "1, sample_id")
+    assert len(tokens) == 16 and all(len(t["logprobs"]) == len(t["trainer_logprobs"]) == len(t["entropy"]) == t["count"] for t in tokens)
+    removed = {(t["step"], t["sample_id"]) for t in tokens if not any(t["mask"])}
+    assert removed == {(0, "3"), (1, "11")}, "the fourth of each step was removed from the loss"
+    phases = [(p["name"], p["t0"], p["t1"]) for p in wrote("phases")]
+    kept = rows(data, "spans", "name, start_ns, end_ns, thread", "sample_id is null", "start_ns, name")
+    assert sorted(phases) == sorted((k["name"], k["start_ns"] / 1e9, k["end_ns"] / 1e9) for k in kept)
+    assert {k["thread"] for k in kept} == {"rollout_manager", "train 0", "train 1", "train 2", "train 3"}
+    events = wrote("trajectories")
+    kept = rows(data, "spans", "name, count(*) as n, sum(case when state = 'closed' then 1 else 0 end) as closed", "sample_id is not null group by 1")
+    begun = {name: sum(e["kind"] == f"{kind}_start" for e in events) for name, kind in (("generate", "gen"), ("sample", "attempt"), ("tool", "tool"))}
+    assert {k["name"]: (k["n"], k["closed"]) for k in kept} == {name: (n, n) for name, n in begun.items()}
+    assert {(m["step"], m["name"]) for m in rows(data, "metrics", "step, name", "source is null")} >= {(0, "perf/step_time"), (1, "perf/step_time")}
+    running = [(e["ts"], e["value"]) for e in wrote("engine_series") if e["metric"] == "sglang_num_running_reqs" and e["addr"].endswith(":15000")]
+    kept = rows(data, "series", "time_ns, value", "name = 'sglang:num_running_reqs' and target = '10.0.0.1:15000'")
+    assert [(k["time_ns"] / 1e9, k["value"]) for k in kept] == running
+    assert len(rows(data, "series", "value", "name = 'DCGM_FI_DEV_GPU_UTIL'")) == len(wrote("gpu_util"))
+    before = counts(data)
+    run("import", MILES, "--data", data)
+    assert counts(data) == before
+
+
+def test_slices_of_context_parallelism_are_left_out_and_reported(tmp_path):
+    payload = {"rollout_id": 3, "rank": 1, "cp_rank": 1, "cp_size": 2, "qkv_format": "thd", "rollout_data": {
+        "tokens": [[1, 2, 3, 4, 5], [6, 7, 8]], "response_lengths": [3, 2], "total_lengths": [5, 3], "sample_indices": [24, 25],
+        "loss_masks": [[1, 1, 0], [1, 1]], "log_probs": [[-0.5], [-0.5, -0.25]]}}
+    data, file = tmp_path / "data", tmp_path / "run" / "train_data" / "3_1.pt"
+    file.parent.mkdir(parents=True)
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr("archive/data.pkl", pickle.dumps(payload, protocol=2))
         archive.writestr("archive/version", "3\n")
-    done = run("import", file, "--run", "run", "--data", data, check=False)
-    assert done.returncode == 1 and "--save-debug-train-data" in done.stderr and "--save-debug-rollout-data" in done.stderr
-    assert rows(data, "samples", "sample_id, reward, status") == before
+    assert "1 samples have lists that are shorter or longer than their response" in run("import", tmp_path / "run", "--data", data).stdout
+    kept = rows(data, "tokens", "run_id, step, sample_id, ids, mask, trainer_logprobs")
+    assert [tuple(k.values()) for k in kept] == [("run", 3, "24", [3, 4, 5], [True, True, False], None), ("run", 3, "25", [7, 8], [True, True], [-0.5, -0.25])]
 
 
 def test_sglang_request_metrics(tmp_path):

@@ -1,4 +1,4 @@
-//! slime's rollout dumps: `torch.save({"rollout_id": n, "samples": [...]}, path)`.
+//! slime's rollout dumps: `torch.save({"rollout_id": n, "samples": [...]}, path)`, and what it and miles dump of training ([`train`]).
 //!
 //! [`Dump::open`] reads the file ([`super::torch`]: nothing is executed, tensors stay in the file). From there:
 //! [`Dump::summary`] counts, [`Dump::batches`] makes rows of our tables ([`tables`]), and
@@ -15,12 +15,14 @@ use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
 use super::torch::{self, Tag, Torch, Value};
+use super::trainers::home;
 use super::{ImportError, ImportOptions, Imported, Importer, Sink, written_ns};
 
 pub mod parallel;
 pub mod rebuild;
 pub mod row;
 mod tables;
+mod train;
 
 use row::{Reader, RowStats};
 
@@ -34,6 +36,8 @@ pub const MAX_UNPACKED_BYTES: u64 = 4 << 30;
 const CHUNK: usize = 64;
 /// How often in a pass the file's pages are given back.
 const FORGET_TIMES: u64 = 16;
+
+const SERVICE: &str = "slime";
 
 /// A rollout dump, read.
 pub struct Dump {
@@ -86,11 +90,9 @@ impl Dump {
     fn new(torch: Torch, path: &Path, written_ns: i64) -> Result<Dump, ImportError> {
         let heap = &torch.heap;
         let root = torch.root;
-        if heap.field(root, "dp_shards").is_some() {
+        if train::is_train_data(&torch) {
             return Err(ImportError::Malformed(
-                "these are the samples as slime trained on them (--save-debug-train-data), values per token without prompts and traces; \
-                 import the rollout dump of this step (--save-debug-rollout-data)"
-                    .into(),
+                "these are the samples as they were trained on (--save-debug-train-data), not a rollout dump".into(),
             ));
         }
         let list = heap.field(root, "samples").unwrap_or(root);
@@ -102,22 +104,15 @@ impl Dump {
         if !samples.is_empty() && !samples.iter().any(|s| matches!(s.tag(), Tag::Dict | Tag::Object)) {
             return Err(ImportError::Malformed(no_dump(&torch)));
         }
-        let (mut events, mut seen, mut sample_ids) = (0u64, HashSet::new(), Vec::with_capacity(samples.len()));
+        let (mut events, mut names, mut sample_ids) = (0u64, Names::default(), Vec::with_capacity(samples.len()));
         for (at, sample) in samples.iter().enumerate() {
             let trace = heap.field(*sample, "trace").and_then(|t| heap.get(t, "events"));
             events += trace.map_or(0, |e| heap.len(e) as u64);
             let index = heap.field(*sample, "index").filter(|i| !i.is_none());
-            let mut id = index.map_or_else(|| at.to_string(), |i| short(torch.python_str(i)));
-            if !seen.insert(id.clone()) {
-                id = format!("{id}#{at}");
-                seen.insert(id.clone());
-            }
-            sample_ids.push(id);
+            sample_ids.push(names.of(&torch, index, at));
         }
         limit("events", "MAX_EVENTS", events, MAX_EVENTS)?;
-        let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-        let step = heap.field(root, "rollout_id").and_then(|id| heap.int(id)).or_else(|| digits(&stem));
-        let split = if stem.contains("eval_") { "eval" } else { "train" };
+        let (step, split) = step_and_split(&torch, path);
         let (stats, done) = (OnceLock::new(), Arc::default());
         Ok(Dump { path: path.to_path_buf(), samples, sample_ids, step, split, written_ns, stats, done, torch })
     }
@@ -212,11 +207,33 @@ impl Dump {
     }
 }
 
-/// The default run of a dump: the name of the folder that it is in.
+/// Names of samples, unique within a dump: their index, or their position.
+#[derive(Default)]
+struct Names(HashSet<String>);
+
+impl Names {
+    fn of(&mut self, torch: &Torch, index: Option<Value>, at: usize) -> String {
+        let mut id = index.map_or_else(|| at.to_string(), |i| short(torch.python_str(i)));
+        if !self.0.insert(id.clone()) {
+            id = format!("{id}#{at}");
+            self.0.insert(id.clone());
+        }
+        id
+    }
+}
+
+fn step_and_split(torch: &Torch, path: &Path) -> (Option<i64>, &'static str) {
+    let stem = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    let heap = &torch.heap;
+    let step = heap.field(torch.root, "rollout_id").and_then(|id| heap.int(id)).or_else(|| digits(&stem));
+    (step, if stem.contains("eval_") { "eval" } else { "train" })
+}
+
+/// The default run of a dump: the name of the folder that it is in, or of the one above where that only says what is in it.
 pub fn default_run(path: &Path) -> String {
-    let folder =
-        std::path::absolute(path).ok().and_then(|p| Some(p.parent()?.file_name()?.to_string_lossy().into_owned()));
-    folder.unwrap_or_else(|| path.file_stem().map_or("slime".into(), |s| s.to_string_lossy().into_owned()))
+    let folder = home(path, |name| FOLDERS.contains(&name));
+    let name = folder.file_name().or(path.file_stem());
+    name.map_or_else(|| SERVICE.into(), |name| name.to_string_lossy().into_owned())
 }
 
 fn limit(what: &str, name: &'static str, value: u64, limit: u64) -> Result<(), ImportError> {
@@ -262,18 +279,22 @@ fn digits(stem: &str) -> Option<i64> {
     stem[start..end].parse().ok()
 }
 
+/// Where `--dump-details` puts dumps.
+const FOLDERS: [&str; 2] = ["rollout_data", "train_data"];
+
 /// The [`Importer`]. It maps the file itself: a dump is not read from front to back.
 pub struct SlimeDump;
 
 impl Importer for SlimeDump {
     fn name(&self) -> &'static str {
-        "slime rollout dump"
+        "slime dump"
     }
 
     /// Deeper in a folder, other `.pt` files are checkpoints.
     fn belongs(&self, path: &Path) -> bool {
         let mut folders = path.parent().into_iter().flat_map(Path::iter);
-        path.extension().is_some_and(|e| e == "pt") && folders.next_back().is_none_or(|last| last == "rollout_data")
+        let is_known = |folder: &std::ffi::OsStr| folder.to_str().is_some_and(|name| FOLDERS.contains(&name));
+        path.extension().is_some_and(|e| e == "pt") && folders.next_back().is_none_or(is_known)
     }
 
     fn detects(&self, head: &[u8], _path: &Path) -> bool {
@@ -287,15 +308,53 @@ impl Importer for SlimeDump {
         options: &ImportOptions,
         sink: &mut Sink,
     ) -> Result<Imported, ImportError> {
-        let mut head = [0; 64];
-        let read = std::fs::File::open(path).and_then(|mut f| std::io::Read::read(&mut f, &mut head))?;
-        if torch::detects(&head[..read]) {
-            return Dump::open(path)?.batches(options, sink);
-        }
+        read_all(path, input, options, sink)
+    }
+}
+
+/// The [`Importer`] of what is dumped of training.
+pub struct SlimeTrainData;
+
+impl Importer for SlimeTrainData {
+    fn name(&self) -> &'static str {
+        "slime train data"
+    }
+
+    /// The names of its fields are at the front. A rollout dump that has this one somewhere is read as what it is, all the same.
+    fn detects(&self, head: &[u8], _path: &Path) -> bool {
+        torch::detects(head) && memchr::memmem::find(head, b"response_lengths").is_some()
+    }
+
+    fn import(
+        &self,
+        path: &Path,
+        input: &mut dyn std::io::Read,
+        options: &ImportOptions,
+        sink: &mut Sink,
+    ) -> Result<Imported, ImportError> {
+        read_all(path, input, options, sink)
+    }
+}
+
+fn read_all(
+    path: &Path,
+    input: &mut dyn std::io::Read,
+    options: &ImportOptions,
+    sink: &mut Sink,
+) -> Result<Imported, ImportError> {
+    let mut head = [0; 64];
+    let read = std::fs::File::open(path).and_then(|mut f| std::io::Read::read(&mut f, &mut head))?;
+    let torch = if torch::detects(&head[..read]) {
+        Torch::open(path)?
+    } else {
         // Compressed as a whole: unpacked into memory.
         let mut bytes = Vec::new();
         std::io::Read::take(input, MAX_UNPACKED_BYTES + 1).read_to_end(&mut bytes)?;
         limit("bytes of the unpacked dump", "MAX_UNPACKED_BYTES", bytes.len() as u64, MAX_UNPACKED_BYTES)?;
-        Dump::from_bytes(bytes, path)?.batches(options, sink)
+        Torch::from_bytes(bytes)?
+    };
+    if train::is_train_data(&torch) {
+        return train::write(&torch, path, options, sink);
     }
+    Dump::new(torch, path, written_ns(path))?.batches(options, sink)
 }

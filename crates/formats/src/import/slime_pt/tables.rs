@@ -15,7 +15,7 @@ use rollscope_model::{SpanId, Table, TraceId, attrs, ids};
 
 use super::rebuild::{Item, Parent, State};
 use super::row::{self, Reader, Row, is_true, whole};
-use super::{Dump, parallel};
+use super::{Dump, SERVICE, parallel};
 use crate::import::torch::render::Style;
 use crate::import::torch::{Key, Tag, Torch, Value};
 use crate::import::{ImportError, ImportOptions, Imported};
@@ -24,13 +24,12 @@ use crate::tokens::{About, MAX_TOKENS, Part, Tokens};
 /// One attribute; a longer one is replaced by a note.
 pub const MAX_ATTRIBUTE_BYTES: usize = 4 << 20;
 /// A batch is handed on at this size.
-const BATCH_BYTES: usize = 128 << 20;
+pub(super) const BATCH_BYTES: usize = 128 << 20;
 /// What a token takes in memory, about: an id, a mask, a log-probability.
 const TOKEN_BYTES: usize = 9;
 /// Samples a worker turns into rows at a time.
 const CHUNK: usize = 64;
 
-const SERVICE: &str = "slime";
 const RESOURCE: &str = "{\"service.name\":\"slime\"}";
 
 /// The tokens after the prompt. `tokens` has the prompt, too; the other lists begin after it.
@@ -40,24 +39,37 @@ fn tokens(torch: &Torch, sample: Value, response_length: Option<i64>) -> Tokens 
     // One more than may be, so that too many are noticed.
     let numbers = |name: &str| torch.numbers(field(name)?, MAX_TOKENS + 1).filter(|list| !list.is_empty());
     let floats = |name: &str| numbers(name).map(|list| list.into_iter().map(|value| value as f32).collect());
-    let mut ids = field("tokens").and_then(|tokens| torch.integers(tokens, 2 * MAX_TOKENS + 1)).unwrap_or_default();
+    let (prompt, ids) = after_prompt(torch, field("tokens"), response_length);
+    Tokens {
+        prompt_tokens: Some(prompt as i64),
+        ids,
+        mask: numbers("loss_mask").map(|list| list.into_iter().map(|value| value != 0.0).collect()),
+        logprobs: floats("rollout_log_probs"),
+        parts: weights(torch, field("weight_versions")).into_iter().collect(),
+        ..Tokens::default()
+    }
+}
+
+/// How many ids the prompt has, and those after it.
+pub(super) fn after_prompt(
+    torch: &Torch,
+    ids: Option<Value>,
+    response_length: Option<i64>,
+) -> (usize, Option<Vec<i32>>) {
+    let mut ids = ids.and_then(|ids| torch.integers(ids, 2 * MAX_TOKENS + 1)).unwrap_or_default();
     let response = usize::try_from(response_length.unwrap_or(0)).unwrap_or(usize::MAX).min(ids.len());
     let prompt = ids.len() - response;
     let ids: Option<Vec<i32>> = ids.drain(prompt..).map(|id| i32::try_from(id).ok()).collect();
-    // One version, or it is not known which token is of which.
-    let versions: Vec<Value> = field("weight_versions").map(|list| heap.items(list).collect()).unwrap_or_default();
-    let mut versions: Vec<String> =
-        versions.into_iter().map(|version| super::short(torch.python_str(version))).collect();
+    (prompt, ids.filter(|ids| !ids.is_empty()))
+}
+
+/// The version of the weights that produced the tokens, if it is one. Of several, it is not known which token is of which.
+pub(super) fn weights(torch: &Torch, versions: Option<Value>) -> Option<Part> {
+    let versions = versions.into_iter().flat_map(|list| torch.heap.items(list));
+    let mut versions: Vec<String> = versions.map(|version| super::short(torch.python_str(version))).collect();
     versions.dedup();
-    let version = <[String; 1]>::try_from(versions).ok().map(|[version]| version);
-    Tokens {
-        prompt_tokens: Some(prompt as i64),
-        ids: ids.filter(|ids| !ids.is_empty()),
-        mask: numbers("loss_mask").map(|list| list.into_iter().map(|value| value != 0.0).collect()),
-        logprobs: floats("rollout_log_probs"),
-        parts: version.map(|version| Part { weight_version: Some(version), ..Part::default() }).into_iter().collect(),
-        ..Tokens::default()
-    }
+    let [version] = <[String; 1]>::try_from(versions).ok()?;
+    Some(Part { weight_version: Some(version), ..Part::default() })
 }
 
 /// What a worker made of its samples.
@@ -139,7 +151,7 @@ fn too_large(limit: u64) -> ImportError {
     ImportError::Limit { what: "the text of the dump's rows".into(), name: "MAX_GROWTH", limit }
 }
 
-fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
+pub(super) fn arrow_error(e: arrow::error::ArrowError) -> ImportError {
     ImportError::Malformed(format!("cannot build the rows: {e}"))
 }
 

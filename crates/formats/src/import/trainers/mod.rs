@@ -6,6 +6,7 @@
 pub(super) mod areal;
 mod cells;
 pub(super) mod lines;
+mod miles;
 mod nemo;
 mod prime;
 mod record;
@@ -16,8 +17,10 @@ mod trl;
 mod verl;
 
 pub use areal::ArealSessions;
+pub use miles::Miles;
 pub use nemo::NemoRl;
 pub use prime::{PrimeRl, PrimeRlMetrics};
+pub(super) use rows::home;
 pub use sglang::SglangRequests;
 pub use trl::Trl;
 pub use verl::Verl;

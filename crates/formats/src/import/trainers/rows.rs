@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use rollscope_model::Table;
 use rollscope_model::build::{
-    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewRun, NewSample, NewSpan, RunsBuilder,
-    SamplesBuilder, SpansBuilder, TokensBuilder,
+    ConversationsBuilder, MetricsBuilder, NewConversation, NewMetric, NewPoint, NewRun, NewSample, NewSpan,
+    RunsBuilder, SamplesBuilder, SeriesBuilder, SpansBuilder, TokensBuilder,
 };
 use rollscope_model::limits::{CONVERSATION_BYTES, RUN_ID_BYTES};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
@@ -49,6 +49,7 @@ pub struct Rows<'a, 's> {
     conversations: ConversationsBuilder,
     metrics: MetricsBuilder,
     spans: SpansBuilder,
+    series: SeriesBuilder,
     tokens: TokensBuilder,
     with_tokens: bool,
     /// Rows and bytes since batches were handed on last.
@@ -83,6 +84,7 @@ impl<'a, 's> Rows<'a, 's> {
             conversations: ConversationsBuilder::default(),
             metrics: MetricsBuilder::default(),
             spans: SpansBuilder::default(),
+            series: SeriesBuilder::default(),
             tokens: TokensBuilder::default(),
             with_tokens: options.tokens,
             pending_rows: 0,
@@ -226,6 +228,13 @@ impl<'a, 's> Rows<'a, 's> {
         self.pending_rows += 1;
     }
 
+    /// Adds a point of a series. `row` needs no run.
+    pub fn point(&mut self, row: NewPoint) {
+        self.seen([row.time_ns]);
+        self.series.push(&NewPoint { run_id: &self.run, ..row });
+        self.pending_rows += 1;
+    }
+
     /// Adds a span. `row` needs neither run, service nor resource.
     pub fn span(&mut self, row: NewSpan) {
         self.seen(std::iter::once(row.start_ns).chain(row.end_ns));
@@ -241,6 +250,7 @@ impl<'a, 's> Rows<'a, 's> {
             (Table::Samples, self.samples.finish()),
             (Table::Conversations, self.conversations.finish()),
             (Table::Metrics, self.metrics.finish()),
+            (Table::Series, self.series.finish()),
             (Table::Tokens, self.tokens.finish()),
         ];
         for (table, batch) in batches {
