@@ -1,5 +1,7 @@
 // Charts of a run and the series of its engines, in the page of the real binary.
 import { mkdirSync } from 'node:fs';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
 import type { Browser, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
 import { launch } from '../page/browser.mjs';
@@ -87,4 +89,55 @@ it('serving: panels of the engines, one line per engine or per rank, and the tra
   await page.getByLabel('Trace level').selectOption('');
   await expect.poll(async () => (await fetch(`${server.url}/api/v1/trace-level`)).json(), WAIT).toEqual({ level: null });
   await page.screenshot({ path: 'artifacts/real-serving.png' });
+});
+
+/** What a vLLM 0.11 server with two data-parallel engines exposes, as far as panels show it, after so many scrapes. */
+function vllmPage(n: number): string {
+  const engine = (e: number): string[] => {
+    const labels = `engine="${e}",model_name="Qwen/Qwen3-8B"`;
+    const histogram = (name: string, bounds: number[]): string[] => [
+      ...bounds.map((le, i) => `vllm:${name}_bucket{${labels},le="${le}"} ${n * (i + 1)}`),
+      `vllm:${name}_bucket{${labels},le="+Inf"} ${n * (bounds.length + 1)}`,
+      `vllm:${name}_sum{${labels}} ${n * 2}`,
+      `vllm:${name}_count{${labels}} ${n * (bounds.length + 1)}`,
+    ];
+    return [
+      `vllm:num_requests_running{${labels}} ${8 + e}`,
+      `vllm:num_requests_waiting{${labels}} ${3 * (n % 4)}`,
+      `vllm:kv_cache_usage_perc{${labels}} 0.${25 + e}`,
+      `vllm:prompt_tokens_total{${labels}} ${1000 * n}`,
+      `vllm:generation_tokens_total{${labels}} ${500 * n}`,
+      `vllm:prefix_cache_queries_total{${labels}} ${1000 * n}`,
+      `vllm:prefix_cache_hits_total{${labels}} ${750 * n}`,
+      `vllm:num_preemptions_total{${labels}} ${n}`,
+      ...['e2e_request_latency_seconds', 'time_to_first_token_seconds', 'request_queue_time_seconds'].flatMap((h) => histogram(h, [0.3, 1, 10])),
+    ];
+  };
+  return `${[...engine(0), ...engine(1)].join('\n')}\n`;
+}
+
+it('serving: the series of vLLM, and the share of its cache hits', async () => {
+  let scrapes = 0;
+  const vllm = createServer((_, answer) => {
+    answer.setHeader('content-type', 'text/plain; version=0.0.4');
+    answer.end(vllmPage(++scrapes));
+  });
+  await new Promise<void>((done) => vllm.listen(0, '127.0.0.1', done));
+  const { port } = vllm.address() as AddressInfo;
+  const mine = await serve('serve', ['--scrape', `http://127.0.0.1:${port}/metrics@1s`]);
+  try {
+    await expect.poll(() => scrapes, WAIT).toBeGreaterThan(6);
+    await page.goto(`${mine.url}/#/serving`);
+    const panel = (name: string) => page.getByRole('region', { name, exact: true });
+    for (const name of ['Waiting', 'Running', 'Tokens generated', 'Prefix cache hits', 'KV cache in use', 'Preempted requests', 'Time in queue'])
+      await panel(name).waitFor();
+    const hits = `${mine.url}/prometheus/api/v1/query?query=${encodeURIComponent('sum(rate(vllm:prefix_cache_hits_total[1m])) / sum(rate(vllm:prefix_cache_queries_total[1m]))')}`;
+    const answer = (await (await fetch(hits)).json()) as { data: { result: { value: [number, string] }[] } };
+    expect(Number(answer.data.result[0].value[1])).toBeCloseTo(0.75, 5);
+    await expect.poll(() => panel('Prefix cache hits').locator('canvas').count(), WAIT).toBeGreaterThan(0);
+    await page.screenshot({ path: 'artifacts/real-serving-vllm.png', fullPage: true });
+  } finally {
+    await mine.stop();
+    vllm.close();
+  }
 });
