@@ -50,7 +50,7 @@ def test_a_folder_becomes_a_run_and_becomes_it_once(tmp_path, folder, framework)
     # File by file, and a second copy of the folder: the same run, the same rows.
     shutil.copytree(folder, tmp_path / "copy" / folder.name)
     run("import", tmp_path / "copy" / folder.name, "--data", data)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 0):
         run("import", path, "--data", data)
     assert counts(data) == before
     run("import", folder, "--run", "mine", "--data", data)
@@ -388,6 +388,27 @@ def test_miles_writes_dumps_and_a_dashboard(tmp_path):
     before = counts(data)
     run("import", MILES, "--data", data)
     assert counts(data) == before
+
+
+def test_prime_rl_exports_tokens(tmp_path):
+    """Written by prime-rl's TokenExporter."""
+    data, folder = tmp_path / "data", PRIME / "token_exports"
+    assert " 0 rejected" in run("import", PRIME, "--data", data).stdout
+    wrote = {(w["step"], f"rank {w['rank']} #{w['export_sequence_idx']}"): w
+             for file in folder.glob("*/*.jsonl") for w in map(json.loads, file.read_text().splitlines())}
+    kept = rows(data, "tokens", "*", "sample_id like 'rank %'")
+    assert {(k["step"], k["sample_id"]) for k in kept} == set(wrote) and len(wrote) == 16
+    for k in kept:
+        w = wrote[k["step"], k["sample_id"]]
+        prompt = w["loss_mask"].index(True)
+        assert k["prompt_tokens"] == prompt and k["source"] == "wordle" and k["split"] == "train"
+        assert (k["ids"], k["mask"], k["clipped"]) == (w["token_ids"][prompt:], w["loss_mask"][prompt:], w["is_masked"][prompt:])
+        for ours, theirs in (("logprobs", "inference_logprobs"), ("trainer_logprobs", "trainer_logprobs"), ("entropy", "entropy"),
+                             ("advantages", "advantages"), ("ratios", "importance_ratio")):
+            assert k[ours] == pytest.approx(w[theirs][prompt:], rel=1e-3, abs=1e-6)
+    assert sum(sum(k["clipped"]) for k in kept) > 0
+    samples = rows(data, "samples", "count(*) as n", "sample_id like 'rank %'")
+    assert samples == [{"n": 0}], "tokens alone make no sample"
 
 
 def test_slices_of_context_parallelism_are_left_out_and_reported(tmp_path):

@@ -13,7 +13,7 @@ use rollscope_formats::import::otlp::{
 use rollscope_formats::import::prometheus::{self, Limits, parse_series};
 use rollscope_formats::import::remote_write::{self, Options, Version};
 use rollscope_formats::import::trainers::{
-    ArealSessions, Miles, NemoRl, PrimeRl, PrimeRlMetrics, SglangRequests, Verl,
+    ArealSessions, Miles, NemoRl, PrimeRl, PrimeRlMetrics, PrimeRlTokens, SglangRequests, Verl,
 };
 use rollscope_formats::import::{ImportOptions, Importer, torch};
 use rollscope_formats::testing::exercise;
@@ -102,11 +102,12 @@ fn chrome(data: &[u8]) {
 
 /// Files of trainers with a record per line, as the importers read them that know the first line, and one more.
 fn trainer_lines(data: &[u8]) {
-    let importers: [(&str, &dyn Importer); 11] = [
+    let importers: [(&str, &dyn Importer); 12] = [
         ("run/rollout/3.jsonl", &Verl),
         ("run/train_data_step3.jsonl", &NemoRl),
         ("run/rollouts/step_3/train/effective/traces.jsonl", &PrimeRl),
         ("run/metrics.jsonl", &PrimeRlMetrics),
+        ("run/token_exports/step_3/rank_0.jsonl", &PrimeRlTokens),
         ("run/session_tracer/sessions-r0.jsonl", &ArealSessions),
         ("run/sglang-request-metrics-20260101_00.log", &SglangRequests),
         ("run/dashboard/metrics.jsonl", &Miles),

@@ -120,6 +120,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &trainers::Miles,
     &trainers::PrimeRl,
     &trainers::PrimeRlMetrics,
+    &trainers::PrimeRlTokens,
     &trainers::ArealSessions,
     &trainers::SglangRequests,
     &otlp::OtlpProtobuf,

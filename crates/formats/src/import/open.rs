@@ -56,7 +56,7 @@ pub fn open(path: &Path) -> Result<Source, ImportError> {
         let known: Vec<_> = IMPORTERS.iter().map(|i| i.name()).collect();
         let what = if head.is_empty() { "the file is empty" } else { "unknown format" };
         let known = known.join(", ");
-        return Err(ImportError::Malformed(format!("{}: {what}; supported formats: {known}", path.display())));
+        return Err(ImportError::Malformed(format!("{what}; supported formats: {known}")));
     };
     Ok(Source {
         path: path.to_path_buf(),

@@ -87,7 +87,7 @@ impl Place {
     }
 }
 
-fn numbered(folder: &str) -> Option<i64> {
+pub fn numbered(folder: &str) -> Option<i64> {
     folder.strip_prefix("step_")?.parse().ok()
 }
 

@@ -158,6 +158,11 @@ impl<'a, 's> Rows<'a, 's> {
 
     /// Adds the tokens of a sample.
     pub fn tokens(&mut self, of: &NewSample, tokens: &Tokens) -> Result<(), Fault> {
+        if self.with_tokens { self.token_row(of, &tokens.after_prompt()) } else { Ok(()) }
+    }
+
+    /// The same, for those who have them as they are kept.
+    pub fn token_row(&mut self, of: &NewSample, tokens: &crate::tokens::Tokens) -> Result<(), Fault> {
         if !self.with_tokens {
             return Ok(());
         }
@@ -171,7 +176,7 @@ impl<'a, 's> Rows<'a, 's> {
             logged_ns: of.end_ns.or(of.start_ns),
             file: Some(&self.file),
         };
-        let count = tokens.after_prompt().push(about, &mut self.tokens).map_err(|e| Fault::Line(e.to_string()))?;
+        let count = tokens.push(about, &mut self.tokens).map_err(|e| Fault::Line(e.to_string()))?;
         self.pending_rows += usize::from(count > 0);
         Ok(())
     }
