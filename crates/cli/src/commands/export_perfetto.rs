@@ -89,7 +89,7 @@ fn open_plain(path: &Path) -> anyhow::Result<Box<dyn Read>> {
 fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> {
     let options = &ImportOptions { batch_rows: 4096, tokens: false, ..super::import::options(None) };
     for path in paths {
-        let source = import::open(path)?;
+        let source = import::open(path).with_context(|| path.display().to_string())?;
         let imported = std::thread::scope(|scope| -> anyhow::Result<Imported> {
             let (to, from) = std::sync::mpsc::sync_channel(2);
             let reader = scope.spawn(move || {
