@@ -9,7 +9,6 @@ Seeds 0 to 199 are for setting thresholds, seeds from 1000 for judging.
 
 import argparse
 import json
-import struct
 import sys
 import tempfile
 import time

@@ -11,7 +11,7 @@ use rollscope_store::Snapshot;
 
 use super::judge::{ENGINE, Found, Judge, StepTokens};
 use super::read::{COLUMNS, StepPieces};
-use super::{Mismatch, StepLine};
+use super::{Mismatch, MismatchStep};
 use crate::ask::{Answers, MAX_STEPS};
 use crate::extent::Extent;
 use crate::findings::Finding;
@@ -206,7 +206,7 @@ fn answer(read: &Run, asked: Option<i64>) -> Mismatch {
     for group in &mut groups {
         group.usual_times = judge.usual_times(at, &group.dimension, &group.name);
     }
-    let line = |(s, found): (&&StepTokens, &Vec<Found>)| StepLine {
+    let line = |(s, found): (&&StepTokens, &Vec<Found>)| MismatchStep {
         step: s.step,
         tokens: s.tokens,
         samples: s.samples,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bitcode::{Decode, Encode};
 
 use super::read::{CLASSES, Fit, OCTAVES, Piece, Quarters, StepPieces, Sums, Told};
-use super::{Bucket, Group, Token};
+use super::{MismatchBucket, MismatchGroup, MismatchToken};
 use crate::findings::{Evidence, Finding};
 use crate::robust::{median, quantile, sorted};
 
@@ -57,17 +57,17 @@ pub struct StepTokens {
     /// By quarter octaves of |d|.
     pub negative: Vec<u64>,
     pub positive: Vec<u64>,
-    pub groups: Vec<Group>,
-    pub worst: Vec<Token>,
+    pub groups: Vec<MismatchGroup>,
+    pub worst: Vec<MismatchToken>,
     pub retokenized_turns: u64,
     pub lengths_differ: u64,
     pub left_out: u64,
     newest: Option<String>,
     /// Without what was tokenised again.
-    engines: Vec<Group>,
+    engines: Vec<MismatchGroup>,
     /// By at least how many versions behind.
-    stale: Vec<(i64, Group, Option<Behind>)>,
-    retokenized: Option<Group>,
+    stale: Vec<(i64, MismatchGroup, Option<Behind>)>,
+    retokenized: Option<MismatchGroup>,
     temperatures: Vec<Temperature>,
 }
 
@@ -87,7 +87,7 @@ struct Temperature {
     engine: Option<String>,
     slope: f64,
     explained: f64,
-    group: Group,
+    group: MismatchGroup,
 }
 
 /// The number at the end of a version.
@@ -138,7 +138,7 @@ impl Collected {
     }
 
     /// Compared with the rest of `all`.
-    fn group(&self, dimension: &str, name: &str, all: &Collected, of: &StepPieces) -> Group {
+    fn group(&self, dimension: &str, name: &str, all: &Collected, of: &StepPieces) -> MismatchGroup {
         let (tokens, rest_tokens) = (self.tokens(), all.tokens().saturating_sub(self.tokens()));
         let rest_mean = (all.all_off() - self.all_off()).max(0.0) / rest_tokens.max(1) as f64;
         let expected: Vec<f64> = (0..OCTAVES)
@@ -174,7 +174,7 @@ impl Collected {
             && excess >= MIN_OFF
             && off >= MIN_TIMES * rest_off;
         let worst = (self.worst.0 != 0.0).then(|| token(of, self.worst.1, self.worst.2, self.worst.0));
-        Group {
+        MismatchGroup {
             dimension: dimension.to_string(),
             name: name.to_string(),
             tokens,
@@ -191,9 +191,9 @@ impl Collected {
     }
 }
 
-fn token(of: &StepPieces, sample: u32, position: u32, d: f32) -> Token {
+fn token(of: &StepPieces, sample: u32, position: u32, d: f32) -> MismatchToken {
     let (sample_id, split) = of.samples[sample as usize].clone();
-    Token { sample_id, split, position, d }
+    MismatchToken { sample_id, split, position, d }
 }
 
 /// Pieces by a key.
@@ -269,7 +269,7 @@ impl StepTokens {
         let plain: Vec<Piece> = pieces.iter().filter(|p| p.told != Told::Again).cloned().collect();
         let all_plain = one(&plain, |_| true);
         let by_engine = collect(&plain, |p| known(p.engine));
-        let engines: Vec<Group> = by_engine
+        let engines: Vec<MismatchGroup> = by_engine
             .iter()
             .map(|(engine, of)| of.group("engine", read.engine(*engine), &all_plain, read))
             .filter(|group| by_engine.len() > 1 && group.clear)
@@ -319,7 +319,7 @@ impl StepTokens {
     }
 
     /// Of d.
-    pub fn distribution(&self) -> Vec<Bucket> {
+    pub fn distribution(&self) -> Vec<MismatchBucket> {
         const BOUNDS: [f64; 10] = [0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 64.0];
         let of = |quarters: &[u64], from: f64, to: f64| -> u64 {
             quarters
@@ -330,9 +330,12 @@ impl StepTokens {
                 .sum()
         };
         let pairs = || BOUNDS.windows(2).map(|pair| (pair[0], pair[1]));
-        let below =
-            pairs().rev().map(|(from, to)| Bucket { from: -to, to: -from, tokens: of(&self.negative, from, to) });
-        let above = pairs().map(|(from, to)| Bucket { from, to, tokens: of(&self.positive, from, to) });
+        let below = pairs().rev().map(|(from, to)| MismatchBucket {
+            from: -to,
+            to: -from,
+            tokens: of(&self.negative, from, to),
+        });
+        let above = pairs().map(|(from, to)| MismatchBucket { from, to, tokens: of(&self.positive, from, to) });
         below.chain(above).collect()
     }
 
@@ -415,14 +418,19 @@ fn temperatures(read: &StepPieces, by_engine: &BTreeMap<u32, Collected>, all: &C
     of_engine.collect()
 }
 
-/// `0.9`, `0.025`, `0.0031`.
+/// `0.91`, `0.025`, `0.0031`.
 pub fn nats(off: f64) -> String {
     match off {
-        off if off >= 0.095 => format!("{off:.1}"),
-        off if off >= 0.0095 => format!("{off:.2}"),
-        off if off >= 0.000_95 => format!("{off:.3}"),
+        off if off >= 0.995 => format!("{off:.1}"),
+        off if off >= 0.0995 => format!("{off:.2}"),
+        off if off >= 0.00995 => format!("{off:.3}"),
         off => format!("{off:.4}"),
     }
+}
+
+/// `engine 7`, `engine 10.0.0.12:30000`, `engine-7`.
+fn engine_name(name: &str) -> String {
+    if name.to_ascii_lowercase().starts_with("engine") { name.to_string() } else { format!("engine {name}") }
 }
 
 /// What stands out in a step, and how strongly.
@@ -448,7 +456,7 @@ impl Judge<'_> {
         if times.len() >= USUAL_STEPS { quantile(&times, 0.25) } else { None }
     }
 
-    fn is_unusual(&self, index: usize, group: &Group) -> bool {
+    fn is_unusual(&self, index: usize, group: &MismatchGroup) -> bool {
         let usual = self.usual_times(index, &group.dimension, &group.name).unwrap_or(1.0);
         group.off >= MIN_TIMES * usual.clamp(1.0, USUAL_EXCUSES) * group.rest_off
     }
@@ -481,9 +489,9 @@ impl Judge<'_> {
     }
 
     /// Tokens that are further behind than usual, and off for that.
-    fn stale(&self, index: usize) -> Option<(i64, &Group)> {
+    fn stale(&self, index: usize) -> Option<(i64, &MismatchGroup)> {
         let step = self.steps[index];
-        let is_unusual = |least: i64, group: &Group| {
+        let is_unusual = |least: i64, group: &MismatchGroup| {
             let shares = self.earlier(index).iter().map(|earlier| earlier.share_behind(least));
             let usual = if self.earlier(index).len() >= USUAL_STEPS { median(shares) } else { None };
             let is_far = least > USUAL_LAG;
@@ -523,7 +531,7 @@ fn is_one_engine(behind: &Behind) -> bool {
 
 pub const ENGINE: &str = "engine_out_of_sync";
 
-fn finding(step: &StepTokens, kind: &'static str, text: String, group: &Group) -> Found {
+fn finding(step: &StepTokens, kind: &'static str, text: String, group: &MismatchGroup) -> Found {
     let evidence = Evidence {
         count: group.samples as usize,
         of: step.samples as usize,
@@ -537,16 +545,16 @@ fn finding(step: &StepTokens, kind: &'static str, text: String, group: &Group) -
     Found { finding, weight: group.weight }
 }
 
-fn engine_finding(step: &StepTokens, group: &Group, behind: Option<&Behind>) -> Found {
-    let (name, off, rest) = (&group.name, nats(group.off), nats(group.rest_off));
-    let mut text = format!("engine {name} is {off} nats off, the others {rest}: it missed a weight sync");
+fn engine_finding(step: &StepTokens, group: &MismatchGroup, behind: Option<&Behind>) -> Found {
+    let (name, off, rest) = (engine_name(&group.name), nats(group.off), nats(group.rest_off));
+    let mut text = format!("{name} is {off} nats off, the others {rest}: it missed a weight sync");
     if let (Some(behind), Some(newest)) = (behind, &step.newest) {
         text.push_str(&format!(" (it reports version {}, the newest is {newest})", behind.version));
     }
     finding(step, ENGINE, text, group)
 }
 
-fn stale_finding(step: &StepTokens, least: i64, group: &Group) -> Found {
+fn stale_finding(step: &StepTokens, least: i64, group: &MismatchGroup) -> Found {
     let share = 100.0 * group.tokens as f64 / step.tokens.max(1) as f64;
     let text = format!(
         "{share:.0} % of the tokens come from weights that are {least} or more versions old; they are {} nats off, the others {}",
@@ -556,7 +564,7 @@ fn stale_finding(step: &StepTokens, least: i64, group: &Group) -> Found {
     finding(step, "stale_tokens", text, group)
 }
 
-fn retokenized_finding(step: &StepTokens, group: &Group) -> Found {
+fn retokenized_finding(step: &StepTokens, group: &MismatchGroup) -> Found {
     let turns = crate::words::count(step.retokenized_turns as usize, "turn");
     let verb = if step.retokenized_turns == 1 { "follows" } else { "follow" };
     let text = format!(
@@ -569,7 +577,7 @@ fn retokenized_finding(step: &StepTokens, group: &Group) -> Found {
 }
 
 fn temperature_finding(step: &StepTokens, temperature: &Temperature) -> Found {
-    let who = temperature.engine.as_ref().map_or("the engines".to_string(), |engine| format!("engine {engine}"));
+    let who = temperature.engine.as_ref().map_or("the engines".to_string(), |engine| engine_name(engine));
     let verb = if temperature.engine.is_some() { "samples" } else { "sample" };
     // A lower temperature makes what is unlikely more unlikely: the trainer's log-probabilities are then nearer to 0.
     let how = if temperature.slope < 0.0 { "lower" } else { "higher" };
@@ -594,6 +602,7 @@ mod tests {
 
     #[test]
     fn numbers_in_nats() {
-        assert_eq!([0.91, 0.02, 0.0031, 0.0002].map(nats), ["0.9", "0.02", "0.003", "0.0002"]);
+        assert_eq!([3.47, 0.912, 0.0204, 0.0031, 0.0002].map(nats), ["3.5", "0.91", "0.020", "0.0031", "0.0002"]);
+        assert_eq!([engine_name("7"), engine_name("engine-7")], ["engine 7", "engine-7"]);
     }
 }

@@ -38,11 +38,10 @@ pub(crate) const MAX_OFF: f32 = 8.0;
 
 /// Tokens that have something in common, and how far they are off.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema, Encode, Decode)]
-pub struct Group {
+pub struct MismatchGroup {
     /// What they have in common: `engine`, `version`, `lag` (versions behind the newest of the step), `turn`, `turn_start` (the first
     /// tokens of a later turn), `position` (in the response), `class` (of the token's text), `source` (of the prompt), `retokenized`.
     #[serde(rename = "by")]
-    #[schema(rename = "by")]
     pub dimension: String,
     pub name: String,
     pub tokens: u64,
@@ -63,12 +62,12 @@ pub struct Group {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub usual_times: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub worst: Option<Token>,
+    pub worst: Option<MismatchToken>,
 }
 
 /// One token, to look at.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema, Encode, Decode)]
-pub struct Token {
+pub struct MismatchToken {
     pub sample_id: String,
     pub split: String,
     /// From the end of the prompt.
@@ -79,7 +78,7 @@ pub struct Token {
 
 /// Tokens with a distance between two bounds.
 #[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
-pub struct Bucket {
+pub struct MismatchBucket {
     pub from: f64,
     pub to: f64,
     pub tokens: u64,
@@ -87,7 +86,7 @@ pub struct Bucket {
 
 /// A step in short.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, ToSchema)]
-pub struct StepLine {
+pub struct MismatchStep {
     #[schema(required)]
     pub step: Option<i64>,
     pub tokens: u64,
@@ -111,7 +110,7 @@ pub struct Mismatch {
     pub text: String,
     pub findings: Vec<Finding>,
     /// The steps that have log-probabilities of both, in order.
-    pub steps: Vec<StepLine>,
+    pub steps: Vec<MismatchStep>,
     pub steps_left_out: usize,
     pub tokens: u64,
     pub samples: u64,
@@ -127,10 +126,10 @@ pub struct Mismatch {
     pub p99: f64,
     pub p999: f64,
     /// Of d.
-    pub distribution: Vec<Bucket>,
-    pub groups: Vec<Group>,
+    pub distribution: Vec<MismatchBucket>,
+    pub groups: Vec<MismatchGroup>,
     /// The tokens that are most off.
-    pub worst: Vec<Token>,
+    pub worst: Vec<MismatchToken>,
     pub retokenized_turns: u64,
     /// Samples of which trainer and engine sent different numbers of tokens. They are not compared.
     pub lengths_differ: u64,

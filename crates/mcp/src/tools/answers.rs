@@ -146,10 +146,7 @@ async fn mismatch(call: Call) -> Result<Answer, Problem> {
     let desk = call.source.desk().await?;
     let run = desk.engine().find_run(&run).await?;
     let found = desk.answers.mismatch(&run, step).await?;
-    let link = match step {
-        Some(step) => call.page.to(&["run", &run, "mismatch", &step.to_string()]),
-        None => call.page.to(&["run", &run, "mismatch"]),
-    };
+    let link = call.page.to(&["run", &run, "mismatch"]) + &step.map_or(String::new(), |step| format!("?step={step}"));
     Ok(Answer { text: printed::mismatch(&json!(found), Style::Markdown), link })
 }
 
