@@ -320,10 +320,10 @@ impl Answers {
     pub fn prepare<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<(), QueryError>> {
         Box::pin(async move {
             let moment = self.moment(run).await?;
-            match self.kept.is_kept(&moment, Some(step)).await {
-                true => Ok(()),
-                false => self.known(&moment, Some(step), false).await.map(drop),
+            if !self.kept.is_kept(&moment, Some(step)).await {
+                self.known(&moment, Some(step), false).await?;
             }
+            self.prepare_tokens(&moment.run, step).await
         })
     }
 

@@ -9,7 +9,7 @@ use rollscope_query::columns::int_column;
 use rollscope_query::{ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
 
-use super::judge::{ENGINE, Found, Judge, StepTokens};
+use super::judge::{EARLIER, ENGINE, Found, Judge, StepTokens};
 use super::read::{COLUMNS, StepPieces};
 use super::{Mismatch, MismatchStep};
 use crate::ask::{Answers, MAX_STEPS};
@@ -33,7 +33,7 @@ impl Answers {
     pub fn mismatch<'a>(&'a self, run: &'a str, step: Option<i64>) -> BoxFuture<'a, Result<Mismatch, QueryError>> {
         Box::pin(async move {
             let name = self.engine.find_run(run).await?;
-            let read = self.tokens_of(&name, step).await?;
+            let read = self.tokens_of(&name, step, MAX_STEPS).await?;
             let known = |s: &&Arc<StepTokens>| step.is_none() || s.step == step;
             if !read.steps.iter().any(|s| known(&s) && (s.tokens > 0 || s.lengths_differ > 0)) {
                 return Err(QueryError::new(ErrorKind::NotFound, nothing_to_compare(&read, step)));
@@ -44,7 +44,9 @@ impl Answers {
 
     /// What stands out: in one step, or in each. Empty for runs without tokens.
     pub(crate) async fn disagreements(&self, run: &str, step: Option<i64>) -> Result<Vec<Finding>, QueryError> {
-        let read = match self.tokens_of(run, step).await {
+        // A step is judged by those before it. A whole run takes long if nothing of it is known yet.
+        let before = if step.is_some() { EARLIER } else { MAX_STEPS };
+        let read = match self.tokens_of(run, step, before).await {
             Ok(read) => read,
             // What is too large for this answer is no reason to give no other.
             Err(error) if matches!(error.kind, ErrorKind::Limit) => return Ok(Vec::new()),
@@ -61,7 +63,13 @@ impl Answers {
         found.await
     }
 
-    async fn tokens_of(&self, run: &str, around: Option<i64>) -> Result<Run, QueryError> {
+    /// Works out the tokens of a step, so that whoever asks for them later finds them.
+    pub(crate) async fn prepare_tokens(&self, run: &str, step: i64) -> Result<(), QueryError> {
+        self.tokens_of(run, Some(step), 0).await.map(drop)
+    }
+
+    /// The steps around one, or the newest; of those before it at most so many.
+    async fn tokens_of(&self, run: &str, around: Option<i64>, before: usize) -> Result<Run, QueryError> {
         let snapshot = self.engine.snapshot();
         let mut out = Run { name: run.to_string(), steps: Vec::new(), left_out: 0 };
         let extent = Extent::of_tables(&[Table::Tokens], &self.kept.censuses, &snapshot, run).await;
@@ -74,6 +82,10 @@ impl Answers {
         };
         if steps.is_empty() {
             steps.push(None);
+        }
+        if around.is_some() && before < MAX_STEPS {
+            let Some(at) = steps.iter().position(|step| *step == around) else { return Ok(out) };
+            steps = steps[at.saturating_sub(before)..=at].to_vec();
         }
         let all = steps.len();
         if all > MAX_STEPS {

@@ -12,6 +12,8 @@ use crate::robust::{median, quantile, sorted};
 /// A group stands out if it is so many times as far off as the rest of its step, and by so many standard errors.
 const MIN_TIMES: f64 = 1.3;
 const MIN_SIGMAS: f64 = 5.0;
+/// Of few samples, nobody knows how much they vary: of eleven, it must be this tenth more standard errors.
+const FEW_SAMPLES: f64 = 2.0;
 /// By so much at least. Less means nothing to a trainer.
 const MIN_OFF: f64 = 0.002;
 /// And it has so many tokens, of so many samples.
@@ -21,7 +23,7 @@ const MIN_SAMPLES: u64 = 3;
 const USUAL_STEPS: usize = 3;
 const USUAL_EXCUSES: f64 = 2.0;
 /// Steps that are compared with.
-const EARLIER: usize = 24;
+pub const EARLIER: usize = 24;
 /// The share of the variance of d that a line explains if temperatures differ, and its slope.
 const MIN_EXPLAINED: f64 = 0.25;
 const MIN_SLOPE: f64 = 0.03;
@@ -96,32 +98,37 @@ fn number(version: &str) -> Option<i64> {
     version[version.len() - digits..].parse().ok()
 }
 
-/// Adds pieces of samples that come in order, for one group.
+/// Engines are compared by tokens that are as likely and as old: up to two versions behind, and what is older or unknown.
+const AGES: usize = 4;
+const BY_AGE: usize = OCTAVES * AGES;
+
+/// Adds pieces of samples that come in order, for one group, by strata: octaves, or octaves and ages.
 #[derive(Clone)]
-struct Collected {
-    count: [u64; OCTAVES],
-    off: [f64; OCTAVES],
+struct Collected<const N: usize = OCTAVES> {
+    count: [u64; N],
+    off: [f64; N],
     /// By sample.
-    samples: Vec<(u32, [u32; OCTAVES], f64)>,
+    samples: Vec<(u32, [u32; N], f64)>,
     worst: (f32, u32, u32),
 }
 
-impl Default for Collected {
+impl<const N: usize> Default for Collected<N> {
     fn default() -> Self {
-        Collected { count: [0; OCTAVES], off: [0.0; OCTAVES], samples: Vec::new(), worst: (0.0, 0, 0) }
+        Collected { count: [0; N], off: [0.0; N], samples: Vec::new(), worst: (0.0, 0, 0) }
     }
 }
 
-impl Collected {
-    fn add(&mut self, sample: u32, sums: &Sums) {
+impl<const N: usize> Collected<N> {
+    fn add(&mut self, sample: u32, sums: &Sums, age: usize) {
         if self.samples.last().is_none_or(|(last, ..)| *last != sample) {
-            self.samples.push((sample, [0; OCTAVES], 0.0));
+            self.samples.push((sample, [0; N], 0.0));
         }
         let last = self.samples.last_mut().expect("it was pushed");
         for octave in 0..OCTAVES {
-            self.count[octave] += u64::from(sums.count[octave]);
-            self.off[octave] += f64::from(sums.off[octave]);
-            last.1[octave] += sums.count[octave];
+            let stratum = octave + age * OCTAVES % N;
+            self.count[stratum] += u64::from(sums.count[octave]);
+            self.off[stratum] += f64::from(sums.off[octave]);
+            last.1[stratum] += sums.count[octave];
             last.2 += f64::from(sums.off[octave]);
         }
         if sums.worst.0.abs() > self.worst.0.abs() {
@@ -138,12 +145,12 @@ impl Collected {
     }
 
     /// Compared with the rest of `all`.
-    fn group(&self, dimension: &str, name: &str, all: &Collected, of: &StepPieces) -> MismatchGroup {
+    fn group(&self, dimension: &str, name: &str, all: &Self, of: &StepPieces) -> MismatchGroup {
         let (tokens, rest_tokens) = (self.tokens(), all.tokens().saturating_sub(self.tokens()));
         let rest_mean = (all.all_off() - self.all_off()).max(0.0) / rest_tokens.max(1) as f64;
-        let expected: Vec<f64> = (0..OCTAVES)
-            .map(|octave| match all.count[octave] - self.count[octave] {
-                n if n >= MIN_REST => (all.off[octave] - self.off[octave]).max(0.0) / n as f64,
+        let expected: Vec<f64> = (0..N)
+            .map(|at| match all.count[at] - self.count[at] {
+                n if n >= MIN_REST => (all.off[at] - self.off[at]).max(0.0) / n as f64,
                 _ => rest_mean,
             })
             .collect();
@@ -170,7 +177,7 @@ impl Collected {
         let clear = rest_tokens > 0
             && tokens >= MIN_TOKENS
             && self.samples.len() as u64 >= MIN_SAMPLES
-            && sigmas >= MIN_SIGMAS
+            && sigmas >= MIN_SIGMAS * (1.0 + FEW_SAMPLES / (many - 1.0).max(0.1))
             && excess >= MIN_OFF
             && off >= MIN_TIMES * rest_off;
         let worst = (self.worst.0 != 0.0).then(|| token(of, self.worst.1, self.worst.2, self.worst.0));
@@ -201,7 +208,7 @@ fn collect<K: Ord>(pieces: &[Piece], key: impl Fn(&Piece) -> Option<K>) -> BTree
     let mut out: BTreeMap<K, Collected> = BTreeMap::new();
     for piece in pieces {
         if let Some(key) = key(piece) {
-            out.entry(key).or_default().add(piece.sample, &piece.sums);
+            out.entry(key).or_default().add(piece.sample, &piece.sums, 0);
         }
     }
     out
@@ -255,8 +262,8 @@ impl StepTokens {
         let mut classes: BTreeMap<usize, Collected> = BTreeMap::new();
         let mut of_classes = Collected::default();
         for (sample, class, sums) in &read.classes {
-            classes.entry(*class).or_default().add(*sample, sums);
-            of_classes.add(*sample, sums);
+            classes.entry(*class).or_default().add(*sample, sums, 0);
+            of_classes.add(*sample, sums, 0);
         }
         if classes.len() > 1 {
             let named = classes.into_iter().map(|(class, of)| of.group("class", CLASSES[class], &of_classes, read));
@@ -269,10 +276,16 @@ impl StepTokens {
         let plain: Vec<Piece> = pieces.iter().filter(|p| p.told != Told::Again).cloned().collect();
         let all_plain = one(&plain, |_| true);
         let by_engine = collect(&plain, |p| known(p.engine));
-        let engines: Vec<MismatchGroup> = by_engine
+        let (mut aged, mut all_aged): (BTreeMap<u32, Collected<BY_AGE>>, Collected<BY_AGE>) = Default::default();
+        for piece in plain.iter().filter(|p| p.engine != u32::MAX) {
+            let age = lag_of(piece).map_or(AGES - 1, |lag| (lag as usize).min(AGES - 1));
+            aged.entry(piece.engine).or_default().add(piece.sample, &piece.sums, age);
+            all_aged.add(piece.sample, &piece.sums, age);
+        }
+        let engines: Vec<MismatchGroup> = aged
             .iter()
-            .map(|(engine, of)| of.group("engine", read.engine(*engine), &all_plain, read))
-            .filter(|group| by_engine.len() > 1 && group.clear)
+            .map(|(engine, of)| of.group("engine", read.engine(*engine), &all_aged, read))
+            .filter(|group| aged.len() > 1 && group.clear)
             .collect();
         let mut lags: Vec<i64> = plain.iter().filter_map(lag_of).filter(|lag| *lag > 0).collect();
         lags.sort_unstable();
