@@ -1,10 +1,13 @@
 """The OpenAPI document says what the API answers: real answers of the real binary, held against its schemas."""
 
 import json
+from dataclasses import replace
 
 import pytest
+import requests
 from conftest import FIXTURES, Server, run, wait_until
 from jsonschema import Draft202012Validator
+from truth.mismatch import plan, requests_of
 
 REF = "#/components/schemas/"
 
@@ -103,6 +106,15 @@ def test_answers(api, name):
     if len(steps) > 1:
         assert api.get("/runs/{run}/diff", run=name, params={"step": steps[-2], "with": steps[-1]})["changes"]
     assert api.get("/runs/{run}/diff", run=name, params={"other": "demo"})["text"]
+
+
+def test_mismatch(api):
+    for body in requests_of(replace(plan(0, "missed sync"), steps=3, first=1, samples=30), "sent"):
+        answer = requests.post(api.server.http + "/v1/logs", data=body, headers={"content-type": "application/x-protobuf"}, timeout=60)
+        answer.raise_for_status()
+    assert api.get("/runs/{run}/mismatch", run="sent")["findings"]
+    assert api.get("/runs/{run}/mismatch", run="sent", params={"step": 0})["groups"]
+    assert "log_tokens" in api.get("/runs/{run}/mismatch", 404, run="slime")["detail"]
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -11,7 +11,7 @@ from mcp.client.streamable_http import streamable_http_client
 
 from conftest import BINARY, run, wait_until
 
-TOOLS = ["runs", "steps", "findings", "report", "diff", "critical_path", "traces", "conversations", "conversation", "metrics", "promql", "sql"]
+TOOLS = ["runs", "steps", "findings", "report", "diff", "critical_path", "mismatch", "traces", "conversations", "conversation", "metrics", "promql", "sql"]
 PROMPTS = ["why_is_my_run_slow", "what_changed", "show_me_reward_hacking"]
 # Takes minutes, if nobody cancels it.
 SLOW = "select count(*) from spans a, spans b, spans c where a.name < b.name and b.start_ns < c.end_ns"

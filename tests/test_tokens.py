@@ -107,6 +107,71 @@ def test_what_is_wrong_is_refused_with_a_reason(serve, columns, attributes, why)
     assert server.one("select count(*) from tokens") == 1
 
 
+ENGINE = {
+    "ids": ints(5, 6, 7),
+    "logprobs": floats(-0.25, -1.5, -2.0),
+    "parts": json.dumps([{"start": 0, "turn": 0, "engine": "e1", "weight_version": "8"}]),
+}
+TRAINER = {"ids": ints(5, 6, 9), "trainer_logprobs": floats(-0.5, -1.5, -7.0), "mask": bytes([1, 1, 0])}
+
+
+@pytest.mark.parametrize("order", [(ENGINE, TRAINER), (TRAINER, ENGINE)])
+@pytest.mark.parametrize("between", ["nothing", "flush", "kill"])
+def test_what_engine_and_trainer_send_apart_is_joined(serve, tmp_path, order, between):
+    data = tmp_path / "data"
+    server = serve(data)
+    # A sample without a step is one sample, too.
+    for step in (3, None):
+        send(server, tokens(order[0], rl__step=step))
+    if between == "flush":
+        server.stop()
+        server = serve(data)
+        assert list(data.glob("tokens/*/*.parquet"))
+    elif between == "kill":
+        server.kill()
+        server = serve(data)
+    for step in (3, None):
+        send(server, tokens(order[1], rl__step=step))
+    # Each half again replaces itself.
+    later = {**TRAINER, "trainer_logprobs": floats(-0.75, -1.5, -7.0)}
+    for _ in range(2):
+        for step in (3, None):
+            send(server, tokens(later, rl__step=step, rl__group__id="g"))
+        rows = read(server, sample="7")
+        assert [row["step"] for row in rows] == [3, None]
+        for row in rows:
+            assert (row["count"], row["trainer_count"], row["group_id"]) == (3, 3, "g")
+            assert (row["ids"], row["trainer_ids"], row["mask"]) == ([5, 6, 7], [5, 6, 9], [True, True, False])
+            assert (row["logprobs"], row["trainer_logprobs"]) == ([-0.25, -1.5, -2.0], [-0.75, -1.5, -7.0])
+            assert row["parts"][0]["engine"] == "e1" and "half" not in row
+        assert server.sql("select count(*), sum(count) from tokens") == [[2, 6]]
+        assert server.sql("select sample_id from tokens where step = 3 and run_id = 'grpo' and trainer_logprobs[1] < -0.7") == [["7"]]
+        server.stop()
+        server = serve(data)
+
+
+def test_a_whole_record_replaces_both_halves(serve):
+    server = serve()
+    send(server, tokens(ENGINE), tokens(TRAINER))
+    whole = ("rollscope.tokens", *tokens(WHOLE)[1:3], START + 1)
+    send(server, whole)
+    (row,) = read(server, sample="7")
+    assert (row["trainer_logprobs"], row["logprobs"][:2], row["texts"]) == ([-0.5, -1.5, -7.0], [-0.25, -1.5], ["a", "\n", "é"])
+    assert row["advantages"] == [0.5, 0.5, 0.5]
+
+
+def test_halves_of_different_lengths_are_not_joined(serve):
+    server = serve()
+    send(server, tokens(ENGINE), tokens({"trainer_logprobs": floats(-1, -1), "mask": bytes([1, 1])}))
+    # What only a trainer sent is there on its own.
+    send(server, tokens({"trainer_logprobs": floats(-1, -1)}, rl__sample__id="8"))
+    (row,) = read(server, sample="7")
+    assert (row["count"], row["trainer_count"]) == (3, 2)
+    assert (row["trainer_logprobs"], row["mask"], row["ids"]) == (None, None, [5, 6, 7])
+    (row,) = read(server, sample="8")
+    assert (row["count"], row["trainer_count"], row["trainer_logprobs"], row["logprobs"], row["parts"]) == (2, 2, [-1, -1], None, [])
+
+
 def test_bad_parameters_are_named(serve):
     server = serve()
     send(server, tokens({"ids": ints(1)}))

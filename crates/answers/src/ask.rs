@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::critical_path::{CriticalPath, Divided, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
-use super::findings::Judge;
+use super::findings::{Finding, Judge};
 use super::kept::{AnswersJson, Kept, KnownStep, Line, Lines, Moment};
 use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::samples::sample_times;
@@ -104,7 +104,7 @@ impl Answers {
     }
 
     /// All rows of a query of our own, past `max_rows`, which is there for users.
-    async fn all_rows(&self, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
+    pub(crate) async fn all_rows(&self, sql: &str) -> Result<Vec<RecordBatch>, QueryError> {
         let running = self.engine.sql_at_once(sql, MAX_STEP_SPANS).await?;
         let (rows, truncated) = running.collect().await?;
         if truncated {
@@ -320,10 +320,10 @@ impl Answers {
     pub fn prepare<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<(), QueryError>> {
         Box::pin(async move {
             let moment = self.moment(run).await?;
-            match self.kept.is_kept(&moment, Some(step)).await {
-                true => Ok(()),
-                false => self.known(&moment, Some(step), false).await.map(drop),
+            if !self.kept.is_kept(&moment, Some(step)).await {
+                self.known(&moment, Some(step), false).await?;
             }
+            self.prepare_tokens(&moment.run, step).await
         })
     }
 
@@ -376,7 +376,11 @@ impl Answers {
         let moment = self.moment(run).await?;
         let (steps, _) = self.chosen_steps(&moment, Some(step)).await?;
         let known = self.history(&moment, &steps, Some(step)).await?;
-        self.report_of(&moment, step, known).await
+        let mut report = self.report_of(&moment, step, known).await?;
+        if step.is_some() {
+            report.findings.extend(self.disagreements(&moment.run, step).await?);
+        }
+        Ok(report)
     }
 
     /// The same as JSON, from what was said before where that still holds.
@@ -385,12 +389,16 @@ impl Answers {
             let moment = self.moment(run).await?;
             let (steps, _) = self.chosen_steps(&moment, Some(step)).await?;
             let name = step.map_or("report".to_string(), |step| format!("report={step}"));
-            if let Some(said) = self.kept.said(&moment, &name, Some(step), &steps).await {
-                return Ok(said);
-            }
-            let known = self.history(&moment, &steps, Some(step)).await?;
-            let report = self.report_of(&moment, step, known.clone()).await?;
-            Ok(self.kept.keep_said(&moment, &name, &known, json(&report)?).await)
+            let said = match self.kept.said(&moment, &name, Some(step), &steps).await {
+                Some(said) => said,
+                None => {
+                    let known = self.history(&moment, &steps, Some(step)).await?;
+                    let report = self.report_of(&moment, step, known.clone()).await?;
+                    self.kept.keep_said(&moment, &name, &known, json(&report)?).await
+                }
+            };
+            let about_tokens = if step.is_some() { self.disagreements(&moment.run, step).await? } else { Vec::new() };
+            with_disagreements(said, about_tokens)
         })
     }
 
@@ -420,7 +428,9 @@ impl Answers {
         let moment = self.moment(run).await?;
         let (steps, left_out) = self.chosen_steps(&moment, None).await?;
         let known = self.history(&moment, &steps, None).await?;
-        self.findings_of(&moment, left_out, known).await
+        let mut found = self.findings_of(&moment, left_out, known).await?;
+        found.findings.extend(self.disagreements(&moment.run, None).await?);
+        Ok(found)
     }
 
     /// The same as JSON, from what was said before where that still holds.
@@ -428,12 +438,15 @@ impl Answers {
         Box::pin(async move {
             let moment = self.moment(run).await?;
             let (steps, left_out) = self.chosen_steps(&moment, None).await?;
-            if let Some(said) = self.kept.said(&moment, "findings", None, &steps).await {
-                return Ok(said);
-            }
-            let known = self.history(&moment, &steps, None).await?;
-            let findings = self.findings_of(&moment, left_out, known.clone()).await?;
-            Ok(self.kept.keep_said(&moment, "findings", &known, json(&findings)?).await)
+            let said = match self.kept.said(&moment, "findings", None, &steps).await {
+                Some(said) => said,
+                None => {
+                    let known = self.history(&moment, &steps, None).await?;
+                    let findings = self.findings_of(&moment, left_out, known.clone()).await?;
+                    self.kept.keep_said(&moment, "findings", &known, json(&findings)?).await
+                }
+            };
+            with_disagreements(said, self.disagreements(&moment.run, None).await?)
         })
     }
 
@@ -483,6 +496,41 @@ fn says_to_go_on(runs: &RecordBatch, run: &str) -> Option<bool> {
     let ends: Ints = read::column(runs, "ended_ns").ok()?;
     let row = (0..runs.num_rows()).find(|row| ids.get(*row) == Some(run))?;
     Some(statuses.get(row) == Some("running") && ends.get(row).is_none())
+}
+
+/// Adds what stands out among the tokens to what was said of times: the two change with different rows.
+fn with_disagreements(said: Bytes, found: Vec<Finding>) -> Result<Bytes, QueryError> {
+    if found.is_empty() {
+        return Ok(said);
+    }
+    let unreadable = |e: serde_json::Error| QueryError::new(ErrorKind::Internal, e.to_string());
+    let mut answer: serde_json::Value = serde_json::from_slice(&said).map_err(unreadable)?;
+    for (n, finding) in found.iter().enumerate() {
+        let steps = answer["steps"].as_array_mut().into_iter().flatten();
+        for line in steps.filter(|line| line["step"].as_i64() == finding.step) {
+            line["findings"] = serde_json::json!(line["findings"].as_u64().unwrap_or(0) + 1);
+        }
+        let mut place = 0;
+        if let Some(findings) = answer["findings"].as_array_mut() {
+            place = findings.len();
+            findings.push(serde_json::to_value(finding).map_err(unreadable)?);
+        }
+        if n > 0 {
+            continue;
+        }
+        let at = finding
+            .step
+            .filter(|_| answer.get("steps").is_some())
+            .map_or(String::new(), |step| format!("in step {step}, "));
+        let clause =
+            Clause { text: format!(" Trainer and engine disagree: {at}{}.", finding.text), finding: Some(place) };
+        let text = format!("{}{}", answer["text"].as_str().unwrap_or(""), clause.text);
+        answer["text"] = text.into();
+        if let Some(sentence) = answer["sentence"].as_array_mut() {
+            sentence.push(serde_json::to_value(clause).map_err(unreadable)?);
+        }
+    }
+    Ok(Bytes::from(json(&answer)?))
 }
 
 fn json(answer: &impl Serialize) -> Result<Vec<u8>, QueryError> {

@@ -60,7 +60,11 @@ struct Unknown {
 
 impl Extent {
     pub async fn read(censuses: &Censuses, snapshot: &Snapshot, run: &str) -> Extent {
-        let tables = || [Table::Spans, Table::Samples].into_iter().filter_map(|t| Some((t, snapshot.tables.get(&t)?)));
+        Extent::of_tables(&[Table::Spans, Table::Samples], censuses, snapshot, run).await
+    }
+
+    pub async fn of_tables(tables: &[Table], censuses: &Censuses, snapshot: &Snapshot, run: &str) -> Extent {
+        let tables = || tables.iter().filter_map(|t| Some((*t, snapshot.tables.get(t)?)));
         let mut out = Extent { own: Vec::new(), spans: Vec::new(), unknown: Vec::new(), has_rows: false };
         let widest = |a: (i64, i64), b: (i64, i64)| (a.0.min(b.0), a.1.max(b.1));
         let mut tail_times = Vec::new();

@@ -8,6 +8,7 @@
 //! | `stragglers('run', step)` | a sample of the tail and why it is there |
 //! | `idle('run', step)` | why a worker was idle, and for how long |
 //! | `difference('run', step, 'run', step)` | a part of the change in wall time |
+//! | `mismatch('run')`, `mismatch('run', step)` | tokens that trainer and engine disagree about, by what they have in common |
 //!
 //! The arguments are literals. The rows are computed when the query is planned, by the engine that plans it.
 
@@ -34,15 +35,17 @@ enum Question {
     Stragglers,
     Idle,
     Difference,
+    Mismatch,
 }
 
-const QUESTIONS: [(&str, Question); 6] = [
+const QUESTIONS: [(&str, Question); 7] = [
     ("findings", Question::Findings),
     ("breakdown", Question::Breakdown),
     ("critical_path", Question::CriticalPath),
     ("stragglers", Question::Stragglers),
     ("idle", Question::Idle),
     ("difference", Question::Difference),
+    ("mismatch", Question::Mismatch),
 ];
 
 impl Answers {
@@ -76,6 +79,9 @@ impl Question {
                 "name:s kind:s before_s:f after_s:f change_s:f why:s count_before:f count_after:f each_before_s:f \
                  each_after_s:f significance:f"
             }
+            Question::Mismatch => {
+                "by:s name:s tokens:i samples:i off:f rest_off:f explains:f sigmas:f weight:f usual_times:f"
+            }
         }
     }
 
@@ -95,6 +101,7 @@ impl Question {
     fn usage(self, name: &str) -> String {
         match self {
             Question::Findings => "findings('run') or findings('run', step)".to_string(),
+            Question::Mismatch => "mismatch('run') or mismatch('run', step)".to_string(),
             Question::Difference => {
                 "difference('run', step, 'run', step), where a step of null means the whole run".to_string()
             }
@@ -139,6 +146,7 @@ impl Question {
                 rows(schema, &workers.collect::<Vec<_>>())
             }
             Question::Difference => rows(schema, &answers.difference(first, &which[1]).await?.changes),
+            Question::Mismatch => rows(schema, &answers.mismatch(&first.run, first.step).await?.groups),
         })
     }
 }
@@ -180,7 +188,7 @@ impl TableFunction for Function {
 
     fn accepts(&self, arguments: &[Argument]) -> bool {
         which(arguments).is_some_and(|which| match self.question {
-            Question::Findings => which.len() == 1,
+            Question::Findings | Question::Mismatch => which.len() == 1,
             Question::Difference => which.len() == 2,
             _ => which.len() == 1 && arguments.len() == 2,
         })

@@ -22,6 +22,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::difference::Shape;
 use crate::extent::{Censuses, Extent};
+use crate::mismatch::StepTokens;
 use crate::summary::StepSummary;
 
 /// Steps that are worked out at the same time.
@@ -32,6 +33,8 @@ const MAX_KEPT: usize = 2_000_000;
 /// Full answers, and said ones, that are kept in memory.
 const MAX_KEPT_ANSWERS: usize = 64;
 const MAX_GOING_ON: usize = 10_000;
+/// Steps of which the answer about their tokens is kept in memory, about 20 kB each.
+const MAX_KEPT_TOKENS: usize = 2_000;
 /// A hash of the sources that work out what is kept.
 const VERSION: &str = env!("ROLLSCOPE_ANSWERS_VERSION");
 
@@ -169,12 +172,16 @@ fn is_changing(summary: &StepSummary) -> bool {
 /// What is known by run and step; the number counts uses.
 type Known = (u64, HashMap<(String, Option<i64>), KnownStep>);
 
+/// What is known of tokens by run and step, each with the fingerprint of its rows.
+type KnownTokens = HashMap<(String, Option<i64>), (u64, Arc<StepTokens>)>;
+
 pub struct Kept {
     known: Mutex<Known>,
     said: Mutex<(u64, AllSaid)>,
     lines: Mutex<HashMap<String, Arc<KeptLines>>>,
     /// Whether runs go on, by the segments that say so.
     going_on: Mutex<HashMap<String, (Vec<String>, bool)>>,
+    tokens: Mutex<KnownTokens>,
     pub censuses: Censuses,
     /// Steps are large: few are read at the same time, whoever asks.
     pub turns: Semaphore,
@@ -182,8 +189,8 @@ pub struct Kept {
 
 impl Default for Kept {
     fn default() -> Self {
-        let (known, said, lines, going_on, censuses) = Default::default();
-        Kept { known, said, lines, going_on, censuses, turns: Semaphore::new(AT_ONCE) }
+        let (known, said, lines, going_on, tokens, censuses) = Default::default();
+        Kept { known, said, lines, going_on, tokens, censuses, turns: Semaphore::new(AT_ONCE) }
     }
 }
 
@@ -198,6 +205,10 @@ fn decode(data: &[u8], full: bool) -> Option<KnownStep> {
         shape: Arc::new(bitcode::decode(shape).ok()?),
         answers: if full { Some(Arc::new(serde_json::from_slice(answers).ok()?)) } else { None },
     })
+}
+
+fn tokens_file(step: Option<i64>) -> String {
+    step.map_or("mismatch".to_string(), |step| format!("mismatch={step}"))
 }
 
 fn step_file(step: Option<i64>) -> String {
@@ -217,6 +228,47 @@ impl Kept {
             going_on.clear();
         }
         going_on.insert(run.to_string(), (stored, said));
+    }
+
+    /// What is known of a step's tokens, if they are still those with this fingerprint.
+    pub async fn tokens(
+        &self,
+        snapshot: &Snapshot,
+        run: &str,
+        step: Option<i64>,
+        fingerprint: u64,
+    ) -> Option<Arc<StepTokens>> {
+        {
+            let tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+            let found = tokens.get(&(run.to_string(), step)).filter(|(of, _)| *of == fingerprint);
+            if let Some((_, known)) = found {
+                return Some(known.clone());
+            }
+        }
+        let record = Record::read(&snapshot.derived(run, &tokens_file(step)).await?)?;
+        let basis = Basis { step, window: (0, 0), fingerprint, went_on: None };
+        let ([of], [known]) = (record.basis.as_slice(), record.parts.as_slice()) else { return None };
+        let known: StepTokens = bitcode::decode(known).ok().filter(|_| *of == basis)?;
+        let known = Arc::new(known);
+        self.put_tokens(run, fingerprint, known.clone());
+        Some(known)
+    }
+
+    pub async fn keep_tokens(&self, snapshot: &Snapshot, run: &str, fingerprint: u64, known: &Arc<StepTokens>) {
+        if snapshot.keeper.is_some() {
+            let basis = Basis { step: known.step, window: (0, 0), fingerprint, went_on: None };
+            let record = Record::write(vec![basis], vec![bitcode::encode(known.as_ref())]);
+            snapshot.keep_derived(run, &tokens_file(known.step), record).await;
+        }
+        self.put_tokens(run, fingerprint, known.clone());
+    }
+
+    fn put_tokens(&self, run: &str, fingerprint: u64, known: Arc<StepTokens>) {
+        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        if tokens.len() >= MAX_KEPT_TOKENS {
+            tokens.clear();
+        }
+        tokens.insert((run.to_string(), known.step), (fingerprint, known));
     }
 
     /// A step as it is known in memory; `full`: with its answers.

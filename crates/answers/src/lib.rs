@@ -21,6 +21,7 @@ pub mod health;
 pub mod history;
 pub mod idle;
 mod kept;
+pub mod mismatch;
 mod parallel;
 pub mod perf;
 pub mod phase_time;

@@ -330,6 +330,67 @@ fn health(page: &mut Page, health: &Value) {
     }
 }
 
+/// Numbers of nats, of which few digits mean anything.
+fn nats(value: &Value) -> String {
+    let value = number(value);
+    if value.abs() >= 0.1 { format!("{value:.2}") } else { format!("{value:.4}") }
+}
+
+pub fn mismatch(answer: &Value, style: Style) -> String {
+    let mut page = page(style);
+    page.paragraph(&format!("{}: {}", clean(&answer["run"]), clean(&answer["text"])));
+    findings(&mut page, answer, true);
+    let step = answer["step"].as_i64().map_or("the run".to_string(), |step| format!("step {step}"));
+    page.title(&format!("Trainer and engine in {step}"));
+    page.table(
+        &["tokens", "samples", "mean |d|", "k1", "k3", "99 % within", "99.9 % within"],
+        &[vec![
+            answer["tokens"].to_string(),
+            answer["samples"].to_string(),
+            nats(&answer["off"]),
+            nats(&answer["k1"]),
+            nats(&answer["k3"]),
+            nats(&answer["p99"]),
+            nats(&answer["p999"]),
+        ]],
+    );
+    let groups = list(&answer["groups"]).iter().filter(|group| group["clear"] == true).take(ROWS);
+    let rows: Vec<Vec<String>> = groups
+        .map(|group| {
+            let explains = number(&group["explains"]);
+            vec![
+                format!("{} {}", clean(&group["by"]), clean(&group["name"])),
+                group["tokens"].to_string(),
+                nats(&group["off"]),
+                nats(&group["rest_off"]),
+                format!("{:.0} %", 100.0 * explains),
+                bar(explains),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.title("Groups of tokens that are more off than the rest");
+        page.table(&["group", "tokens", "mean |d|", "the rest", "explains", ""], &rows);
+    }
+    let steps = list(&answer["steps"]);
+    let shown = steps.iter().skip(steps.len().saturating_sub(2 * ROWS));
+    let rows: Vec<Vec<String>> = shown
+        .map(|line| {
+            let found: Vec<String> = list(&line["findings"]).iter().map(clean).collect();
+            vec![
+                line["step"].as_i64().map_or("-".to_string(), |step| step.to_string()),
+                nats(&line["off"]),
+                nats(&line["k1"]),
+                nats(&line["k3"]),
+                found.join(", "),
+            ]
+        })
+        .collect();
+    page.title("Steps");
+    page.table(&["step", "mean |d|", "k1", "k3", ""], &rows);
+    page.out
+}
+
 pub fn diff(answer: &Value, style: Style) -> String {
     let mut page = page(style);
     page.paragraph(&clean(&answer["text"]));

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use futures::StreamExt;
-pub use rollscope_query::sql_text;
 use rollscope_query::{Engine, columns};
+pub use rollscope_query::{sql_text, visible_schema};
 
 use crate::problem::{Problem, ProblemKind};
 

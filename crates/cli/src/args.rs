@@ -24,6 +24,8 @@ pub enum Command {
     Sql(SqlArgs),
     /// Explain why a step took as long as it did, or what stands out in a run.
     Report(ReportArgs),
+    /// Show where trainer and engine disagree about log-probabilities, token by token, and why.
+    Mismatch(ReportArgs),
     /// Show what changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
     Diff(DiffArgs),
     /// Search conversations, read one, or export a selection.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use rollscope_model::build::{NewPart, NewTokens, TokensBuilder};
+use rollscope_model::tables::TRAINER_HALF;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, SeqAccess, Visitor};
 
@@ -121,8 +122,15 @@ impl Tokens {
             clipped: self.clipped.as_deref(),
             parts: &parts,
             file: about.file,
+            half: self.is_trainer_half().then_some(TRAINER_HALF),
         });
         Ok(count)
+    }
+
+    /// Is it what only a trainer knows, to be joined with what the engine sends?
+    fn is_trainer_half(&self) -> bool {
+        let numbers = [&self.trainer_logprobs, &self.entropy, &self.advantages, &self.ratios];
+        self.logprobs.is_none() && (self.clipped.is_some() || numbers.iter().any(|list| list.is_some()))
     }
 }
 

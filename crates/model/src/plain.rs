@@ -38,7 +38,7 @@ macro_rules! plain_tables {
             run_id: dict, step: int_opt, sample_id: dict, split: dict, group_id: dict_opt, source: dict_opt,
             logged_ns: int_opt, count: int32, prompt_tokens: int_opt, ids: ints_opt, texts: texts_opt, mask: bools_opt,
             logprobs: measured_opt, trainer_logprobs: measured_opt, entropy: measured_opt, advantages: measured_opt,
-            ratios: measured_opt, clipped: bools_opt, parts: parts, file: dict_opt,
+            ratios: measured_opt, clipped: bools_opt, parts: parts, file: dict_opt, half: dict_opt,
         });
     };
 }

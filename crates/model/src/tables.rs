@@ -65,7 +65,9 @@ impl Table {
         match self {
             Table::Runs => &["run_id"],
             Table::Spans => &["run_id", "trace_id", "span_id"],
-            Table::Samples | Table::Tokens => &["run_id", "step", "sample_id", "split"],
+            Table::Samples => &["run_id", "step", "sample_id", "split"],
+            // What an engine and what a trainer sends of a sample replaces itself only. Reading joins them.
+            Table::Tokens => &["run_id", "step", "sample_id", "split", "half"],
             Table::Conversations => &["id"],
             Table::Metrics => &["run_id", "step", "name", "time_ns"],
             // With the value: a sender that reports two values for one time has both kept; PromQL takes the later.
@@ -182,6 +184,10 @@ fn declare(table: Table) -> SchemaRef {
         .collect();
     Arc::new(Schema::new(fields))
 }
+
+/// In `tokens.half`: what a trainer sent of a sample on its own.
+pub const TRAINER_HALF: &str = "trainer";
+const TOKENS_HALF: &str = "in files only: `trainer` for what a trainer sent of a sample on its own. The other row of the sample has the rest; SQL and the API join them";
 
 fn columns(table: Table) -> Vec<Column> {
     use DataType::{Boolean, FixedSizeBinary, Float32, Float64, Int32, Int64, UInt32, Utf8};
@@ -352,6 +358,7 @@ fn columns(table: Table) -> Vec<Column> {
                  and the first token of the turn's prefix that differs from what was produced before",
             ),
             ("file", dict(), true, "dump that it was read from"),
+            ("half", dict(), true, TOKENS_HALF),
         ],
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch, UInt32Array};
 use arrow::compute::{concat_batches, take_record_batch};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
 use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::read::{Ints, Text, column};
@@ -39,18 +39,17 @@ pub struct TableStats {
     pub last_ns: Option<i64>,
 }
 
+/// The columns of a table as users see it.
+pub fn visible_schema(table: Table) -> SchemaRef {
+    let schema = crate::tables::schema(table);
+    let stored = Arc::new(datafusion::datasource::empty::EmptyTable::new(schema.clone()));
+    crate::tables::visible(table, stored).map_or(schema, |view| view.schema())
+}
+
 pub fn columns() -> Vec<ColumnInfo> {
     let mut out = Vec::new();
     for table in Table::ALL {
-        let schema = crate::tables::schema(table);
-        let mut fields: Vec<Arc<Field>> = schema.fields().iter().cloned().collect();
-        if table == Table::Spans {
-            let stored = Arc::new(datafusion::datasource::empty::EmptyTable::new(schema.clone()));
-            if let Ok(view) = crate::tables::spans_view(stored) {
-                fields = datafusion::catalog::TableProvider::schema(&view).fields().iter().cloned().collect();
-            }
-        }
-        out.extend(fields.iter().map(|field| ColumnInfo {
+        out.extend(visible_schema(table).fields().iter().map(|field| ColumnInfo {
             table: table.name(),
             name: field.name().clone(),
             data_type: type_name(field.data_type()),

@@ -30,7 +30,7 @@ mod session;
 mod sql_text;
 pub mod tables;
 
-pub use describe::{ColumnInfo, TableStats};
+pub use describe::{ColumnInfo, TableStats, visible_schema};
 pub use engine::{Engine, WeakEngine};
 pub use error::{ErrorKind, QueryError};
 pub use limits::QueryLimits;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use datafusion::catalog::{
     CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider,
-    SchemaProvider, TableProvider,
+    SchemaProvider,
 };
 use datafusion::common::config::ConfigNonZeroUsize;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
@@ -28,7 +28,7 @@ use crate::functions::{self, AttrTypes, Bounded, TableFunction};
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
 use crate::projections;
-use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, spans_view};
+use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, visible};
 
 /// Footers of segments, decoded, kept over all queries.
 const FOOTER_CACHE_BYTES: usize = 128 << 20;
@@ -84,11 +84,7 @@ impl Sessions {
         let schema = MemorySchemaProvider::new();
         for table in Table::ALL {
             let stored = Arc::new(self.table(snapshot, table, progress));
-            let provider: Arc<dyn TableProvider> = match table {
-                Table::Spans => Arc::new(spans_view(stored)?),
-                _ => stored,
-            };
-            schema.register_table(table.name().to_string(), provider)?;
+            schema.register_table(table.name().to_string(), visible(table, stored)?)?;
         }
         let catalog = MemoryCatalogProvider::new();
         catalog.register_schema(SCHEMA, Arc::new(schema))?;

@@ -44,7 +44,7 @@ impl Params {
     /// The parameter `columns`, as a list for `select`. All by default.
     pub fn columns(&mut self, table: Table) -> Result<String, Problem> {
         let columns = self.text("columns").unwrap_or("*").to_string();
-        let schema = table.schema();
+        let schema = rollscope_app::query::visible_schema(table);
         if columns != "*" && columns.split(',').any(|name| schema.column_with_name(name).is_none()) {
             let expected = format!("comma-separated names of columns of `{}`", table.name());
             return Err(Problem::parameter("columns", &expected));

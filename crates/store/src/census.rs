@@ -52,6 +52,7 @@ fn marked(table: Table) -> Option<&'static [&'static str]> {
             "spec_verifies",
             "weight_versions",
         ]),
+        Table::Tokens => Some(&["sample_id", "split", "half", "logged_ns", "count", "logprobs", "trainer_logprobs"]),
         _ => None,
     }
 }
@@ -73,8 +74,9 @@ impl Census {
     /// Of some rows of a batch. `None` if it lacks a column.
     pub(crate) fn of_rows(batch: &RecordBatch, marks: &[u64], rows: impl IntoIterator<Item = usize>) -> Option<Census> {
         let mut census = Census::default();
-        let (steps, starts): (Ints, Ints) = (column(batch, "step").ok()?, column(batch, "start_ns").ok()?);
-        let ends: Ints = column(batch, "end_ns").ok()?;
+        let starts = column(batch, "start_ns").or_else(|_| column(batch, "logged_ns"));
+        let (steps, starts): (Ints, Ints) = (column(batch, "step").ok()?, starts.ok()?);
+        let ends: Option<Ints> = column(batch, "end_ns").ok();
         // Rows of a step come together as a rule.
         let mut run: Option<(i64, u64)> = None;
         for row in rows {
@@ -89,7 +91,8 @@ impl Census {
                 (None, _) => {
                     let start = starts.get(row).unwrap_or(0) >> SLICE_BITS;
                     add(&mut census.unnamed, start, mark);
-                    if let Some(end) = ends.get(row).map(|end| end >> SLICE_BITS).filter(|end| *end != start) {
+                    let end = ends.as_ref().and_then(|ends| ends.get(row)).map(|end| end >> SLICE_BITS);
+                    if let Some(end) = end.filter(|end| *end != start) {
                         add(&mut census.unnamed, end, mark.rotate_left(32));
                     }
                 }

@@ -5,8 +5,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::LazyLock;
 
 use arrow::array::cast::AsArray;
-use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, RecordBatch, StringArray};
-use arrow::datatypes::{DataType, Float64Type, Int32Type, Int64Type};
+use arrow::array::{Array, ArrayRef, FixedSizeBinaryArray, ListArray, RecordBatch, StringArray, new_null_array};
+use arrow::datatypes::{DataType, Float32Type, Float64Type, Int32Type, Int64Type};
 use rollscope_model::Table;
 use rollscope_model::names::state;
 use rollscope_model::read::{self, Text};
@@ -15,14 +15,19 @@ use xxhash_rust::xxh3::xxh3_128_with_seed;
 
 static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(0x726f_6c6c_u64));
 
-/// One hash per row. The batch needs only the identity columns.
+/// One hash per row. The batch needs only the identity columns. One that was added later is null in files from before.
 pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
-    let columns: Vec<&ArrayRef> = table
-        .identity()
-        .iter()
-        .map(|name| batch.column_by_name(name).expect("an identity column is missing"))
-        .collect();
-    identity_hashes_of(table, &columns)
+    let schema = table.schema();
+    let column = |name: &&str| {
+        let field = schema.field_with_name(name).expect("identity columns are declared");
+        let missing = || {
+            assert!(field.is_nullable(), "the identity column `{name}` is missing");
+            new_null_array(field.data_type(), batch.num_rows())
+        };
+        batch.column_by_name(name).cloned().unwrap_or_else(missing)
+    };
+    let columns: Vec<ArrayRef> = table.identity().iter().map(column).collect();
+    identity_hashes_of(table, &columns.iter().collect::<Vec<_>>())
 }
 
 /// The same over the identity columns themselves, in the order of `Table::identity`.
@@ -58,6 +63,9 @@ enum Values<'a> {
     Floats(&'a [f64]),
     Texts(&'a StringArray),
     Ids(&'a FixedSizeBinaryArray),
+    Small(&'a [i32]),
+    /// Lists of numbers, by their bits.
+    Lists(&'a ListArray),
     /// Text that repeats is hashed once, when it is first met.
     Repeated {
         keys: &'a [i32],
@@ -73,6 +81,8 @@ impl<'a> Values<'a> {
             DataType::Float64 => Values::Floats(column.as_primitive::<Float64Type>().values()),
             DataType::Utf8 => Values::Texts(column.as_string()),
             DataType::FixedSizeBinary(_) => Values::Ids(column.as_fixed_size_binary()),
+            DataType::Int32 => Values::Small(column.as_primitive::<Int32Type>().values()),
+            DataType::List(item) if *item.data_type() == DataType::Float32 => Values::Lists(column.as_list()),
             DataType::Dictionary(_, _) => {
                 let dict = column.as_dictionary::<Int32Type>();
                 let texts = dict.values().as_string::<i32>();
@@ -92,6 +102,14 @@ impl<'a> Values<'a> {
                 key.extend_from_slice(text);
             }
             Values::Ids(values) => key.extend_from_slice(values.value(row)),
+            Values::Small(values) => key.extend_from_slice(&values[row].to_le_bytes()),
+            Values::Lists(lists) => {
+                let offsets = lists.value_offsets();
+                let (from, to) = (offsets[row] as usize, offsets[row + 1] as usize);
+                let numbers = lists.values().as_primitive::<Float32Type>().values().inner();
+                let bytes = &numbers.as_slice()[from * size_of::<f32>()..to * size_of::<f32>()];
+                key.extend_from_slice(&xxh3_128_with_seed(bytes, seed).to_le_bytes());
+            }
             Values::Repeated { keys, texts, hashes } => {
                 let at = keys[row] as usize;
                 let hash = hashes[at].get_or_insert_with(|| xxh3_128_with_seed(texts.value(at).as_bytes(), seed));

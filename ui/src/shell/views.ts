@@ -81,6 +81,14 @@ export const VIEWS: readonly ViewSpec[] = [
           load: () => import('../features/traces/Traces.svelte'),
         },
         {
+          key: 'mismatch',
+          title: 'Mismatch',
+          path: 'run/:run/mismatch',
+          nav: 'never',
+          needs: 'live',
+          load: () => import('../features/mismatch/Mismatch.svelte'),
+        },
+        {
           key: 'tokens',
           title: 'Tokens',
           path: 'run/:run/tokens/:step/:sample',

@@ -1,4 +1,4 @@
-//! `rollscope report` and `rollscope diff`: the answers, in the terminal, from a folder or a server.
+//! `rollscope report`, `rollscope mismatch` and `rollscope diff`: the answers, in the terminal, from a folder or a server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rollscope_answers::{Answers, Which};
-use rollscope_app::printed::{Style, diff as print_diff, run as print_run, step as print_step};
+use rollscope_app::printed::{
+    Style, diff as print_diff, mismatch as print_mismatch, run as print_run, step as print_step,
+};
 use rollscope_query::{QueryError, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
@@ -47,6 +49,17 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
         };
     }
     print(&args.answer, &answer, if args.step.is_some() || whole { print_step } else { print_run })
+}
+
+pub async fn mismatch(args: ReportArgs) -> anyhow::Result<()> {
+    let answer = match local_folder(&args.answer.source) {
+        Some(data) => serde_json::to_value(open(data).await?.mismatch(&args.run, args.step).await.map_err(usage)?)?,
+        None => {
+            let step = args.step.map_or(String::new(), |step| format!("?step={step}"));
+            ask(&args.answer.source, format!("/runs/{}/mismatch{step}", encode_path_part(&args.run))).await?
+        }
+    };
+    print(&args.answer, &answer, print_mismatch)
 }
 
 pub async fn diff(args: DiffArgs) -> anyhow::Result<()> {

@@ -29,6 +29,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::TraceLevel(args) => trace_level::run(args).await,
         Command::Sql(args) => sql::run(args).await,
         Command::Report(args) => answers::report(args).await,
+        Command::Mismatch(args) => answers::mismatch(args).await,
         Command::Diff(args) => answers::diff(args).await,
         Command::Conversations(args) => conversations::run(args).await,
         Command::Mcp(args) => mcp::run(args).await,

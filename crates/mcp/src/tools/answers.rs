@@ -128,6 +128,28 @@ async fn diff(call: Call) -> Result<Answer, Problem> {
     Ok(Answer { text: printed::diff(&found, Style::Markdown), link })
 }
 
+pub const MISMATCH: Tool = Tool {
+    name: "mismatch",
+    title: "Where trainer and engine disagree",
+    about: "Compares the log-probabilities of trainer and engine token by token: KL estimates per step, and which engine, version of the weights, turn, \
+            position, class of token or source is off, in words. Use it for \"why is my KL high\" or \"is training off-policy\". Without a step, it shows the \
+            step that stands out most.",
+    arguments: &[RUN.required(), STEP],
+    run: |call| Box::pin(mismatch(call)),
+};
+
+async fn mismatch(call: Call) -> Result<Answer, Problem> {
+    let mut params = call.params()?;
+    let run = needed(&mut params, "run", "the run; `runs` lists them")?;
+    let step: Option<i64> = params.number("step", "an integer")?;
+    params.done()?;
+    let desk = call.source.desk().await?;
+    let run = desk.engine().find_run(&run).await?;
+    let found = desk.answers.mismatch(&run, step).await?;
+    let link = call.page.to(&["run", &run, "mismatch"]) + &step.map_or(String::new(), |step| format!("?step={step}"));
+    Ok(Answer { text: printed::mismatch(&json!(found), Style::Markdown), link })
+}
+
 pub const CRITICAL_PATH: Tool = Tool {
     name: "critical_path",
     title: "What held a step or a trace",

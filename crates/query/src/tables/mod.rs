@@ -5,6 +5,7 @@
 mod prune;
 mod reader;
 mod spans;
+mod tokens;
 
 use std::sync::Arc;
 
@@ -35,7 +36,9 @@ use rollscope_model::Table;
 use rollscope_store::{Segment, TableSnapshot};
 
 pub(crate) use reader::CountingReaderFactory;
-pub use spans::spans_view;
+
+use spans::spans_view;
+use tokens::tokens_view;
 
 use crate::functions::{ATTRS_OF, hashes_literal, is_replaced};
 use crate::progress::Progress;
@@ -45,6 +48,15 @@ pub const STORE_URL: &str = "rollscope://store";
 
 /// A tail smaller than this is read by one thread.
 const ROWS_PER_TAIL_PARTITION: usize = 64 * 1024;
+
+/// A stored table as users see it.
+pub fn visible(table: Table, stored: Arc<dyn TableProvider>) -> Result<Arc<dyn TableProvider>> {
+    Ok(match table {
+        Table::Spans => Arc::new(spans_view(stored)?),
+        Table::Tokens => Arc::new(tokens_view(stored)?),
+        _ => stored,
+    })
+}
 
 /// One table of one snapshot, for one query.
 pub struct SnapshotTable {

@@ -5,6 +5,7 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use rollscope_answers::ask::Which;
 use rollscope_answers::difference::Difference;
+use rollscope_answers::mismatch::Mismatch;
 use rollscope_answers::report::{RunFindings, StepReport};
 
 use super::{json, to_json};
@@ -72,4 +73,21 @@ pub async fn diff(State(app): State<App>, Run(run): Run, mut params: Params) -> 
     let before = Which { run: run.clone(), step };
     let after = Which { run: other.unwrap_or(run), step: with };
     to_json(&app.answers.difference(&before, &after).await?)
+}
+
+/// Returns where trainer and engine disagree about log-probabilities: how far off the tokens of a step are, over the steps of the run,
+/// and which engine, version of the weights, turn, position, class of token or source explains it. `docs/answers.md` explains each number.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/mismatch", tag = "answers",
+    params(
+        ("run" = String, Path),
+        ("step" = Option<i64>, Query, description = "Step. By default the one that stands out most, else the newest"),
+    ),
+    responses(
+        (status = 200, description = "The mismatch", body = Mismatch),
+        (status = 404, description = "No such run or step, or no tokens to compare", body = Problem, content_type = "application/problem+json"),
+    ))]
+pub async fn mismatch(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
+    let step = params.number("step", "an integer")?;
+    params.done()?;
+    to_json(&app.answers.mismatch(&run, step).await?)
 }

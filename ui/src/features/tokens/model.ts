@@ -17,6 +17,8 @@ export interface Tokens {
   split: string;
   count: number;
   promptTokens: number | null;
+  /** How many tokens the trainer sent, if it sent them on its own. */
+  trainerCount: number | null;
   ids: Int32Array | null;
   texts: string[] | null;
   mask: boolean[] | null;
@@ -39,15 +41,16 @@ function numbers<T extends Int32Array | Float32Array>(v: Vector, row: number): T
 export function decode(stream: ArrowStream): Tokens[] {
   const at = new Map(stream.fields.map((f, i) => [f.name, i]));
   return stream.batches.flatMap((batch) => {
-    const column = (name: Column<'tokens'>): Vector => batch.columns[at.get(name)!];
+    const column = (name: Column<'tokens'> | 'trainer_count'): Vector => batch.columns[at.get(name)!];
     return Array.from({ length: batch.length }, (_, row): Tokens => {
-      const value = (name: Column<'tokens'>): unknown => valueAt(column(name), row);
-      const number = (name: Column<'tokens'>): number | null => (value(name) === null ? null : Number(value(name)));
+      const value = (name: Column<'tokens'> | 'trainer_count'): unknown => valueAt(column(name), row);
+      const number = (name: Column<'tokens'> | 'trainer_count'): number | null => (value(name) === null ? null : Number(value(name)));
       return {
         step: number('step'),
         split: String(value('split')),
         count: Number(value('count')),
         promptTokens: number('prompt_tokens'),
+        trainerCount: at.has('trainer_count') ? number('trainer_count') : null,
         ids: numbers(column('ids'), row),
         texts: value('texts') as string[] | null,
         mask: value('mask') as boolean[] | null,
