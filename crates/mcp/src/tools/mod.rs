@@ -23,6 +23,7 @@ pub const TOOLS: &[Tool] = &[
     answers::REPORT,
     answers::DIFF,
     answers::CRITICAL_PATH,
+    answers::HANG,
     traces::TRACES,
     conversations::SEARCH,
     conversations::READ,

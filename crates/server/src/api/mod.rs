@@ -56,6 +56,7 @@ use crate::problem::Problem;
         answers::report,
         answers::findings,
         answers::diff,
+        answers::hang,
         timeline::timeline,
         runs::set_tags,
         timeline::samples,
@@ -97,6 +98,7 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/steps/{step}/report", get(answers::report))
         .route("/runs/{run}/findings", get(answers::findings))
         .route("/runs/{run}/diff", get(answers::diff))
+        .route("/runs/{run}/hang", get(answers::hang))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/runs/{run}/links", get(timeline::links))
