@@ -1,13 +1,18 @@
 """What everyone is waiting for: runs that stand still, asked over the API and the command line; and a few seeds of the judge."""
 
+import copy
 import json
+import pickle
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import requests
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from conftest import run
+from conftest import FIXTURES, run
 from otlp import attribute, request
 from truth.hangs import judge
 
@@ -89,6 +94,83 @@ def test_mistakes_are_named(server):
     failed = run("hang", "stuck", "--at", "yesterday", "--server", server.url, check=False)
     assert failed.returncode == 2 and "yesterday" in failed.stderr
     assert run("hang", "nobody", "--server", server.url, check=False).returncode == 2
+
+
+STUCK = """
+import threading, time, sys
+def tokenize():
+    print("here", flush=True)
+    threading.Event().wait(600)
+def main():
+    tokenize()
+main()
+"""
+
+
+@pytest.fixture
+def stuck(tmp_path):
+    """A Python process that hangs, and where py-spy sees it."""
+    process = subprocess.Popen([sys.executable, "-c", STUCK], stdout=subprocess.PIPE, text=True)
+    process.stdout.readline()
+    spy = Path(sys.executable).with_name("py-spy")
+    text = subprocess.run([spy, "dump", "--pid", str(process.pid)], capture_output=True, text=True)
+    as_json = subprocess.run([spy, "dump", "--json", "--pid", str(process.pid)], capture_output=True, text=True)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    if text.returncode or as_json.returncode:
+        pytest.skip("py-spy may not look into processes here: " + text.stderr)
+    return process.pid, text.stdout, as_json.stdout
+
+
+def flight_dumps(folder, ranks=4, lost=2):
+    """Dumps of several ranks, made from one that PyTorch wrote on a GPU: all ranks but one wait in the last collective."""
+    real = pickle.loads((FIXTURES / "hang" / "nccl_trace_rank_0").read_bytes())
+    for rank in range(ranks):
+        dump = copy.deepcopy(real)
+        dump["pg_config"]["0"]["ranks"] = str(list(range(ranks)))
+        if rank == lost:
+            dump["entries"].pop()
+        else:
+            dump["entries"][-1]["state"] = "started"
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+
+
+def test_dumps_name_the_rank_that_is_missing(server, tmp_path, stuck):
+    a_run(server, "stuck", hung_for=900)
+    pid, text, as_json = stuck
+    for name, dump in (("text", text), ("json", as_json)):
+        folder = tmp_path / name
+        folder.mkdir()
+        flight_dumps(folder)
+        (folder / "py-spy.rank2").write_text(dump)
+        (folder / "nvidia-smi.txt").write_bytes((FIXTURES / "hang" / "nvidia-smi.txt").read_bytes())
+        (folder / "notes.txt").write_text("Nothing that rollscope knows.")
+        done = run("hang", "stuck", "--json", "--server", server.url, "--add", folder)
+        found = json.loads(done.stdout)
+        first = found["suspects"][0]
+        assert first["kind"] == "process" and first["known"] and first["waiting"] == 3
+        assert first["text"].startswith("rank 2 never entered all_reduce #3 of group 0; ranks 0, 1, 3 wait in it; its stack is in `tokenize` ("), first
+        assert "By the dumps: rank 2 never entered" in found["text"]
+        assert any("NVIDIA H200" in said for said in found["dumps"])
+        assert "notes.txt" in done.stderr
+    assert "What the dumps say" in run("hang", "stuck", "--server", server.url, "--add", tmp_path / "text").stdout
+
+
+def test_what_pytorch_wrote_is_read(server):
+    a_run(server, "stuck", hung_for=900)
+    for name in ("nccl_trace_rank_0", "nccl_trace_json_rank_0"):
+        found = json.loads(run("hang", "stuck", "--json", "--server", server.url, "--add", FIXTURES / "hang" / name).stdout)
+        assert found["dumps"] == ["The Flight Recorder of 1 rank shows no collective that has not completed."]
+
+
+def test_dumps_that_are_none(server, tmp_path):
+    a_run(server, "stuck", hung_for=900)
+    bad = tmp_path / "bad"
+    bad.write_bytes(b"\x80\x02cos\nsystem\nX\x04\x00\x00\x00echo\x85R.")
+    for path in (bad, tmp_path / "missing", tmp_path):
+        failed = run("hang", "stuck", "--server", server.url, "--add", path, check=False)
+        assert failed.returncode == 2 and str(path) in failed.stderr, failed.stderr
 
 
 # One of each. `python -m truth.hangs` judges many more.

@@ -42,7 +42,8 @@ class Live:
         self.dialect = dice.choice(DIALECTS, "dialect")
         self.names = NAMES[self.dialect]
         self.own_traces = dice.chance(0.5, "own traces")
-        self.zero = START_NS + seed % 10_000 * 86_400_000_000_000
+        # Past, and apart from the others: scraped series belong to no run in particular.
+        self.zero = START_NS - 200 * 86_400_000_000_000 + seed % 1000 * 14_400_000_000_000
         self.run = f"hang-{seed}"
         self.spans = defaultdict(list)
         self.ids = 0

@@ -403,6 +403,14 @@ pub fn hang(answer: &Value, style: Style) -> String {
         page.title("Workers");
         page.table(&["worker", "is in", "for", "usually", ""], &rows);
     }
+    let dumps = list(&answer["dumps"]);
+    if !dumps.is_empty() {
+        page.title("What the dumps say");
+        dumps.iter().take(4 * ROWS).for_each(|text| page.item(&clean(text)));
+        if dumps.len() > 4 * ROWS {
+            page.item(&format!("and {} more, with --json", dumps.len() - 4 * ROWS));
+        }
+    }
     let advice = list(&answer["advice"]);
     if !advice.is_empty() {
         page.title("What would tell more");

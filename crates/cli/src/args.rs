@@ -234,6 +234,9 @@ pub struct HangArgs {
     /// The moment to ask about, such as 2026-11-17T14:22:51Z, or seconds since 1970 [default: now].
     #[arg(long, value_name = "TIME")]
     pub at: Option<String>,
+    /// Dumps of PyTorch's Flight Recorder, of py-spy and of nvidia-smi, or folders of them. Can be repeated.
+    #[arg(long, value_name = "PATH")]
+    pub add: Vec<PathBuf>,
     #[command(flatten)]
     pub answer: AnswerArgs,
 }

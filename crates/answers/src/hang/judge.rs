@@ -38,9 +38,10 @@ enum Call {
     Judge,
 }
 
-/// What a span calls. An environment's step, as ROLL names it, is a tool's.
+/// What a span calls. An environment's step, as ROLL names it, is a tool's, and so is what says which tool it is.
 fn call_of(open: &Open) -> Option<Call> {
-    if open.kind == Kind::Step && open.sample != NONE { Some(Call::Tool) } else { call(open.kind) }
+    let of_tool = open.kind == Kind::Step || open.kind == Kind::Other && open.tool.is_some();
+    if of_tool && open.sample != NONE { Some(Call::Tool) } else { call(open.kind) }
 }
 
 fn call(kind: Kind) -> Option<Call> {
@@ -104,10 +105,12 @@ impl Judge {
     }
 
     fn node(&mut self, kind: &'static str, label: String) -> usize {
+        let is_known = self.by_key.contains_key(&(kind, label.clone()));
+        let label = if is_known || self.nodes.len() < MAX_GRAPH { label } else { "others".to_string() };
         let nodes = &mut self.nodes;
         *self.by_key.entry((kind, label.clone())).or_insert_with(|| {
             nodes.push(Node {
-                kind,
+                kind: kind.to_string(),
                 label,
                 count: 0,
                 since_ns: None,
@@ -175,7 +178,8 @@ impl Judge {
         if of.about.is_empty() {
             of.about = text.clone();
         }
-        let suspect = Suspect { node, kind: of.kind, name: of.label.clone(), text, known, waiting: opens.len().max(1) };
+        let suspect =
+            Suspect { node, kind: of.kind.clone(), name: of.label.clone(), text, known, waiting: opens.len().max(1) };
         self.found.push(Found { suspect, weight, hard, overdue, far_overdue });
     }
 
@@ -690,6 +694,7 @@ impl Judge {
             nodes: self.nodes,
             waits: self.waits,
             advice: self.advice,
+            dumps: Vec::new(),
             spans: self.scene.spans,
         }
     }
@@ -769,9 +774,14 @@ impl Judge {
             }
             State::Unknown => "Nothing is known of this run at that time: no span and no metric.".to_string(),
             State::Moving | State::Slow => {
-                let mut text = match quiet > LEAST_QUIET_S {
-                    false => format!("Moving: the last event was {} ago{step}.", time(quiet)),
-                    true => format!("Nothing new for {}, which is not unusual here{step}.", time(quiet)),
+                let unusual = pause.is_none_or(|pause| quiet > PAUSES * pause);
+                let mut text = match (quiet > LEAST_QUIET_S, unusual) {
+                    (false, _) => format!("Moving: the last event was {} ago{step}.", time(quiet)),
+                    (true, false) => format!("Nothing new for {}, which is not unusual here{step}.", time(quiet)),
+                    (true, true) => format!(
+                        "Nothing new for {}, but nothing that is open has taken unusually long{step}.",
+                        time(quiet)
+                    ),
                 };
                 if let Some(first) = suspects.first() {
                     text.push_str(&format!(" But look at this: {}.", first.text));
@@ -823,11 +833,11 @@ impl Judge {
         let mut verb = " for ";
         for at in &chain[1..] {
             let node = &self.nodes[*at];
-            let named = match node.kind {
+            let named = match node.kind.as_str() {
                 "phase" => continue,
                 "samples" => node.label.clone(),
                 "tool" | "judge" | "span" | "collective" => {
-                    format!("{} `{}`", if node.kind == "span" { "" } else { node.kind }, node.label)
+                    format!("{} `{}`", if node.kind == "span" { "" } else { &node.kind }, node.label)
                 }
                 "engine" => format!("engine {}", node.label),
                 "deadlock" => "itself".to_string(),
@@ -835,7 +845,7 @@ impl Judge {
             };
             text.push_str(verb);
             text.push_str(named.trim());
-            verb = match node.kind {
+            verb = match node.kind.as_str() {
                 "samples" if node.count == 1 => ", which waits for ",
                 _ => ", which wait for ",
             };

@@ -19,7 +19,7 @@ pub mod signs;
 mod words;
 
 use arrow::error::ArrowError;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 pub use scene::Rows;
@@ -43,9 +43,11 @@ const SLOW: f64 = 1.25;
 const MAX_WORKERS: usize = 1024;
 const MAX_SUSPECTS: usize = 16;
 const MAX_NODES: usize = 64;
+/// Nodes of the graph. What is beyond that is shown together.
+const MAX_GRAPH: usize = 512;
 const MAX_SPANS: usize = 8;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum State {
     Moving,
@@ -59,10 +61,10 @@ pub enum State {
 }
 
 /// Something that waits or is waited for.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Node {
     /// run, step, phase, samples, engine, tool, judge, collective, process, span or deadlock.
-    pub kind: &'static str,
+    pub kind: String,
     pub label: String,
     /// How many spans, samples or workers it stands for.
     pub count: usize,
@@ -80,7 +82,7 @@ pub struct Node {
     pub spans: Vec<OpenSpan>,
 }
 
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OpenSpan {
     pub trace_id: String,
     pub span_id: String,
@@ -89,7 +91,7 @@ pub struct OpenSpan {
 }
 
 /// One waits for another. Both are places in the list of nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Wait {
     pub from: usize,
     pub to: usize,
@@ -100,11 +102,11 @@ pub struct Wait {
 }
 
 /// What everything waits for in the end.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Suspect {
     /// Its place in the list of nodes.
     pub node: usize,
-    pub kind: &'static str,
+    pub kind: String,
     pub name: String,
     pub text: String,
     /// False: it is only likely.
@@ -114,7 +116,7 @@ pub struct Suspect {
 }
 
 /// What one process does.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerNow {
     pub name: String,
     pub service: String,
@@ -141,7 +143,7 @@ pub struct WorkerNow {
 }
 
 /// What everyone is waiting for.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Hang {
     pub run: String,
     pub at_ns: i64,
@@ -169,12 +171,14 @@ pub struct Hang {
     pub workers: Vec<WorkerNow>,
     /// What would tell more.
     pub advice: Vec<String>,
+    /// What dumps say that were added, in words. The server knows none.
+    pub dumps: Vec<String>,
     /// Spans that were read.
     pub spans: usize,
 }
 
 /// Judges a run at one moment.
 pub fn hang(rows: &Rows) -> Result<Hang, ArrowError> {
-    let signs = signs::Signs::read(&rows.series, rows.at_ns)?;
+    let signs = signs::Signs::read(&rows.series, &rows.beats, rows.at_ns)?;
     Ok(judge::judge(Scene::read(rows)?, signs))
 }

@@ -44,7 +44,10 @@ pub struct Rows {
     /// Of the run: those that are open, and what came before. Of other runs: those that are open.
     pub spans: Vec<RecordBatch>,
     pub details: Vec<RecordBatch>,
+    /// Of engines.
     pub series: Vec<RecordBatch>,
+    /// Signs of life, by process and stretch of time: `target`, `first_ns`, `last_ns` and how many (`points`).
+    pub beats: Vec<RecordBatch>,
     /// The times at which the run logged metrics (`time_ns`).
     pub metrics: Vec<RecordBatch>,
 }
@@ -99,7 +102,6 @@ pub struct Sender {
     /// The last start or end of a span, and its name.
     pub last_ns: i64,
     pub last_name: u32,
-    pub last_ended: bool,
 }
 
 #[derive(Default)]
@@ -216,8 +218,9 @@ impl Scene {
                 sender_of(texts.get(sender), texts.get(columns.services[row]), texts.get(columns.hosts[row]), pids[row])
             });
             let last = end.unwrap_or(start);
-            if last >= of.last_ns {
-                (of.last_ns, of.last_name, of.last_ended) = (last, name, end.is_some());
+            // Of two at the same time, one must be last whatever the order of rows.
+            if last > of.last_ns || last == of.last_ns && texts.get(name) > texts.get(of.last_name) {
+                (of.last_ns, of.last_name) = (last, name);
             }
             if Some(columns.runs[row]) != own {
                 continue;
@@ -423,7 +426,7 @@ impl Scene {
                         && place < address.0
                     {
                         address = (place, plain(value));
-                    } else if let Some(place) = names::TOOL_NAME.iter().position(|known| *known == key)
+                    } else if let Some(place) = names::TOOL_NAME.iter().position(|known| *known == key && key != "name")
                         && place < tool.0
                     {
                         tool = (place, plain(value));
@@ -537,7 +540,7 @@ fn sender_of(resource: &str, service: &str, host: &str, pid: Option<i64>) -> Sen
         _ => service.to_string(),
     };
     let target = instance.map_or(service.to_string(), |instance| format!("{service}/{instance}"));
-    Sender { label, service: service.to_string(), host, pid, rank, target, ..Sender::default() }
+    Sender { label, service: service.to_string(), host, pid, rank, target, last_ns: i64::MIN, last_name: NONE }
 }
 
 /// An id that says nothing to people.

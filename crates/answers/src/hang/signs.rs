@@ -4,14 +4,13 @@ use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::read::{Floats, Ints, Text, column};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::scene::SECOND;
 
-/// Series of a process that uses our package. Each point is a sign of life.
-pub const HEARTBEAT: &str = "rollscope_heartbeat";
-pub const SDK_PREFIX: &str = "rollscope_sdk_";
+/// Series of a process that uses our package. Each point is a sign of life. Earlier versions send only the second.
+pub const BEATS: [&str; 2] = ["rollscope_sdk_beats_total", "rollscope_sdk_recorded_total"];
 /// Written by each scrape.
 const UP: &str = "up";
 /// Requests that an engine works on, and those that wait for it; SGLang, vLLM.
@@ -38,10 +37,10 @@ pub const STILL_S: f64 = 30.0;
 
 /// The names that are read.
 pub fn series_names() -> Vec<&'static str> {
-    [&[UP, HEARTBEAT][..], RUNNING, QUEUED, WORK].concat()
+    [&[UP][..], RUNNING, QUEUED, WORK].concat()
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
     /// It works.
@@ -58,7 +57,7 @@ pub enum EngineState {
 }
 
 /// A serving engine, by its own series.
-#[derive(Clone, Debug, PartialEq, Serialize, ToSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EngineNow {
     pub name: String,
     pub state: EngineState,
@@ -108,7 +107,7 @@ struct Target {
 }
 
 impl Signs {
-    pub fn read(batches: &[RecordBatch], at: i64) -> Result<Signs, ArrowError> {
+    pub fn read(batches: &[RecordBatch], beats: &[RecordBatch], at: i64) -> Result<Signs, ArrowError> {
         // By target, name and labels: samples may stand in any order.
         let mut series: HashMap<[&str; 3], Vec<Point>> = HashMap::new();
         for batch in batches {
@@ -121,13 +120,8 @@ impl Signs {
             }
         }
         let mut targets: HashMap<&str, Target> = HashMap::new();
-        let mut processes: HashMap<&str, Vec<i64>> = HashMap::new();
         for ([target, name, labels], mut points) in series {
             points.sort_unstable_by_key(|(time, _)| *time);
-            if name == HEARTBEAT || name.starts_with(SDK_PREFIX) {
-                processes.entry(target).or_default().extend(points.iter().map(|(time, _)| *time));
-                continue;
-            }
             let of = targets.entry(target).or_default();
             let known: Vec<Point> = points.into_iter().filter(|(_, value)| !value.is_nan()).collect();
             let Some(last) = known.last().copied() else { continue };
@@ -147,18 +141,13 @@ impl Signs {
             }
             of.worked.extend(known.windows(2).filter(|pair| pair[0].1 != pair[1].1).map(|pair| pair[1].0));
         }
-        Ok(Signs::judge(targets, processes, at))
+        let mut signs = Signs { beats: read_beats(beats, at)?, ..Signs::default() };
+        signs.judge(targets, at);
+        Ok(signs)
     }
 
-    fn judge(targets: HashMap<&str, Target>, processes: HashMap<&str, Vec<i64>>, at: i64) -> Signs {
-        let mut signs = Signs::default();
-        for (target, mut times) in processes {
-            times.sort_unstable();
-            times.dedup();
-            if let Some(beat) = beat(&times, at) {
-                signs.beats.insert(target.to_string(), beat);
-            }
-        }
+    fn judge(&mut self, targets: HashMap<&str, Target>, at: i64) {
+        let signs = self;
         let mut engines: Vec<(&str, Target)> = targets.into_iter().filter(|(_, target)| target.is_engine).collect();
         engines.sort_unstable_by_key(|(name, _)| *name);
         let beats: Vec<Option<Beat>> = engines
@@ -196,7 +185,6 @@ impl Signs {
             signs.engines.push(EngineNow { name: name.to_string(), state, running, queued, reported_ns, moved_ns });
         }
         signs.all_silent = !signs.beats.is_empty() && signs.beats.values().all(|beat| beat.silent);
-        signs
     }
 
     /// The engine that is meant by an address: `http://10.0.0.12:30000/generate`, `10.0.0.12:30000`, `10.0.0.12`.
@@ -222,14 +210,42 @@ fn is_recent(time: i64, at: i64) -> bool {
     ((at - time) as f64 / 1e9) < 4.0 * LEAST_SILENCE_S
 }
 
+/// Seconds between two reports of which nothing is known.
+const USUAL_INTERVAL_S: f64 = 10.0;
+
 /// Of times in order.
 fn beat(times: &[i64], at: i64) -> Option<Beat> {
     let last_ns = *times.last()?;
     let mut gaps: Vec<i64> = times.windows(2).map(|pair| pair[1] - pair[0]).collect();
     gaps.sort_unstable();
-    let interval_s = gaps.get(gaps.len() / 2).map_or(10.0, |gap| *gap as f64 / SECOND as f64);
-    let silent = (at - last_ns) as f64 / 1e9 > (MISSED * interval_s).max(LEAST_SILENCE_S);
-    Some(Beat { last_ns, interval_s, silent })
+    let interval_s = gaps.get(gaps.len() / 2).map_or(USUAL_INTERVAL_S, |gap| *gap as f64 / SECOND as f64);
+    Some(Beat::new(last_ns, interval_s, at))
+}
+
+impl Beat {
+    fn new(last_ns: i64, interval_s: f64, at: i64) -> Beat {
+        let silent = (at - last_ns) as f64 / 1e9 > (MISSED * interval_s).max(LEAST_SILENCE_S);
+        Beat { last_ns, interval_s, silent }
+    }
+}
+
+/// By process. Of several series and stretches of time, the one with the shortest interval tells how often it reports.
+fn read_beats(batches: &[RecordBatch], at: i64) -> Result<HashMap<String, Beat>, ArrowError> {
+    let mut found: HashMap<String, (i64, Option<f64>)> = HashMap::new();
+    for batch in batches {
+        let targets: Text = column(batch, "target")?;
+        let int = |name: &str| column::<Ints>(batch, name);
+        let (firsts, lasts, points) = (int("first_ns")?, int("last_ns")?, int("points")?);
+        for row in 0..batch.num_rows() {
+            let (first, last, points) = (firsts.at(row), lasts.at(row), points.at(row));
+            let interval = (points > 2).then(|| (last - first) as f64 / SECOND as f64 / (points - 1) as f64);
+            let known = found.entry_ref(targets.at(row)).or_insert((last, None));
+            known.0 = known.0.max(last);
+            known.1 = [known.1, interval].into_iter().flatten().reduce(f64::min);
+        }
+    }
+    let beat = |(last, interval): (i64, Option<f64>)| Beat::new(last, interval.unwrap_or(USUAL_INTERVAL_S), at);
+    Ok(found.into_iter().map(|(target, seen)| (target, beat(seen))).collect())
 }
 
 #[cfg(test)]

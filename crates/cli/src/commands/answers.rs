@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rollscope_answers::hang::Hang;
 use rollscope_answers::{Answers, Which};
+use rollscope_app::hang::dumps::{join, read_files};
 use rollscope_app::hang::{self, MOMENT, parse_moment};
 use rollscope_app::printed::{Style, diff as print_diff, hang as print_hang, run as print_run, step as print_step};
 use rollscope_app::problem::Problem;
@@ -82,14 +84,22 @@ pub async fn hang(args: HangArgs) -> anyhow::Result<()> {
         Some(run) => run,
         None => newest_run(source).await?,
     };
-    let answer = match local_folder(source) {
-        Some(data) => serde_json::to_value(hang::ask(open(data).await?.engine(), &run, at).await.map_err(problem)?)?,
+    let dumps = match args.add.is_empty() {
+        true => None,
+        false => Some(read_files(&args.add).map_err(problem)?),
+    };
+    let mut answer: Hang = match local_folder(source) {
+        Some(data) => hang::ask(open(data).await?.engine(), &run, at).await.map_err(problem)?,
         None => {
             let at = at.map_or(String::new(), |at| format!("?at={}.{:09}", at / NS_PER_S, at % NS_PER_S));
-            ask(source, format!("/runs/{}/hang{at}", encode_path_part(&run))).await?
+            serde_json::from_value(ask(source, format!("/runs/{}/hang{at}", encode_path_part(&run))).await?)?
         }
     };
-    print(&args.answer, &answer, print_hang)
+    if let Some(dumps) = dumps {
+        dumps.passed_over.iter().take(5).for_each(|reason| eprintln!("passed over: {reason}"));
+        join(&mut answer, &dumps);
+    }
+    print(&args.answer, &serde_json::to_value(answer)?, print_hang)
 }
 
 /// The run that started last.

@@ -63,7 +63,9 @@ pub fn read_json(name: &str, text: &str) -> Result<Flight, ImportError> {
         return Err(ImportError::Limit { what: "entries".into(), name: "MAX_ENTRIES", limit: MAX_ENTRIES as u64 });
     }
     let Some(rank) = dump["rank"].as_i64().or_else(|| rank_in(name)).or_else(|| digits_at_end(name)) else {
-        return Err(bad(format!("the name of the file must end with the rank, as PyTorch writes it, and `{name}` does not")));
+        return Err(bad(format!(
+            "the name of the file must end with the rank, as PyTorch writes it, and `{name}` does not"
+        )));
     };
     let groups = dump["pg_config"].as_object().into_iter().flatten().take(MAX_GROUPS).map(|(id, group)| Group {
         name: cut(group["name"].as_str().unwrap_or(id)),

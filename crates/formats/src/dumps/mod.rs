@@ -27,7 +27,11 @@ pub enum Dump {
 /// Reads a file. Its name may tell the rank.
 pub fn read(name: &str, bytes: &[u8]) -> Result<Dump, ImportError> {
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(ImportError::Limit { what: format!("the size of {name}"), name: "MAX_FILE_BYTES", limit: MAX_FILE_BYTES });
+        return Err(ImportError::Limit {
+            what: format!("the size of {name}"),
+            name: "MAX_FILE_BYTES",
+            limit: MAX_FILE_BYTES,
+        });
     }
     if bytes.first() == Some(&0x80) {
         return flight::read_pickle(name, bytes).map(Dump::Flight);
@@ -69,9 +73,13 @@ mod tests {
 
     #[test]
     fn ranks_are_in_names() {
-        for (name, rank) in
-            [("nccl_trace_rank_13", Some(13)), ("py-spy.rank7.txt", Some(7)), ("RANK=2.json", Some(2)), ("stack.txt", None), ("ranks", None)]
-        {
+        for (name, rank) in [
+            ("nccl_trace_rank_13", Some(13)),
+            ("py-spy.rank7.txt", Some(7)),
+            ("RANK=2.json", Some(2)),
+            ("stack.txt", None),
+            ("ranks", None),
+        ] {
             assert_eq!(rank_in(name), rank, "{name}");
         }
     }

@@ -129,7 +129,11 @@ impl Process {
     /// The thread that matters: the main one, else the first that is active.
     pub fn main(&self) -> Option<&Thread> {
         let is_main = |thread: &&Thread| thread.name.contains("MainThread");
-        self.threads.iter().find(is_main).or_else(|| self.threads.iter().find(|thread| thread.active)).or(self.threads.first())
+        self.threads
+            .iter()
+            .find(is_main)
+            .or_else(|| self.threads.iter().find(|thread| thread.active))
+            .or(self.threads.first())
     }
 
     /// Where it is, in words: the innermost frame that is not of the standard library.

@@ -1,11 +1,13 @@
 //! Is a run hanging, and who waits for whom? Reads what the answer needs, as of one moment.
 
+pub mod dumps;
+
 use std::time::UNIX_EPOCH;
 
 use arrow::array::RecordBatch;
 use futures::future::BoxFuture;
 use rollscope_answers::hang::scene::{DETAIL_COLUMNS, SERIES_COLUMNS, SPAN_COLUMNS};
-use rollscope_answers::hang::signs::{SDK_PREFIX, series_names};
+use rollscope_answers::hang::signs::{BEATS, series_names};
 use rollscope_answers::hang::{Hang, Rows, hang};
 use rollscope_model::names::{SCRAPED_RUN, state};
 use rollscope_model::read::{Ints, Text, column};
@@ -96,26 +98,34 @@ async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows
     );
     let names: Vec<String> = series_names().into_iter().map(sql_text).collect();
     let within = |from: i64, to: i64| format!("time_ns between {from} and {to}");
+    let (around, before) = (
+        within(last.saturating_sub(SERIES_BEFORE_NS), last.saturating_add(SERIES_AFTER_NS).min(at)),
+        within(at - SERIES_AFTER_NS, at),
+    );
     let series = format!(
-        "select {} from series where run_id in ({}, {}) and (name in ({}) or name like '{SDK_PREFIX}%') and ({} or {})",
+        "select {} from series where run_id in ({}, {}) and name in ({}) and ({around} or {before})",
         SERIES_COLUMNS.join(", "),
         sql_text(&run),
         sql_text(SCRAPED_RUN),
         names.join(", "),
-        within(last.saturating_sub(SERIES_BEFORE_NS), last.saturating_add(SERIES_AFTER_NS).min(at)),
-        within(at - SERIES_AFTER_NS, at),
+    );
+    let beats = format!(
+        "select target, min(time_ns) as first_ns, max(time_ns) as last_ns, count(*) as points from series \
+         where {of_run} and name in ({}) and ({around} or {before}) group by target, name, {before}",
+        BEATS.map(sql_text).join(", ")
     );
     let metrics =
         format!("select distinct time_ns from metrics where {of_run} and source is null and {}", within(from, at));
-    let (mut spans, others, details, series, metrics) = futures::try_join!(
+    let (mut spans, others, details, series, beats, metrics) = futures::try_join!(
         rows(engine, spans, MAX_SPANS),
         rows(engine, others, MAX_OPEN),
         rows(engine, details, MAX_OPEN),
         rows(engine, series, MAX_POINTS),
+        rows(engine, beats, MAX_OPEN),
         rows(engine, metrics, MAX_POINTS),
     )?;
     spans.extend(others);
-    Ok(Rows { run, at_ns: at, over, spans, details, series, metrics })
+    Ok(Rows { run, at_ns: at, over, spans, details, series, beats, metrics })
 }
 
 /// When something last happened.
