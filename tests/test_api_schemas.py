@@ -106,6 +106,13 @@ def test_answers(api, name):
     if len(steps) > 1:
         assert api.get("/runs/{run}/diff", run=name, params={"step": steps[-2], "with": steps[-1]})["changes"]
     assert api.get("/runs/{run}/diff", run=name, params={"other": "demo"})["text"]
+    said = api.get("/runs/{run}/hang", run=name)
+    assert said["text"] and said["state"]
+    if name == "demo":
+        # In the middle of it, everything was open that was to end later.
+        middle = api.server.one("select cast(avg(start_ns) / 1e9 as bigint) from spans where run_id = 'demo'")
+        then = api.get("/runs/{run}/hang", run=name, params={"at": middle})
+        assert then["state"] in ("moving", "slow") and then["workers"] and then["nodes"]
 
 
 def test_mismatch(api):

@@ -11,8 +11,8 @@ from mcp.client.streamable_http import streamable_http_client
 
 from conftest import BINARY, run, wait_until
 
-TOOLS = ["runs", "steps", "findings", "report", "diff", "critical_path", "mismatch", "traces", "conversations", "conversation", "metrics", "promql", "sql"]
-PROMPTS = ["why_is_my_run_slow", "what_changed", "show_me_reward_hacking"]
+TOOLS = ["runs", "steps", "findings", "report", "diff", "critical_path", "mismatch", "hang", "traces", "conversations", "conversation", "metrics", "promql", "sql"]
+PROMPTS = ["why_is_my_run_slow", "is_it_hanging", "what_changed", "show_me_reward_hacking"]
 # Takes minutes, if nobody cancels it.
 SLOW = "select count(*) from spans a, spans b, spans c where a.name < b.name and b.start_ns < c.end_ns"
 
@@ -100,6 +100,7 @@ def test_every_tool_answers_briefly_with_a_link(way, mode):
         assert await ask(client, "report", run="demo")
         text = await ask(client, "diff", run="demo", step=2, **{"with": 3})
         assert "before" in text and "diff?step=2&with=3" in text
+        assert "run/demo/now" in await ask(client, "hang", run="demo")
         assert "The critical path of step 3 of run demo" in await ask(client, "critical_path", run="demo", step=3)
         text = await ask(client, "traces", run="demo", sort="-duration", limit=2)
         trace = text.splitlines()[2].split("|")[1].strip()

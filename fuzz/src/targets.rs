@@ -4,6 +4,7 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use rollscope_formats::conversations::from_spans;
+use rollscope_formats::dumps;
 use rollscope_formats::export::otlp::write_json_line;
 use rollscope_formats::import::chrome::{Chrome, profile_facts};
 use rollscope_formats::import::otlp::{
@@ -39,6 +40,7 @@ pub const TARGETS: &[Target] = &[
     target("otlp_file", 2048, Shape::Text, otlp_file),
     target("chrome", 2048, Shape::Text, chrome),
     target("trainers", 4096, Shape::Text, trainer_lines),
+    target("dumps", 4096, Shape::Text, |data| drop(dumps::read("nccl_trace_rank_3", data))),
     target("prometheus", 1024, Shape::Text, prometheus_page),
     target("remote_write", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::One)),
     target("remote_write_2", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::Two)),

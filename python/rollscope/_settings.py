@@ -147,6 +147,9 @@ def resource(service: str | None = None, instance: str | None = None) -> dict[st
     run = _env("ROLLSCOPE_RUN_ID")
     if run:
         attributes["rl.run.id"] = run
+    rank = _env("RANK")
+    if rank and rank.isdecimal():
+        attributes.setdefault("rl.rank", rank)
     return attributes
 
 

@@ -406,6 +406,15 @@ pub fn record_event(
     core.record(Signal::Records, len, |out| out.field(0x12, &record))
 }
 
+/// A sign of life: how many there were. Not counted itself.
+pub fn beat_record(out: &mut Vec<u8>, time_ns: u64, beats: u64) {
+    let mut record = Vec::with_capacity(64);
+    record.fixed64(0x09, time_ns);
+    wire::int_attr(&mut record, attrs_of::LOG, format!("{}beats", event::STAT_PREFIX).as_bytes(), beats as i64);
+    record.field(0x62, event::STATS.as_bytes());
+    out.field(0x12, &record);
+}
+
 /// The counters as a record, and as a sign of life. Not counted itself.
 pub fn stats_record(core: &Core, time_ns: u64) -> Vec<u8> {
     let mut record = Vec::with_capacity(256);

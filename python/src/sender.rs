@@ -12,7 +12,7 @@ use bytes::Bytes;
 
 use crate::clock;
 use crate::config::{Config, Exporter};
-use crate::core::{Chunk, Core, Counters, Queue, Signal, lock, set_level_from_server, stats_record};
+use crate::core::{Chunk, Core, Counters, Queue, Signal, beat_record, lock, set_level_from_server, stats_record};
 use crate::spill::{Spill, Spilled};
 use crate::split;
 use crate::transport::{Link, Outcome};
@@ -26,6 +26,9 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(250);
 const LAST_BACKOFF: Duration = Duration::from_secs(15);
 /// How often we look whether processes before us left something.
 const ADOPT_EVERY: Duration = Duration::from_secs(20);
+/// Signs of life: how often one is noted, and how many are sent together.
+const BEAT_EVERY: Duration = Duration::from_secs(1);
+const BEATS_TOGETHER: u64 = 5;
 /// Open spans looked at under one lock.
 const SCAN_SLICE: usize = 256;
 /// Of the time to exit, what is kept for writing to disk.
@@ -191,6 +194,10 @@ struct Sender {
     last_scan: Instant,
     last_seal: Instant,
     last_stats: Option<Instant>,
+    last_beat: Instant,
+    /// How many there were, and those that wait to be sent.
+    beats: u64,
+    waiting_beats: Vec<u8>,
     last_adopt: Option<Instant>,
     /// The last look for what others left found something.
     adopting: bool,
@@ -223,6 +230,9 @@ impl Sender {
             last_scan: Instant::now(),
             last_seal: Instant::now(),
             last_stats: None,
+            last_beat: Instant::now(),
+            beats: 0,
+            waiting_beats: Vec::new(),
             last_adopt: None,
             adopting: false,
         }
@@ -244,6 +254,7 @@ impl Sender {
             }
             self.scan_open();
             self.report_stats(false);
+            self.beat();
             self.seal(asked);
             self.drain(None).await;
             self.retry_doubted(None).await;
@@ -354,6 +365,30 @@ impl Sender {
             queue.bytes += record.len();
             queue.records.bytes.put(&record);
         }
+    }
+
+    /// A sign of life every second, sent a few at a time. It says that the process lives, not that its Python code moves: this
+    /// thread needs no lock of it. Without a server, signs are worth nothing later and are not kept.
+    fn beat(&mut self) {
+        if self.last_beat.elapsed() < BEAT_EVERY || self.link.is_none() || self.core.totals().0 == 0 {
+            return;
+        }
+        self.last_beat = Instant::now();
+        self.beats += 1;
+        if self.away.is_some() {
+            self.waiting_beats.clear();
+            return;
+        }
+        beat_record(&mut self.waiting_beats, clock::now_ns(), self.beats);
+        if self.beats % BEATS_TOGETHER != 0 {
+            return;
+        }
+        let mut queue = self.core.queue();
+        if queue.bytes < self.core.config.queue_bytes {
+            queue.bytes += self.waiting_beats.len();
+            queue.records.bytes.put(&self.waiting_beats);
+        }
+        self.waiting_beats.clear();
     }
 
     /// Sends requests until there are none, or the server does not want any.

@@ -52,6 +52,35 @@ def test_everything_reaches_its_table(program, server):
     wait_until(lambda: server.one("select count(*) from series where name = 'rollscope_sdk_recorded_total'") > 0)
 
 
+STUCK = """
+import json, threading, time
+import rollscope
+run = rollscope.init(project="math", name="stuck", id="stuck")
+with rollscope.step(3):
+    with rollscope.span("all_reduce", phase="train"):
+        print("inside", flush=True)
+        threading.Event().wait(600)
+"""
+
+
+def test_a_process_gives_signs_of_life_until_it_is_killed(program, server):
+    process = program.start(STUCK, server.grpc, RANK=13)
+    process.stdout.readline()
+    beats = "select value, time_ns from series where run_id = 'stuck' and name = 'rollscope_sdk_beats_total' order by time_ns"
+    wait_until(lambda: len(server.sql(beats)) >= 10)
+    found = server.get("/api/v1/runs/stuck/hang").json()
+    worker, = found["workers"]
+    assert worker["name"].startswith("rank 13 (") and worker["doing"] == "all_reduce" and worker["pid"] == process.pid and not worker["silent"]
+    process.kill()
+    process.communicate()
+    values, times = zip(*server.sql(beats), strict=True)
+    assert list(values) == list(range(1, len(values) + 1)), "one per second, none twice"
+    later = {"at": max(int(t) for t in times) / 1e9 + 60}
+    found = server.get("/api/v1/runs/stuck/hang", params=later).json()
+    assert found["state"] == "hanging" and found["suspects"][0]["kind"] == "process", found["text"]
+    assert "has likely exited" in found["text"] and found["workers"][0]["silent"]
+
+
 def test_the_client_reads(program, server):
     program.run(EVERYTHING, server.grpc)
     client = rollscope.Client(server.url)

@@ -17,6 +17,7 @@ mod extent;
 mod factors;
 pub mod findings;
 mod functions;
+pub mod hang;
 pub mod health;
 pub mod history;
 pub mod idle;

@@ -391,6 +391,95 @@ pub fn mismatch(answer: &Value, style: Style) -> String {
     page.out
 }
 
+pub fn hang(answer: &Value, style: Style) -> String {
+    let mut page = page(style);
+    page.paragraph(&format!("{}: {}", clean(&answer["run"]), clean(&answer["text"])));
+    let at = answer["at_ns"].as_i64().unwrap_or(0);
+    let since = |value: &Value| value.as_i64().map_or(String::new(), |ns| time((at - ns).max(0) as f64 / 1e9));
+    let usual = |of: &Value| match (of["usual_s"].as_f64(), of["longest_s"].as_f64()) {
+        (Some(usual), Some(longest)) => format!("{} (at most {})", time(usual), time(longest)),
+        _ => String::new(),
+    };
+    let nodes = list(&answer["nodes"]);
+    let chain: Vec<&Value> = list(&answer["chain"]).iter().filter_map(|at| nodes.get(at.as_u64()? as usize)).collect();
+    if !chain.is_empty() {
+        page.title("Who waits for whom");
+        let rows: Vec<Vec<String>> = chain
+            .iter()
+            .enumerate()
+            .map(|(depth, node)| {
+                let arrow = if depth == 0 { String::new() } else { format!("{}\u{2514} ", "  ".repeat(depth - 1)) };
+                vec![
+                    format!("{arrow}{} {}", clean(&node["kind"]), clean(&node["label"])),
+                    since(&node["since_ns"]),
+                    usual(node),
+                ]
+            })
+            .collect();
+        page.table(&["", "open for", "usually"], &rows);
+    }
+    let suspects = list(&answer["suspects"]);
+    if !suspects.is_empty() {
+        page.title("Suspects");
+        for suspect in suspects.iter().take(ROWS) {
+            let known = if suspect["known"] == true { "known" } else { "likely" };
+            page.item(&format!("{} [{known}]", clean(&suspect["text"])));
+        }
+    }
+    let engines = list(&answer["engines"]);
+    let rows: Vec<Vec<String>> = engines
+        .iter()
+        .filter(|engine| engine["state"] != "moving" && engine["state"] != "idle")
+        .take(ROWS)
+        .map(|engine| {
+            let figure = |value: &Value| value.as_f64().map_or("?".to_string(), |value| format!("{value:.0}"));
+            vec![
+                clean(&engine["name"]),
+                clean(&engine["state"]).replace('_', " "),
+                figure(&engine["running"]),
+                figure(&engine["queued"]),
+                since(&engine["moved_ns"]),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.title(&format!("Engines that do not work ({} of {})", rows.len(), engines.len()));
+        page.table(&["engine", "state", "running", "queued", "last progress, ago"], &rows);
+    }
+    if answer["state"] == "hanging" || answer["state"] == "slow" {
+        let mut workers: Vec<&Value> = list(&answer["workers"]).iter().collect();
+        workers.sort_by_key(|worker| (worker["silent"] != true, worker["since_ns"].as_i64().unwrap_or(i64::MAX)));
+        let rows: Vec<Vec<String>> = workers
+            .iter()
+            .take(2 * ROWS)
+            .map(|worker| {
+                let doing = match clean(&worker["doing"]) {
+                    doing if doing.is_empty() => format!("(last: {})", clean(&worker["last"])),
+                    doing => doing,
+                };
+                let life = if worker["silent"] == true { "silent" } else { "" };
+                vec![clean(&worker["name"]), doing, since(&worker["since_ns"]), usual(worker), life.to_string()]
+            })
+            .collect();
+        page.title("Workers");
+        page.table(&["worker", "is in", "for", "usually", ""], &rows);
+    }
+    let dumps = list(&answer["dumps"]);
+    if !dumps.is_empty() {
+        page.title("What the dumps say");
+        dumps.iter().take(4 * ROWS).for_each(|text| page.item(&clean(text)));
+        if dumps.len() > 4 * ROWS {
+            page.item(&format!("and {} more, with --json", dumps.len() - 4 * ROWS));
+        }
+    }
+    let advice = list(&answer["advice"]);
+    if !advice.is_empty() {
+        page.title("What would tell more");
+        advice.iter().for_each(|text| page.item(&clean(text)));
+    }
+    page.out
+}
+
 pub fn diff(answer: &Value, style: Style) -> String {
     let mut page = page(style);
     page.paragraph(&clean(&answer["text"]));

@@ -28,6 +28,8 @@ pub enum Command {
     Mismatch(ReportArgs),
     /// Show what changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
     Diff(DiffArgs),
+    /// Say whether a run moves, and if not, who waits for whom.
+    Hang(HangArgs),
     /// Search conversations, read one, or export a selection.
     Conversations(ConversationsArgs),
     /// Answer assistants over standard input and output (Model Context Protocol). Add it to the assistant's configuration: see docs/assistants.md.
@@ -223,6 +225,20 @@ pub struct ReportArgs {
     /// The step [default: the run as a whole].
     #[arg(long, value_name = "N")]
     pub step: Option<i64>,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
+}
+
+#[derive(Args)]
+pub struct HangArgs {
+    /// The run: its id, its name, project/name, or the beginning of one of these if it fits only one run [default: the newest].
+    pub run: Option<String>,
+    /// The moment to ask about, such as 2026-11-17T14:22:51Z, or seconds since 1970 [default: now].
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<String>,
+    /// Dumps of PyTorch's Flight Recorder, of py-spy and of nvidia-smi, or folders of them. Can be repeated.
+    #[arg(long, value_name = "PATH")]
+    pub add: Vec<PathBuf>,
     #[command(flatten)]
     pub answer: AnswerArgs,
 }

@@ -29,6 +29,18 @@ pub const PROMPTS: &[Prompt] = &[
             Say what you are not sure of. Give the links to the page.",
     },
     Prompt {
+        name: "is_it_hanging",
+        title: "Is it hanging?",
+        about: "Finds out whether a run stands still, and what everyone is waiting for",
+        arguments: &[RUN],
+        template: "Is the training run {run|that is newest (call `runs`)} hanging?\n\n\
+            1. Call `hang` for the run.\n\
+            2. If it hangs, look at the first suspect: its engine with `promql` (queues, throughput), its last spans with `sql` on `spans`, or the trace of a sample that waits \
+            with `traces`. If it is only slow, call `report` for the step before.\n\
+            3. Answer in this order: whether it hangs and since when, who waits for whom, what is known and what is only likely, and what to do now \
+            (restart an engine, take a stack of a process, dump the Flight Recorder). Give the links to the page.",
+    },
+    Prompt {
         name: "what_changed",
         title: "What changed?",
         about: "Compares two steps or two runs and explains the difference",

@@ -36,6 +36,15 @@ export const VIEWS: readonly ViewSpec[] = [
     ? []
     : ([
         {
+          key: 'now',
+          title: 'Now',
+          path: 'run/:run/now',
+          nav: 'run',
+          needs: 'live',
+          shortcut: 'n',
+          load: () => import('../features/answers/Now.svelte'),
+        },
+        {
           key: 'findings',
           title: 'Findings',
           path: 'run/:run/findings',

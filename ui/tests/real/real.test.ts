@@ -6,7 +6,7 @@ import { join } from 'node:path';
 import type { Browser, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
 import { launch } from '../page/browser.mjs';
-import { ROOT, run, send, serve, type Server } from './server';
+import { ROOT, run, send, serve, type Server, type Span } from './server';
 
 const WAIT = { timeout: 40_000 };
 let server: Server;
@@ -257,6 +257,44 @@ it('live: a running step grows by what is new, and an open span ends', async () 
   ]);
   await expect.poll(footer, WAIT).not.toContain('running');
   expect(await footer()).toMatch(/6 items/);
+});
+
+it('now: a run that hangs says who waits for whom, and moves again', async () => {
+  const begin = Date.now() - 1_200_000;
+  const spans: Span[] = [];
+  for (const step of [0, 1, 2, 3]) {
+    const at = begin + step * 60_000;
+    const [root, trace, last] = [5000 + step * 10, 5000 + step, step === 3];
+    spans.push(
+      { id: root, trace, name: 'step', start: at, end: last ? undefined : at + 50_000, attrs: { 'rl.step': step } },
+      { id: root + 1, trace, parent: root, name: 'rollout', start: at, end: last ? undefined : at + 40_000 },
+      { id: root + 2, trace, parent: root + 1, name: 'sample', start: at, end: last ? undefined : at + 40_000, attrs: { 'rl.sample.id': 's<b>1' } },
+      { id: root + 3, trace, parent: root + 2, name: 'tool_call', start: at, end: last ? undefined : at + 30_000, attrs: { tool: 'browser' } },
+    );
+  }
+  await send(server, 'stuck', spans);
+  for (const theme of ['dark', 'light'] as const) {
+    await page.context().close();
+    await fresh(theme);
+    await open('#/run/stuck');
+    await page.getByRole('link', { name: 'Now', exact: true }).click();
+    await page.getByText('Hanging').waitFor();
+    expect(await page.locator('.summary').innerText()).toContain('tool browser has not answered');
+    expect(await page.locator('.chain strong').allInnerTexts()).toEqual(['step 3', 'rollout', 'the only sample', 'browser']);
+    expect(await page.locator('.chain a').first().innerText()).toBe('sample s<b>1');
+    expect(await page.locator('table').last().innerText()).toContain('tool_call');
+    await shot(`now-${theme}`);
+  }
+  // It updates by itself.
+  const now = Date.now();
+  await send(server, 'stuck', [{ ...spans[15], end: now }, { id: 5999, trace: 5003, parent: 5032, name: 'generate', start: now }]);
+  await page.getByText('Moving').or(page.getByText('Slow')).first().waitFor();
+  await page.keyboard.press('g');
+  await page.keyboard.press('f');
+  await expect.poll(hash, WAIT).toContain('/findings');
+  await page.keyboard.press('g');
+  await page.keyboard.press('n');
+  await expect.poll(hash, WAIT).toBe('#/run/stuck/now');
 });
 
 it('hostile content is text', async () => {

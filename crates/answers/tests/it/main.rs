@@ -2,6 +2,7 @@
 //! depends on the order of arrival.
 
 mod graphs;
+mod hang;
 mod kept;
 mod planted;
 mod shapes;

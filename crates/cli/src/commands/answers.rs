@@ -5,15 +5,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rollscope_answers::hang::Hang;
 use rollscope_answers::{Answers, Which};
+use rollscope_app::hang::dumps::{join, read_files};
+use rollscope_app::hang::{self, MOMENT, parse_moment};
 use rollscope_app::printed::{
-    Style, diff as print_diff, mismatch as print_mismatch, run as print_run, step as print_step,
+    Style, diff as print_diff, hang as print_hang, mismatch as print_mismatch, run as print_run, step as print_step,
 };
+use rollscope_app::problem::Problem;
+use rollscope_model::time::NS_PER_S;
+use rollscope_query::columns::{int_column, text_column};
 use rollscope_query::{QueryError, QueryLimits};
 use rollscope_store::ReadOnlyStore;
 use serde_json::Value;
 
-use crate::args::{AnswerArgs, DiffArgs, ReportArgs, SourceArgs};
+use crate::args::{AnswerArgs, DiffArgs, HangArgs, ReportArgs, SourceArgs};
 use crate::config::Usage;
 use crate::output;
 use crate::source::{encode_path_part, local_folder, server_url};
@@ -79,6 +85,68 @@ pub async fn diff(args: DiffArgs) -> anyhow::Result<()> {
         }
     };
     print(&args.answer, &answer, print_diff)
+}
+
+pub async fn hang(args: HangArgs) -> anyhow::Result<()> {
+    let at = match &args.at {
+        Some(text) => Some(parse_moment(text).ok_or_else(|| Usage(format!("--at must be {MOMENT}, not `{text}`")))?),
+        None => None,
+    };
+    let source = &args.answer.source;
+    let run = match args.run {
+        Some(run) => run,
+        None => newest_run(source).await?,
+    };
+    let dumps = match args.add.is_empty() {
+        true => None,
+        false => Some(read_files(&args.add).map_err(problem)?),
+    };
+    let mut answer: Hang = match local_folder(source) {
+        Some(data) => hang::ask(open(data).await?.engine(), &run, at).await.map_err(problem)?,
+        None => {
+            let at = at.map_or(String::new(), |at| format!("?at={}.{:09}", at / NS_PER_S, at % NS_PER_S));
+            serde_json::from_value(ask(source, format!("/runs/{}/hang{at}", encode_path_part(&run))).await?)?
+        }
+    };
+    if let Some(dumps) = dumps {
+        dumps.passed_over.iter().take(5).for_each(|reason| eprintln!("passed over: {reason}"));
+        join(&mut answer, &dumps);
+    }
+    print(&args.answer, &serde_json::to_value(answer)?, print_hang)
+}
+
+/// The run that started last.
+async fn newest_run(source: &SourceArgs) -> anyhow::Result<String> {
+    let newest = match local_folder(source) {
+        Some(data) => {
+            let answers = open(data).await?;
+            let runs = answers.engine().runs().await.map_err(usage)?;
+            let starts = int_column(&runs, "started_ns")?;
+            let mut runs: Vec<_> =
+                starts.into_iter().zip(text_column(&runs, "run_id")?.into_iter().flatten()).collect();
+            runs.sort_unstable();
+            let mut newest = None;
+            while let Some((_, run)) = runs.pop().filter(|_| newest.is_none()) {
+                newest = (!answers.engine().is_service(&run).await.map_err(usage)?).then_some(run);
+            }
+            newest
+        }
+        None => {
+            let found = ask(source, "/runs".to_string()).await?;
+            let runs = found["runs"].as_array().map_or(&[][..], Vec::as_slice);
+            let newest = runs.iter().filter(|run| run["service"] != true).max_by_key(|run| run["started_ns"].as_i64());
+            newest.and_then(|run| run["run_id"].as_str()).map(str::to_string)
+        }
+    };
+    newest.ok_or_else(|| Usage("there is no run yet".to_string()).into())
+}
+
+fn problem(problem: Problem) -> anyhow::Error {
+    if problem.is_users() {
+        Usage(problem.detail().to_string()).into()
+    } else {
+        anyhow::anyhow!("{}", problem.detail())
+    }
 }
 
 /// `RUN:STEP`, `RUN`, or `STEP` if a run is given.

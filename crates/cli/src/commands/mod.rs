@@ -31,6 +31,7 @@ pub async fn run(cli: Cli) -> anyhow::Result<()> {
         Command::Report(args) => answers::report(args).await,
         Command::Mismatch(args) => answers::mismatch(args).await,
         Command::Diff(args) => answers::diff(args).await,
+        Command::Hang(args) => answers::hang(args).await,
         Command::Conversations(args) => conversations::run(args).await,
         Command::Mcp(args) => mcp::run(args).await,
         Command::Reindex(args) => conversations::reindex(args).await,

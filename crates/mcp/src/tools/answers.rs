@@ -1,6 +1,7 @@
 //! Why was it slow, what stands out, what changed.
 
 use rollscope_answers::Which;
+use rollscope_app::hang::{self, MOMENT, parse_moment};
 use rollscope_app::printed::{self, Style};
 use serde_json::{Value, json};
 
@@ -227,4 +228,31 @@ fn path_text(what: &str, path: &Value, limit: usize) -> String {
         text.push_str(&format!("\n{} of {count} parts are shown; pass limit for more.\n", parts.len()));
     }
     text
+}
+
+pub const HANG: Tool = Tool {
+    name: "hang",
+    title: "Is it hanging, and what does it wait for",
+    about: "Says whether a run moves, is slow, hangs or has ended, and who waits for whom: the step, its samples, the engines, tools, judges and ranks \
+            behind them. Use it for \"is it hanging\" and \"what is it waiting for\".",
+    arguments: &[
+        RUN.required(),
+        text("at", "The moment to ask about, such as 2026-11-17T14:22:51Z. Now if it is left out"),
+    ],
+    run: |call| Box::pin(hang(call)),
+};
+
+async fn hang(call: Call) -> Result<Answer, Problem> {
+    let mut params = call.params()?;
+    let run = needed(&mut params, "run", "the run; `runs` lists them")?;
+    let at = match params.text("at").filter(|text| !text.is_empty()) {
+        Some(text) => Some(parse_moment(text).ok_or_else(|| Problem::parameter("at", MOMENT))?),
+        None => None,
+    };
+    params.done()?;
+    let desk = call.source.desk().await?;
+    let found = hang::ask(desk.engine(), &run, at).await?;
+    let link = call.page.to(&["run", &found.run, "now"]);
+    let found = serde_json::to_value(&found).map_err(|e| Problem::internal(e.to_string()))?;
+    Ok(Answer { text: printed::hang(&found, Style::Markdown), link })
 }

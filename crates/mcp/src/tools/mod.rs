@@ -24,6 +24,7 @@ pub const TOOLS: &[Tool] = &[
     answers::DIFF,
     answers::CRITICAL_PATH,
     answers::MISMATCH,
+    answers::HANG,
     traces::TRACES,
     conversations::SEARCH,
     conversations::READ,

@@ -5,8 +5,10 @@ use axum::extract::{Path, State};
 use axum::response::Response;
 use rollscope_answers::ask::Which;
 use rollscope_answers::difference::Difference;
+use rollscope_answers::hang::Hang;
 use rollscope_answers::mismatch::Mismatch;
 use rollscope_answers::report::{RunFindings, StepReport};
+use rollscope_app::hang::{self, MOMENT, parse_moment};
 
 use super::{json, to_json};
 use crate::App;
@@ -90,4 +92,24 @@ pub async fn mismatch(State(app): State<App>, Run(run): Run, mut params: Params)
     let step = params.number("step", "an integer")?;
     params.done()?;
     to_json(&app.answers.mismatch(&run, step).await?)
+}
+
+/// Says whether a run moves, and if not, who waits for whom: from open spans, the figures of engines, and signs of life.
+/// `docs/hang.md` explains how it is judged.
+#[utoipa::path(get, path = "/api/v1/runs/{run}/hang", tag = "answers",
+    params(
+        ("run" = String, Path),
+        ("at" = Option<String>, Query, description = "The moment to ask about, such as 2026-11-17T14:22:51Z or seconds since 1970. Now by default"),
+    ),
+    responses(
+        (status = 200, description = "What everyone is waiting for", body = Hang),
+        (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
+    ))]
+pub async fn hang(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
+    let at = match params.text("at") {
+        Some(text) => Some(parse_moment(text).ok_or_else(|| Problem::parameter("at", MOMENT))?),
+        None => None,
+    };
+    params.done()?;
+    to_json(&hang::ask(&app.engine, &run, at).await?)
 }

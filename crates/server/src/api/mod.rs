@@ -57,6 +57,7 @@ use crate::problem::Problem;
         answers::findings,
         answers::diff,
         answers::mismatch,
+        answers::hang,
         timeline::timeline,
         runs::set_tags,
         timeline::samples,
@@ -99,6 +100,7 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/findings", get(answers::findings))
         .route("/runs/{run}/diff", get(answers::diff))
         .route("/runs/{run}/mismatch", get(answers::mismatch))
+        .route("/runs/{run}/hang", get(answers::hang))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/runs/{run}/links", get(timeline::links))

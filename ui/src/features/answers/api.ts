@@ -1,5 +1,5 @@
 import { api, askAhead, getJson, withParams } from '../../data/http';
-import type { Difference, RunFindings, StepReport } from './types';
+import type { Difference, Hang, RunFindings, StepReport } from './types';
 
 const reportAddress = (run: string, step: number): string => api`/runs/${run}/steps/${step}/report`;
 export const stepReport = (run: string, step: number, signal?: AbortSignal): Promise<StepReport> => getJson(reportAddress(run, step), signal);
@@ -7,3 +7,6 @@ export const askForReport = (run: string, step: number): void => askAhead(report
 export const runFindings = (run: string, signal?: AbortSignal): Promise<RunFindings> => getJson(api`/runs/${run}/findings`, signal);
 export const difference = (run: string, step: number, withStep: number, signal?: AbortSignal): Promise<Difference> =>
   getJson(withParams(api`/runs/${run}/diff`, { step, with: withStep }), signal);
+/** `at`: a moment instead of now. */
+export const hang = (run: string, at: string | undefined, signal?: AbortSignal): Promise<Hang> =>
+  getJson(at === undefined ? api`/runs/${run}/hang` : withParams(api`/runs/${run}/hang`, { at }), signal);

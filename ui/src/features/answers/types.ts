@@ -4,7 +4,7 @@ import { app } from '../../domain/app.svelte';
 import { phaseOf } from '../../domain/phases';
 import type { Evidence } from '../../generated/api';
 
-export type { Difference, Finding, IdleShare as Share, PathPart, RunFindings, StepReport } from '../../generated/api';
+export type { Difference, Finding, Hang, IdleShare as Share, PathPart, RunFindings, StepReport } from '../../generated/api';
 
 /** Seconds for people, in the words of the reports. */
 export function time(seconds: number): string {

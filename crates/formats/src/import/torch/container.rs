@@ -43,6 +43,15 @@ fn malformed<T>(what: impl Into<String>) -> Result<T, ImportError> {
     Err(ImportError::Malformed(what.into()))
 }
 
+pub(super) fn read_pickle(source: Source) -> Result<Torch, ImportError> {
+    let end = source.len();
+    let mut machine = Machine::new(source)?;
+    let (root, _) = machine.load(0, end)?;
+    let mut heap = machine.heap;
+    heap.finish();
+    Ok(Torch { heap, root, storages: HashMap::new(), big_endian: false })
+}
+
 fn read_zip(source: Source) -> Result<Torch, ImportError> {
     let archive = rawzip::ZipArchive::from_slice(&source[..]).map_err(zip_error)?;
     let mut ranges: Vec<(u64, u64)> = Vec::new();

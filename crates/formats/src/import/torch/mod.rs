@@ -47,6 +47,11 @@ impl Torch {
         Torch::from_source(bytes.into())
     }
 
+    /// A pickle without a container, such as PyTorch's Flight Recorder writes.
+    pub fn from_pickle(bytes: Vec<u8>) -> Result<Torch, ImportError> {
+        container::read_pickle(bytes.into())
+    }
+
     fn from_source(source: Source) -> Result<Torch, ImportError> {
         container::read_container(source)
     }

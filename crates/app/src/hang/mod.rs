@@ -1,0 +1,203 @@
+//! Is a run hanging, and who waits for whom? Reads what the answer needs, as of one moment.
+
+pub mod dumps;
+
+use std::time::UNIX_EPOCH;
+
+use arrow::array::RecordBatch;
+use futures::future::BoxFuture;
+use rollscope_answers::hang::scene::{DETAIL_COLUMNS, SERIES_COLUMNS, SPAN_COLUMNS};
+use rollscope_answers::hang::signs::{BEATS, series_names};
+use rollscope_answers::hang::{Hang, Rows, hang};
+use rollscope_model::names::{SCRAPED_RUN, state};
+use rollscope_model::read::{Ints, Text, column};
+use rollscope_model::time::{LATEST_NS, NS_PER_S, now_ns};
+use rollscope_query::{Engine, sql_text};
+
+use crate::problem::Problem;
+
+/// How far back what is usual is looked for.
+const HISTORY_NS: i64 = 6 * 3600 * NS_PER_S;
+/// The same for open spans of other runs, which may serve this one.
+const SERVED_NS: i64 = 24 * 3600 * NS_PER_S;
+/// Spans that tell what is usual. Of a busy run, fewer hours are read.
+const MAX_HISTORY: i64 = 1_500_000;
+/// Parts that the history is divided into to find out.
+const HISTORY_PARTS: i64 = 72;
+/// Rows that are read of each table.
+const MAX_SPANS: usize = 4_000_000;
+const MAX_OPEN: usize = 400_000;
+const MAX_POINTS: usize = 2_000_000;
+/// Series are read around the last event, and before the moment in question.
+const SERIES_BEFORE_NS: i64 = 900 * NS_PER_S;
+const SERIES_AFTER_NS: i64 = 300 * NS_PER_S;
+
+/// `2026-11-17T14:22:51Z`, `2026-11-17 14:22:51`, or seconds since 1970. UTC.
+pub fn parse_moment(text: &str) -> Option<i64> {
+    let text = text.trim();
+    let ns = match text.parse::<f64>() {
+        Ok(seconds) => rollscope_model::time::seconds_to_ns(seconds)?,
+        Err(_) => {
+            let since = humantime::parse_rfc3339_weak(text).ok()?.duration_since(UNIX_EPOCH).ok()?;
+            i64::try_from(since.as_nanos()).ok()?
+        }
+    };
+    (0..=LATEST_NS).contains(&ns).then_some(ns)
+}
+
+/// What a moment must look like.
+pub const MOMENT: &str = "a time such as 2026-11-17T14:22:51Z, or seconds since 1970";
+
+async fn rows(engine: &Engine, sql: String, most: usize) -> Result<Vec<RecordBatch>, Problem> {
+    let (rows, truncated) = engine.sql_rows(&sql, most).await?.collect().await?;
+    if truncated {
+        return Err(Problem::too_large("rows", format!("the run has more than {most} rows to look at")));
+    }
+    Ok(rows)
+}
+
+fn unreadable(error: arrow::error::ArrowError) -> Problem {
+    Problem::internal(format!("cannot read the run's columns: {error}"))
+}
+
+fn number(batches: &[RecordBatch], name: &str) -> Result<Option<i64>, Problem> {
+    match batches.iter().find(|batch| batch.num_rows() > 0) {
+        Some(batch) => Ok(column::<Ints>(batch, name).map_err(unreadable)?.get(0)),
+        None => Ok(None),
+    }
+}
+
+/// Judges a run as it is now, or as it was at a moment.
+pub fn ask<'a>(engine: &'a Engine, run: &'a str, at: Option<i64>) -> BoxFuture<'a, Result<Hang, Problem>> {
+    Box::pin(async move {
+        let run = engine.find_run(run).await?;
+        let read = gather(engine, run, at).await?;
+        engine.compute(move || hang(&read)).await?.map_err(unreadable)
+    })
+}
+
+async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows, Problem> {
+    let at = asked.unwrap_or_else(now_ns);
+    let of_run = format!("run_id = {}", sql_text(&run));
+    let last = last_event(engine, &of_run, at).await?;
+    let over = over(engine, &of_run, asked, last).await?;
+    let last = last.unwrap_or(at);
+    let from = history(engine, &of_run, last, at).await?;
+    let open = format!("(end_ns > {at} or end_ns is null and state = '{}')", state::OPEN);
+    let columns = SPAN_COLUMNS.join(", ");
+    let spans =
+        format!("select {columns} from spans where {of_run} and start_ns <= {at} and (start_ns >= {from} or {open})");
+    let served = last.saturating_sub(SERVED_NS);
+    let others = format!(
+        "select {columns} from spans where run_id <> {} and start_ns >= {served} and start_ns <= {at} and {open} limit {MAX_OPEN}",
+        sql_text(&run)
+    );
+    let details = format!(
+        "select {} from spans where {of_run} and start_ns >= {served} and start_ns <= {at} and {open} limit {MAX_OPEN}",
+        DETAIL_COLUMNS.join(", ")
+    );
+    let names: Vec<String> = series_names().into_iter().map(sql_text).collect();
+    let within = |from: i64, to: i64| format!("time_ns between {from} and {to}");
+    let (around, before) = (
+        within(last.saturating_sub(SERIES_BEFORE_NS), last.saturating_add(SERIES_AFTER_NS).min(at)),
+        within(at - SERIES_AFTER_NS, at),
+    );
+    let series = format!(
+        "select {} from series where run_id in ({}, {}) and name in ({}) and ({around} or {before})",
+        SERIES_COLUMNS.join(", "),
+        sql_text(&run),
+        sql_text(SCRAPED_RUN),
+        names.join(", "),
+    );
+    let beats = format!(
+        "select target, min(time_ns) as first_ns, max(time_ns) as last_ns, count(*) as points from series \
+         where {of_run} and name in ({}) and ({around} or {before}) group by target, name, {before}",
+        BEATS.map(sql_text).join(", ")
+    );
+    let metrics =
+        format!("select distinct time_ns from metrics where {of_run} and source is null and {}", within(from, at));
+    let (mut spans, others, details, series, beats, metrics) = futures::try_join!(
+        rows(engine, spans, MAX_SPANS),
+        rows(engine, others, MAX_OPEN),
+        rows(engine, details, MAX_OPEN),
+        rows(engine, series, MAX_POINTS),
+        rows(engine, beats, MAX_OPEN),
+        rows(engine, metrics, MAX_POINTS),
+    )?;
+    spans.extend(others);
+    Ok(Rows { run, at_ns: at, over, spans, details, series, beats, metrics })
+}
+
+/// When something last happened.
+async fn last_event(engine: &Engine, of_run: &str, at: i64) -> Result<Option<i64>, Problem> {
+    let newest = |least: i64| {
+        format!(
+            "select greatest(max(start_ns), max(case when end_ns <= {at} then end_ns end)) as last from spans \
+             where {of_run} and start_ns <= {at} and start_ns >= {least}"
+        )
+    };
+    let logged =
+        format!("select max(time_ns) as last from metrics where {of_run} and source is null and time_ns <= {at}");
+    let (spans, metrics) =
+        futures::try_join!(rows(engine, newest(at.saturating_sub(SERVED_NS)), 1), rows(engine, logged, 1))?;
+    let mut last = number(&spans, "last")?.max(number(&metrics, "last")?);
+    if last.is_none() {
+        last = number(&rows(engine, newest(0), 1).await?, "last")?;
+    }
+    Ok(last)
+}
+
+/// What the run says of itself, if it is over. A run that was read from files says nothing: it is over unless a moment is asked for.
+async fn over(
+    engine: &Engine,
+    of_run: &str,
+    asked: Option<i64>,
+    last: Option<i64>,
+) -> Result<Option<(String, i64)>, Problem> {
+    let found = rows(engine, format!("select status, ended_ns from runs where {of_run}"), 16).await?;
+    let Some(batch) = found.iter().find(|batch| batch.num_rows() > 0) else { return Ok(None) };
+    let (statuses, ends): (Text, Ints) =
+        (column(batch, "status").map_err(unreadable)?, column(batch, "ended_ns").map_err(unreadable)?);
+    let status = statuses.get(0);
+    let ended = ends.get(0).or_else(|| last.filter(|_| asked.is_none() && status != Some("running")));
+    let said = status.filter(|status| *status != "running").unwrap_or("finished").to_string();
+    Ok(ended.filter(|ended| asked.is_none_or(|at| *ended <= at)).map(|ended| (said, ended)))
+}
+
+/// The beginning of the history that is read.
+async fn history(engine: &Engine, of_run: &str, last: i64, at: i64) -> Result<i64, Problem> {
+    let from = last.saturating_sub(HISTORY_NS);
+    let part = HISTORY_NS / HISTORY_PARTS;
+    let sql = format!(
+        "select ({last} - start_ns) / {part} as part, count(*) as spans from spans \
+         where {of_run} and start_ns >= {from} and start_ns <= {at} group by 1 order by 1"
+    );
+    let mut spans = 0;
+    for batch in rows(engine, sql, 4 * HISTORY_PARTS as usize).await? {
+        let (parts, counts): (Ints, Ints) =
+            (column(&batch, "part").map_err(unreadable)?, column(&batch, "spans").map_err(unreadable)?);
+        for row in 0..batch.num_rows() {
+            spans += counts.at(row);
+            if spans > MAX_HISTORY {
+                return Ok(last - parts.at(row).max(1) * part);
+            }
+        }
+    }
+    Ok(from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_as_people_write_them() {
+        let at = 1_790_000_000 * NS_PER_S;
+        for text in ["2026-09-21T14:13:20Z", "2026-09-21 14:13:20", "1790000000", " 1790000000.0 "] {
+            assert_eq!(parse_moment(text), Some(at), "{text}");
+        }
+        for text in ["", "now", "14:13", "-1", "1e30", "NaN"] {
+            assert_eq!(parse_moment(text), None, "{text}");
+        }
+    }
+}
