@@ -334,7 +334,7 @@ def test_a_folder_is_followed_while_it_grows(tmp_path):
     assert counts(data) == after
 
 
-@pytest.mark.parametrize("rollout_first", [True])
+@pytest.mark.parametrize("rollout_first", [True, False])
 def test_slimes_train_data_joins_the_tokens_of_its_rollout(tmp_path, rollout_first):
     """fixtures/slime/train_data/0.pt is what slime's `train_data_utils` wrote for the samples of small.pt, in two shards."""
     data, dump, train = tmp_path / "data", FIXTURES / "slime" / "small.pt", FIXTURES / "slime" / "train_data" / "0.pt"

@@ -26,6 +26,8 @@ pub struct Tokens {
     pub ratios: Option<Vec<f32>>,
     pub clipped: Option<Vec<bool>>,
     pub parts: Vec<Part>,
+    /// A trainer wrote it. What the engine sends of the same sample goes before it, except for what only a trainer knows.
+    pub is_trainers: bool,
 }
 
 /// Consecutive tokens that were produced together, up to the next part ([`NewPart`]).
@@ -130,7 +132,8 @@ impl Tokens {
     /// Is it what only a trainer knows, to be joined with what the engine sends?
     fn is_trainer_half(&self) -> bool {
         let numbers = [&self.trainer_logprobs, &self.entropy, &self.advantages, &self.ratios];
-        self.logprobs.is_none() && (self.clipped.is_some() || numbers.iter().any(|list| list.is_some()))
+        self.is_trainers
+            || self.logprobs.is_none() && (self.clipped.is_some() || numbers.iter().any(|list| list.is_some()))
     }
 }
 

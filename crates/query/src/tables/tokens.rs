@@ -18,7 +18,7 @@ const KEYS: [&str; 4] = ["run_id", "step", "sample_id", "split"];
 /// What the trainer knows best, if it sent as many tokens as the engine.
 const TRAINERS: [&str; 6] = ["mask", "trainer_logprobs", "entropy", "advantages", "ratios", "clipped"];
 /// What either may send: the engine's counts.
-const SHARED: [&str; 6] = ["group_id", "source", "prompt_tokens", "ids", "texts", "file"];
+const SHARED: [&str; 7] = ["group_id", "source", "prompt_tokens", "ids", "texts", "logprobs", "file"];
 const HALF: &str = "half";
 
 /// The view over the stored `tokens`.

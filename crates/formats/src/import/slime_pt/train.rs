@@ -86,6 +86,7 @@ fn tokens(torch: &Torch, sample: &Sample) -> (Tokens, bool) {
         entropy: floats(entropy),
         advantages: floats(advantages),
         parts: tables::weights(torch, versions).into_iter().collect(),
+        is_trainers: true,
         ..Tokens::default()
     };
     (tokens, is_cut)
