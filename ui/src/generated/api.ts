@@ -23,15 +23,6 @@ export interface components {
             /** Format: double */
             wall_s: number;
         };
-        /** @description Tokens with a distance between two bounds. */
-        Bucket: {
-            /** Format: double */
-            from: number;
-            /** Format: double */
-            to: number;
-            /** Format: int64 */
-            tokens: number;
-        };
         CacheTurn: {
             generations: number;
             /** Format: double */
@@ -319,52 +310,6 @@ export interface components {
             total: number;
             traces: components["schemas"]["FoundTrace"][];
         };
-        /** @description Tokens that have something in common, and how far they are off. */
-        Group: {
-            /**
-             * @description What they have in common: `engine`, `version`, `lag` (versions behind the newest of the step), `turn`, `turn_start` (the first
-             *     tokens of a later turn), `position` (in the response), `class` (of the token's text), `source` (of the prompt), `retokenized`.
-             */
-            by: string;
-            /** @description Whether it is more than chance. */
-            clear: boolean;
-            /**
-             * Format: double
-             * @description Share of all distances of the step that is the excess of this group.
-             */
-            explains: number;
-            name: string;
-            /**
-             * Format: double
-             * @description The mean of |d|.
-             */
-            off: number;
-            /**
-             * Format: double
-             * @description The same for tokens of the rest of the step that are as likely.
-             */
-            rest_off: number;
-            /** Format: int64 */
-            samples: number;
-            /**
-             * Format: double
-             * @description By how many standard errors the group is more off than the rest.
-             */
-            sigmas: number;
-            /** Format: int64 */
-            tokens: number;
-            /**
-             * Format: double
-             * @description How many times as far off as the rest the same group usually is in earlier steps.
-             */
-            usual_times?: number;
-            /**
-             * Format: double
-             * @description What a division into this group and the rest explains. Groups are ordered by it.
-             */
-            weight: number;
-            worst?: components["schemas"]["Token"];
-        };
         GroupHealth: {
             /** @description Of these, all rewards at the highest seen in the step, and at the lowest. */
             all_best: number;
@@ -592,9 +537,9 @@ export interface components {
         /** @description Where trainer and engine disagree in a step, among the steps of its run. */
         Mismatch: {
             /** @description Of d. */
-            distribution: components["schemas"]["Bucket"][];
+            distribution: components["schemas"]["MismatchBucket"][];
             findings: components["schemas"]["Finding"][];
-            groups: components["schemas"]["Group"][];
+            groups: components["schemas"]["MismatchGroup"][];
             /**
              * Format: double
              * @description The mean of -d, and of exp(d) - 1 - d.
@@ -642,13 +587,105 @@ export interface components {
              */
             step: number | null;
             /** @description The steps that have log-probabilities of both, in order. */
-            steps: components["schemas"]["StepLine"][];
+            steps: components["schemas"]["MismatchStep"][];
             steps_left_out: number;
             text: string;
             /** Format: int64 */
             tokens: number;
             /** @description The tokens that are most off. */
-            worst: components["schemas"]["Token"][];
+            worst: components["schemas"]["MismatchToken"][];
+        };
+        /** @description Tokens with a distance between two bounds. */
+        MismatchBucket: {
+            /** Format: double */
+            from: number;
+            /** Format: double */
+            to: number;
+            /** Format: int64 */
+            tokens: number;
+        };
+        /** @description Tokens that have something in common, and how far they are off. */
+        MismatchGroup: {
+            /**
+             * @description What they have in common: `engine`, `version`, `lag` (versions behind the newest of the step), `turn`, `turn_start` (the first
+             *     tokens of a later turn), `position` (in the response), `class` (of the token's text), `source` (of the prompt), `retokenized`.
+             */
+            by: string;
+            /** @description Whether it is more than chance. */
+            clear: boolean;
+            /**
+             * Format: double
+             * @description Share of all distances of the step that is the excess of this group.
+             */
+            explains: number;
+            name: string;
+            /**
+             * Format: double
+             * @description The mean of |d|.
+             */
+            off: number;
+            /**
+             * Format: double
+             * @description The same for tokens of the rest of the step that are as likely.
+             */
+            rest_off: number;
+            /** Format: int64 */
+            samples: number;
+            /**
+             * Format: double
+             * @description By how many standard errors the group is more off than the rest.
+             */
+            sigmas: number;
+            /** Format: int64 */
+            tokens: number;
+            /**
+             * Format: double
+             * @description How many times as far off as the rest the same group usually is in earlier steps.
+             */
+            usual_times?: number;
+            /**
+             * Format: double
+             * @description What a division into this group and the rest explains. Groups are ordered by it.
+             */
+            weight: number;
+            worst?: components["schemas"]["MismatchToken"];
+        };
+        /** @description A step in short. */
+        MismatchStep: {
+            /** @description Kinds of its findings. */
+            findings: string[];
+            /** Format: double */
+            k1: number;
+            /** Format: double */
+            k3: number;
+            /** Format: double */
+            off: number;
+            /**
+             * Format: int64
+             * @description Turns whose prefix was tokenised again.
+             */
+            retokenized_turns: number;
+            /** Format: int64 */
+            samples: number;
+            /** Format: int64 */
+            step: number | null;
+            /** Format: int64 */
+            tokens: number;
+        };
+        /** @description One token, to look at. */
+        MismatchToken: {
+            /**
+             * Format: float
+             * @description trainer_logprob - logprob.
+             */
+            d: number;
+            /**
+             * Format: int32
+             * @description From the end of the prompt.
+             */
+            position: number;
+            sample_id: string;
+            split: string;
         };
         /** @description One part of the path as it is reported. */
         PathPart: {
@@ -1086,27 +1123,18 @@ export interface components {
             /** @description Another text when rows of the step, or such as may belong to it, were added or replaced. */
             version?: string;
         };
-        /** @description A step in short. */
         StepLine: {
-            /** @description Kinds of its findings. */
-            findings: string[];
-            /** Format: double */
-            k1: number;
-            /** Format: double */
-            k3: number;
-            /** Format: double */
-            off: number;
             /**
-             * Format: int64
-             * @description Turns whose prefix was tokenised again.
+             * Format: double
+             * @description Seconds of its findings together.
              */
-            retokenized_turns: number;
-            /** Format: int64 */
-            samples: number;
+            cost_s: number;
+            findings: number;
+            running: boolean;
             /** Format: int64 */
             step: number | null;
-            /** Format: int64 */
-            tokens: number;
+            /** Format: double */
+            wall_s: number;
         };
         StepPhase: {
             kind: components["schemas"]["Kind"];
@@ -1331,21 +1359,6 @@ export interface components {
             up: boolean | null;
             url: string;
         };
-        /** @description One token, to look at. */
-        Token: {
-            /**
-             * Format: float
-             * @description trainer_logprob - logprob.
-             */
-            d: number;
-            /**
-             * Format: int32
-             * @description From the end of the prompt.
-             */
-            position: number;
-            sample_id: string;
-            split: string;
-        };
         ToolHealth: {
             calls: number;
             failed: number;
@@ -1464,7 +1477,6 @@ export interface components {
 }
 export type Breakdown = components['schemas']['Breakdown'];
 export type BreakdownShare = components['schemas']['BreakdownShare'];
-export type Bucket = components['schemas']['Bucket'];
 export type CacheTurn = components['schemas']['CacheTurn'];
 export type Caller = components['schemas']['Caller'];
 export type Change = components['schemas']['Change'];
@@ -1486,7 +1498,6 @@ export type FacetValue = components['schemas']['FacetValue'];
 export type Finding = components['schemas']['Finding'];
 export type FoundTrace = components['schemas']['FoundTrace'];
 export type FoundTraces = components['schemas']['FoundTraces'];
-export type Group = components['schemas']['Group'];
 export type GroupHealth = components['schemas']['GroupHealth'];
 export type HealthAnswer = components['schemas']['HealthAnswer'];
 export type HostClock = components['schemas']['HostClock'];
@@ -1502,6 +1513,10 @@ export type LiveEvent = components['schemas']['LiveEvent'];
 export type MetricInfo = components['schemas']['MetricInfo'];
 export type MetricsAnswer = components['schemas']['MetricsAnswer'];
 export type Mismatch = components['schemas']['Mismatch'];
+export type MismatchBucket = components['schemas']['MismatchBucket'];
+export type MismatchGroup = components['schemas']['MismatchGroup'];
+export type MismatchStep = components['schemas']['MismatchStep'];
+export type MismatchToken = components['schemas']['MismatchToken'];
 export type PathPart = components['schemas']['PathPart'];
 export type PathTotal = components['schemas']['PathTotal'];
 export type PhaseChange = components['schemas']['PhaseChange'];
@@ -1544,7 +1559,6 @@ export type TableInfo = components['schemas']['TableInfo'];
 export type TablesAnswer = components['schemas']['TablesAnswer'];
 export type TagsBody = components['schemas']['TagsBody'];
 export type TargetStatus = components['schemas']['TargetStatus'];
-export type Token = components['schemas']['Token'];
 export type ToolHealth = components['schemas']['ToolHealth'];
 export type TraceDetails = components['schemas']['TraceDetails'];
 export type TracePath = components['schemas']['TracePath'];
