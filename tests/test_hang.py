@@ -120,7 +120,7 @@ def stuck(tmp_path):
     process.stdout.close()
     if text.returncode or as_json.returncode:
         pytest.skip("py-spy may not look into processes here: " + text.stderr)
-    return process.pid, text.stdout, as_json.stdout
+    return text.stdout, as_json.stdout
 
 
 def flight_dumps(folder, ranks=4, lost=2):
@@ -138,7 +138,7 @@ def flight_dumps(folder, ranks=4, lost=2):
 
 def test_dumps_name_the_rank_that_is_missing(server, tmp_path, stuck):
     a_run(server, "stuck", hung_for=900)
-    pid, text, as_json = stuck
+    text, as_json = stuck
     for name, dump in (("text", text), ("json", as_json)):
         folder = tmp_path / name
         folder.mkdir()

@@ -287,7 +287,10 @@ it('now: a run that hangs says who waits for whom, and moves again', async () =>
   }
   // It updates by itself.
   const now = Date.now();
-  await send(server, 'stuck', [{ ...spans[15], end: now }, { id: 5999, trace: 5003, parent: 5032, name: 'generate', start: now }]);
+  await send(server, 'stuck', [
+    { ...spans[15], end: now },
+    { id: 5999, trace: 5003, parent: 5032, name: 'generate', start: now },
+  ]);
   await page.getByText('Moving').or(page.getByText('Slow')).first().waitFor();
   await page.keyboard.press('g');
   await page.keyboard.press('f');
