@@ -79,6 +79,18 @@ def test_a_tool_that_never_answers(server):
     assert run("hang", "stuck", "--server", server.url, "--at", at).stdout.startswith("stuck: ")
 
 
+def test_other_runs_are_left_out(server):
+    """Their open spans are there at the same time. Only what serves this run counts: an engine that has its request open."""
+    now = time.time_ns()
+    a_run(server, "stuck", hung_for=900)
+    send(server, [span(1, "all_reduce", now - 500 * S, None, trace=90)], service="trainer", rl__run__id="other", service__instance__id="driver-of-another")
+    send(server, [span(2, "Req 7", now - 800 * S, None, trace=91, rid="r7")], service="sglang", service__instance__id="10.0.0.7:30000")
+    names = lambda: {worker["name"] for worker in server.get("/api/v1/runs/stuck/hang").json()["workers"]}
+    assert names() == {"driver"}
+    send(server, [span(3, "sglang_generate", now - 800 * S, None, 4030, 5, rid="r7", rl__sample__id="s2")], service="trainer", rl__run__id="stuck", service__instance__id="driver")
+    assert names() == {"driver", "10.0.0.7:30000"}
+
+
 def test_what_moves_does_not_hang(server):
     a_run(server, "live", hung_for=-30)
     found = server.get("/api/v1/runs/live/hang").json()
@@ -120,7 +132,7 @@ def stuck(tmp_path):
     process.stdout.close()
     if text.returncode or as_json.returncode:
         pytest.skip("py-spy may not look into processes here: " + text.stderr)
-    return process.pid, text.stdout, as_json.stdout
+    return text.stdout, as_json.stdout
 
 
 def flight_dumps(folder, ranks=4, lost=2):
@@ -138,7 +150,7 @@ def flight_dumps(folder, ranks=4, lost=2):
 
 def test_dumps_name_the_rank_that_is_missing(server, tmp_path, stuck):
     a_run(server, "stuck", hung_for=900)
-    pid, text, as_json = stuck
+    text, as_json = stuck
     for name, dump in (("text", text), ("json", as_json)):
         folder = tmp_path / name
         folder.mkdir()

@@ -180,7 +180,7 @@ class Planned:
         return {at: change for at in range(2, self.world.steps) if dice.chance(0.5, "slow step", at)} if change else {}
 
     def plant(self):
-        live, dice, world = self.live, self.dice, self.world
+        live, world = self.live, self.world
         hung_at = self.at_step if self.cause in HANGS else None
         for step in self.steps:
             if step.number != hung_at:
@@ -467,7 +467,15 @@ def judge(server, seed, cause=None, minutes=None):
     return record
 
 
-def judge_all(seeds, cause, minutes):
+def told(record):
+    """What went wrong with a run, in lines."""
+    if record["hung"] and not record["named"]:
+        yield f"seed {record['seed']}: {record['cause']}, {record['blame']}: {record['state']}: {record['suspects']}\n   {record['text']}"
+    for false in record["false"]:
+        yield f"seed {record['seed']}: {record['cause']}: false at {false}"
+
+
+def judge_all(seeds, cause, minutes, kept=None):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from conftest import Server
 
@@ -477,6 +485,11 @@ def judge_all(seeds, cause, minutes):
         try:
             for seed in seeds:
                 out.append(judge(server, seed, cause, minutes))
+                for line in told(out[-1]):
+                    print(line, flush=True)
+                if kept:
+                    with kept.open("a") as file:
+                        file.write(json.dumps(out[-1]) + "\n")
         finally:
             server.stop()
     return out
@@ -501,27 +514,22 @@ def main():
     parser.add_argument("--only", choices=[*HANGS, *SLOW])
     parser.add_argument("--minutes", type=int, help="ask about so many healthy minutes of each run [default: all]")
     parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="keep what was said about each run")
+    parser.add_argument("--json", type=Path, help="keep what was said about each run, one line each")
     options = parser.parse_args()
     if ":" in options.seeds:
         first, last = map(int, options.seeds.split(":"))
         seeds = list(range(first, last))
     else:
         seeds = [int(seed) for seed in options.seeds.split(",")]
+    if options.json:
+        options.json.unlink(missing_ok=True)
     parts = [seeds[job :: options.jobs] for job in range(options.jobs)]
+    settings = (options.only, options.minutes, options.json)
     if options.jobs == 1:
-        records = judge_all(seeds, options.only, options.minutes)
+        records = judge_all(seeds, *settings)
     else:
         with ProcessPoolExecutor(options.jobs) as pool:
-            records = [r for some in pool.map(judge_all, parts, [options.only] * options.jobs, [options.minutes] * options.jobs) for r in some]
-    records.sort(key=lambda r: r["seed"])
-    if options.json:
-        options.json.write_text("".join(json.dumps(r) + "\n" for r in records))
-    for r in records:
-        if r["hung"] and not r["named"]:
-            print(f"seed {r['seed']}: {r['cause']}, {r['blame']}: {r['state']}: {r['suspects']}\n   {r['text']}")
-        for false in r["false"]:
-            print(f"seed {r['seed']}: {r['cause']}: false at {false}")
+            records = [r for some in pool.map(judge_all, parts, *([s] * options.jobs for s in settings)) for r in some]
     print(table(records))
 
 

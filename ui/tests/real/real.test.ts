@@ -279,15 +279,18 @@ it('now: a run that hangs says who waits for whom, and moves again', async () =>
     await open('#/run/stuck');
     await page.getByRole('link', { name: 'Now', exact: true }).click();
     await page.getByText('Hanging').waitFor();
-    expect(await page.locator('.summary').innerText()).toContain('tool browser has not answered');
+    expect(await page.locator('.summary').innerText()).toContain('Tool browser has not answered');
     expect(await page.locator('.chain strong').allInnerTexts()).toEqual(['step 3', 'rollout', 'the only sample', 'browser']);
-    expect(await page.locator('.chain a').first().innerText()).toBe('sample s<b>1');
+    expect(await page.locator('.chain a').last().innerText()).toBe('sample s<b>1');
     expect(await page.locator('table').last().innerText()).toContain('tool_call');
     await shot(`now-${theme}`);
   }
   // It updates by itself.
   const now = Date.now();
-  await send(server, 'stuck', [{ ...spans[15], end: now }, { id: 5999, trace: 5003, parent: 5032, name: 'generate', start: now }]);
+  await send(server, 'stuck', [
+    { ...spans[15], end: now },
+    { id: 5999, trace: 5003, parent: 5032, name: 'generate', start: now },
+  ]);
   await page.getByText('Moving').or(page.getByText('Slow')).first().waitFor();
   await page.keyboard.press('g');
   await page.keyboard.press('f');

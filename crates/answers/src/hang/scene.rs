@@ -211,9 +211,14 @@ impl Scene {
         scene.zero = earliest.max(at.saturating_sub(MAX_SECONDS as i64 * SECOND));
         scene.seconds = vec![false; ((at - scene.zero) / SECOND).max(0) as usize + 1];
         let mut begun: HashSet<u32> = HashSet::new();
+        // Of other runs: only who serves this one.
+        let serving: HashSet<u32> = scene.open.iter().filter(|open| open.foreign).map(|open| open.sender).collect();
         for row in (0..columns.starts.len()).filter(|row| known(*row)) {
             let (start, end) = (columns.starts[row], end_of(row));
             let (name, sender) = (columns.names[row], columns.senders[row]);
+            if Some(columns.runs[row]) != own && !serving.contains(&sender) {
+                continue;
+            }
             let of = scene.senders.entry(sender).or_insert_with(|| {
                 sender_of(texts.get(sender), texts.get(columns.services[row]), texts.get(columns.hosts[row]), pids[row])
             });
