@@ -231,6 +231,27 @@ export interface components {
             problem: string | null;
             url: string;
         };
+        /** @description A serving engine, by its own series. */
+        EngineNow: {
+            /**
+             * Format: int64
+             * @description When its figures last showed that it works.
+             */
+            moved_ns: number | null;
+            name: string;
+            /** Format: double */
+            queued: number | null;
+            /**
+             * Format: int64
+             * @description When it last reported anything.
+             */
+            reported_ns: number | null;
+            /** Format: double */
+            running: number | null;
+            state: components["schemas"]["EngineState"];
+        };
+        /** @enum {string} */
+        EngineState: "moving" | "idle" | "still" | "not_serving" | "down" | "unknown";
         /** @description Where to look. */
         Evidence: {
             /** @description How many samples (or spans) it concerns, of how many. */
@@ -321,6 +342,45 @@ export interface components {
             tokens: number;
             /** @description All members have the same reward. */
             zero_variance: number;
+        };
+        /** @description What everyone is waiting for. */
+        Hang: {
+            /** @description What would tell more. */
+            advice: string[];
+            /** Format: int64 */
+            at_ns: number;
+            /** @description From the step to the first suspect: places in the list of nodes. */
+            chain: number[];
+            /** @description What dumps say that were added, in words. The server knows none. */
+            dumps: string[];
+            engines: components["schemas"]["EngineNow"][];
+            /**
+             * Format: int64
+             * @description When something last happened, and for how long nothing has.
+             */
+            last_ns: number | null;
+            nodes: components["schemas"]["Node"][];
+            /**
+             * Format: double
+             * @description The longest pause before.
+             */
+            pause_s: number | null;
+            /** Format: double */
+            quiet_s: number;
+            run: string;
+            /** @description Spans that were read. */
+            spans: number;
+            state: components["schemas"]["State"];
+            /** Format: int64 */
+            step: number | null;
+            /** Format: double */
+            step_s: number | null;
+            suspects: components["schemas"]["Suspect"][];
+            text: string;
+            /** Format: double */
+            usual_step_s: number | null;
+            waits: components["schemas"]["Wait"][];
+            workers: components["schemas"]["WorkerNow"][];
         };
         /** @description Health of the server. */
         HealthAnswer: {
@@ -686,6 +746,35 @@ export interface components {
             position: number;
             sample_id: string;
             split: string;
+        };
+        /** @description Something that waits or is waited for. */
+        Node: {
+            /** @description What is known of it, in words. */
+            about: string;
+            /** @description How many spans, samples or workers it stands for. */
+            count: number;
+            /** @description run, step, phase, samples, engine, tool, judge, collective, process, span or deadlock. */
+            kind: string;
+            label: string;
+            /** Format: double */
+            longest_s: number | null;
+            /**
+             * Format: int64
+             * @description Since when the oldest of them has been open.
+             */
+            since_ns: number | null;
+            /** @description Some of its spans. */
+            spans: components["schemas"]["OpenSpan"][];
+            /**
+             * Format: double
+             * @description How long that usually takes, and the longest so far.
+             */
+            usual_s: number | null;
+        };
+        OpenSpan: {
+            sample_id: string | null;
+            span_id: string;
+            trace_id: string;
         };
         /** @description One part of the path as it is reported. */
         PathPart: {
@@ -1053,6 +1142,8 @@ export interface components {
             /** @description Samples whose oldest weights were behind, and by how much at most. */
             stale: number;
         };
+        /** @enum {string} */
+        State: "moving" | "slow" | "hanging" | "finished" | "unknown";
         /** @description Everything about a step that needs no other steps. */
         StepAnswers: {
             breakdown: components["schemas"]["Breakdown"];
@@ -1299,6 +1390,18 @@ export interface components {
             /** Format: double */
             seconds: number;
         };
+        /** @description What everything waits for in the end. */
+        Suspect: {
+            kind: string;
+            /** @description False: it is only likely. */
+            known: boolean;
+            name: string;
+            /** @description Its place in the list of nodes. */
+            node: number;
+            text: string;
+            /** @description How many wait for it. */
+            waiting: number;
+        };
         TableInfo: {
             /**
              * Format: int64
@@ -1460,6 +1563,15 @@ export interface components {
             /** @description Other steps that this rests on. */
             steps: number;
         };
+        /** @description One waits for another. Both are places in the list of nodes. */
+        Wait: {
+            /** @description How many of `from` do. */
+            count: number;
+            from: number;
+            /** @description False: it follows only by exclusion. */
+            known: boolean;
+            to: number;
+        };
         WorkerIdle: {
             /** Format: double */
             busy_s: number;
@@ -1467,6 +1579,34 @@ export interface components {
             idle_s: number;
             why: components["schemas"]["IdleShare"][];
             worker: string;
+        };
+        /** @description What one process does. */
+        WorkerNow: {
+            /**
+             * Format: int64
+             * @description Its last sign of life, if it sends any, and whether the next is overdue.
+             */
+            beat_ns: number | null;
+            /** @description The innermost open span that has been open for longest; empty if none is. */
+            doing: string;
+            host: string;
+            /** @description The last span that it started or ended. */
+            last: string;
+            /** Format: int64 */
+            last_ns: number;
+            /** Format: double */
+            longest_s: number | null;
+            name: string;
+            /** @description How many such spans it has. */
+            open: number;
+            /** Format: int64 */
+            pid: number | null;
+            service: string;
+            silent: boolean;
+            /** Format: int64 */
+            since_ns: number | null;
+            /** Format: double */
+            usual_s: number | null;
         };
     };
     responses: never;
@@ -1492,6 +1632,8 @@ export type DataHealth = components['schemas']['DataHealth'];
 export type Death = components['schemas']['Death'];
 export type Difference = components['schemas']['Difference'];
 export type EngineLevel = components['schemas']['EngineLevel'];
+export type EngineNow = components['schemas']['EngineNow'];
+export type EngineState = components['schemas']['EngineState'];
 export type Evidence = components['schemas']['Evidence'];
 export type Facet = components['schemas']['Facet'];
 export type FacetValue = components['schemas']['FacetValue'];
@@ -1499,6 +1641,7 @@ export type Finding = components['schemas']['Finding'];
 export type FoundTrace = components['schemas']['FoundTrace'];
 export type FoundTraces = components['schemas']['FoundTraces'];
 export type GroupHealth = components['schemas']['GroupHealth'];
+export type Hang = components['schemas']['Hang'];
 export type HealthAnswer = components['schemas']['HealthAnswer'];
 export type HostClock = components['schemas']['HostClock'];
 export type Idle = components['schemas']['Idle'];
@@ -1517,6 +1660,8 @@ export type MismatchBucket = components['schemas']['MismatchBucket'];
 export type MismatchGroup = components['schemas']['MismatchGroup'];
 export type MismatchStep = components['schemas']['MismatchStep'];
 export type MismatchToken = components['schemas']['MismatchToken'];
+export type Node = components['schemas']['Node'];
+export type OpenSpan = components['schemas']['OpenSpan'];
 export type PathPart = components['schemas']['PathPart'];
 export type PathTotal = components['schemas']['PathTotal'];
 export type PhaseChange = components['schemas']['PhaseChange'];
@@ -1540,6 +1685,7 @@ export type SqlAnswer = components['schemas']['SqlAnswer'];
 export type SqlColumn = components['schemas']['SqlColumn'];
 export type SqlRequest = components['schemas']['SqlRequest'];
 export type Staleness = components['schemas']['Staleness'];
+export type State = components['schemas']['State'];
 export type StepAnswers = components['schemas']['StepAnswers'];
 export type StepHealth = components['schemas']['StepHealth'];
 export type StepInfo = components['schemas']['StepInfo'];
@@ -1555,6 +1701,7 @@ export type Stragglers = components['schemas']['Stragglers'];
 export type StragglerWhy = components['schemas']['StragglerWhy'];
 export type Strip = components['schemas']['Strip'];
 export type StripPart = components['schemas']['StripPart'];
+export type Suspect = components['schemas']['Suspect'];
 export type TableInfo = components['schemas']['TableInfo'];
 export type TablesAnswer = components['schemas']['TablesAnswer'];
 export type TagsBody = components['schemas']['TagsBody'];
@@ -1568,6 +1715,8 @@ export type TracesAnswer = components['schemas']['TracesAnswer'];
 export type TraceSummary = components['schemas']['TraceSummary'];
 export type TraceView = components['schemas']['TraceView'];
 export type UsualStep = components['schemas']['UsualStep'];
+export type Wait = components['schemas']['Wait'];
 export type WorkerIdle = components['schemas']['WorkerIdle'];
+export type WorkerNow = components['schemas']['WorkerNow'];
 export type $defs = Record<string, never>;
 export type operations = Record<string, never>;
