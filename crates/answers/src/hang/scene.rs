@@ -20,8 +20,6 @@ pub const SPAN_COLUMNS: &[&str] = &[
     "phase",
     "service",
     "resource",
-    "host",
-    "pid",
     "step",
     "sample_id",
     "request_id",
@@ -139,7 +137,6 @@ struct Columns {
     phases: Vec<u32>,
     senders: Vec<u32>,
     services: Vec<u32>,
-    hosts: Vec<u32>,
     samples: Vec<u32>,
     requests: Vec<u32>,
     states: Vec<u32>,
@@ -164,7 +161,6 @@ impl Columns {
             phases: text("phase")?,
             senders: text("resource")?,
             services: text("service")?,
-            hosts: text("host")?,
             samples: text("sample_id")?,
             requests: text("request_id")?,
             states: text("state")?,
@@ -180,10 +176,6 @@ impl Scene {
         let mut scene = Scene { run: rows.run.clone(), at: rows.at_ns, over: rows.over.clone(), ..Scene::default() };
         let mut texts = Texts::default();
         let columns = Columns::read(&rows.spans, &mut texts)?;
-        let mut pids = Vec::new();
-        for batch in &rows.spans {
-            pids.extend(column::<Ints>(batch, "pid")?.iter());
-        }
         let (own, is_open, ended) = (texts.find(&rows.run), texts.find(state::OPEN), texts.find(state::ORPHAN_END));
         let mut kinds: HashMap<(u32, u32), Kind> = HashMap::new();
         let mut kind_of = |row: usize| {
@@ -220,7 +212,8 @@ impl Scene {
                 continue;
             }
             let of = scene.senders.entry(sender).or_insert_with(|| {
-                sender_of(texts.get(sender), texts.get(columns.services[row]), texts.get(columns.hosts[row]), pids[row])
+                // By its resource alone: other columns may differ from span to span.
+                sender_of(texts.get(sender), texts.get(columns.services[row]))
             });
             let last = end.unwrap_or(start);
             // Of two at the same time, one must be last whatever the order of rows.
@@ -529,12 +522,12 @@ fn closed_among(
 }
 
 /// A process, by its resource.
-fn sender_of(resource: &str, service: &str, host: &str, pid: Option<i64>) -> Sender {
+fn sender_of(resource: &str, service: &str) -> Sender {
     let fields: serde_json::Value = serde_json::from_str(resource).unwrap_or_default();
     let text = |key: &str| fields[key].as_str().map(|text| text.chars().take(MAX_TEXT).collect::<String>());
     let number = |key: &str| fields[key].as_i64().or_else(|| fields[key].as_str()?.parse().ok());
-    let host = names::HOST.iter().find_map(|key| text(key)).unwrap_or_else(|| host.to_string());
-    let pid = number(names::PROCESS_PID).or(pid);
+    let host = names::HOST.iter().find_map(|key| text(key)).unwrap_or_default();
+    let pid = number(names::PROCESS_PID);
     let instance = text(names::SERVICE_INSTANCE_ID);
     let rank = RANK.iter().find_map(|key| number(key)).map(|rank| rank.to_string());
     let label = match (&instance, pid) {
