@@ -9,12 +9,12 @@ use rollscope_query::columns::int_column;
 use rollscope_query::{ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
 
-use super::judge::{EARLIER, ENGINE, Found, Judge, StepTokens};
-use super::read::{COLUMNS, StepPieces};
-use super::{Mismatch, MismatchStep};
 use crate::ask::{Answers, MAX_STEPS};
 use crate::extent::Extent;
 use crate::findings::Finding;
+use crate::mismatch::judge::{EARLIER, ENGINE, Found, Judge, StepTokens};
+use crate::mismatch::read::{COLUMNS, StepPieces};
+use crate::mismatch::{Mismatch, MismatchStep};
 
 /// Samples of one step that are read.
 const MAX_SAMPLES: usize = 1_000_000;
@@ -265,7 +265,7 @@ fn text(findings: &[Finding], step: &StepTokens, is_asked: bool, steps: usize) -
             let what = if is_asked || steps == 1 { name } else { format!("{steps} steps") };
             format!(
                 "{what}: trainer and engine agree. Tokens are {} nats off on average (step {}), and nothing stands out.",
-                super::judge::nats(step.off),
+                crate::mismatch::judge::nats(step.off),
                 step.step.map_or("-".to_string(), |step| step.to_string())
             )
         }
