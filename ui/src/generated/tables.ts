@@ -7,7 +7,7 @@ export const COLUMNS = {
   conversations: ['id', 'run_id', 'step', 'key', 'index', 'sample_id', 'group_id', 'trace_id', 'span_id', 'messages', 'metadata', 'reward', 'status', 'message_count', 'turn_count', 'tool_call_count', 'media_count', 'char_count', 'logged_ns'],
   metrics: ['run_id', 'step', 'time_ns', 'name', 'value', 'source'],
   series: ['run_id', 'target', 'name', 'labels', 'kind', 'time_ns', 'value'],
-  tokens: ['run_id', 'step', 'sample_id', 'split', 'group_id', 'source', 'logged_ns', 'count', 'prompt_tokens', 'ids', 'texts', 'mask', 'logprobs', 'trainer_logprobs', 'entropy', 'advantages', 'ratios', 'clipped', 'parts', 'file'],
+  tokens: ['run_id', 'step', 'sample_id', 'split', 'group_id', 'source', 'logged_ns', 'count', 'prompt_tokens', 'ids', 'texts', 'mask', 'logprobs', 'trainer_logprobs', 'entropy', 'advantages', 'ratios', 'clipped', 'parts', 'file', 'half'],
 } as const;
 
 export type Table = keyof typeof COLUMNS;
