@@ -6,6 +6,7 @@
 //! the same questions. [`perf`] has the figures of a step that become metrics, [`traces`] looks at traces as wholes.
 
 pub mod ask;
+mod ask_tokens;
 pub mod attributes;
 pub mod breakdown;
 mod causes;

@@ -22,9 +22,8 @@
 //! One pass over the tokens: a sample is cut into pieces in which nothing but the tokens changes, and everything else is sums of
 //! pieces.
 
-mod ask;
-mod judge;
-mod read;
+pub(crate) mod judge;
+pub(crate) mod read;
 
 use bitcode::{Decode, Encode};
 use serde::Serialize;
