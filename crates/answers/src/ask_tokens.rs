@@ -9,12 +9,13 @@ use rollscope_query::columns::int_column;
 use rollscope_query::{ErrorKind, QueryError, sql_text};
 use rollscope_store::Snapshot;
 
-use crate::ask::{Answers, MAX_STEPS};
-use crate::extent::Extent;
-use crate::findings::Finding;
-use crate::mismatch::judge::{EARLIER, ENGINE, Found, Judge, StepTokens};
-use crate::mismatch::read::{COLUMNS, StepPieces};
-use crate::mismatch::{Mismatch, MismatchStep};
+use super::ask::{Answers, MAX_STEPS};
+use super::extent::Extent;
+use super::findings::Finding;
+use super::mismatch::judge::{EARLIER, ENGINE, Found, Judge, StepTokens, nats};
+use super::mismatch::read::{COLUMNS, StepPieces};
+use super::mismatch::{Mismatch, MismatchStep};
+use super::words;
 
 /// Samples of one step that are read.
 const MAX_SAMPLES: usize = 1_000_000;
@@ -265,7 +266,7 @@ fn text(findings: &[Finding], step: &StepTokens, is_asked: bool, steps: usize) -
             let what = if is_asked || steps == 1 { name } else { format!("{steps} steps") };
             format!(
                 "{what}: trainer and engine agree. Tokens are {} nats off on average (step {}), and nothing stands out.",
-                crate::mismatch::judge::nats(step.off),
+                nats(step.off),
                 step.step.map_or("-".to_string(), |step| step.to_string())
             )
         }
@@ -275,7 +276,7 @@ fn text(findings: &[Finding], step: &StepTokens, is_asked: bool, steps: usize) -
         text.push_str(&format!(" Also: {at}{}.", other.text));
     }
     if step.lengths_differ > 0 {
-        let samples = crate::words::count(step.lengths_differ as usize, "sample");
+        let samples = words::count(step.lengths_differ as usize, "sample");
         text.push_str(&format!(
             " Trainer and engine sent different numbers of tokens for {samples}, which cannot be compared."
         ));
