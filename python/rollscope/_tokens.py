@@ -46,8 +46,8 @@ def log_tokens(
     """Logs what is known of the tokens of a sample, those after the prompt.
 
     Every list has one entry per token: an array of numpy, a tensor of torch, or a list. Leave out what you do not have. A
-    second call for the same sample and step replaces the first, except that what a trainer sends without `logprobs` is joined with
-    what the engine's process sends. `step` defaults to that of the surrounding `rollscope.step(...)`.
+    second call for the same sample and step replaces the first, except that what a trainer sends without `logprobs` is joined
+    with what the engine's process sends. `step` defaults to that of the surrounding `rollscope.step(...)`.
 
     `engine` and `weight_version` say who produced the tokens. If that changes within a sample, pass `parts` instead: dicts with
     `start` (the first token), `turn`, `engine`, `weight_version`, and `differs_at` (the first token of what stood before the turn
