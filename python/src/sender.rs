@@ -380,7 +380,7 @@ impl Sender {
             return;
         }
         beat_record(&mut self.waiting_beats, clock::now_ns(), self.beats);
-        if self.beats % BEATS_TOGETHER != 0 {
+        if !self.beats.is_multiple_of(BEATS_TOGETHER) {
             return;
         }
         let mut queue = self.core.queue();
