@@ -148,8 +148,10 @@ def test_the_same_rules_give_the_same_alerts_as_a_real_prometheus(tmp_path, serv
     (tmp_path / "rules.yml").write_text(RULES)
     checked = subprocess.run(["promtool", "check", "rules", tmp_path / "rules.yml"], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stdout + checked.stderr
+    (tmp_path / "scrape.yml").write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [
+        {"job_name": "sglang", "static_configs": [{"targets": [f"127.0.0.1:{page.port}"]}]}]}))
     prometheus = Prometheus(tmp_path / "prometheus", page, rule_files=[str(tmp_path / "rules.yml")])
-    server = serve(None, *configured(tmp_path, rules=RULES), "--scrape-config", str(tmp_path / "prometheus" / "prometheus.yml"))
+    server = serve(None, *configured(tmp_path, rules=RULES), "--scrape-config", str(tmp_path / "scrape.yml"))
     try:
         bases = [prometheus.url + "/api/v1", server.url + "/prometheus/api/v1"]
         data = lambda base, path: requests.get(f"{base}/{path}", timeout=30).json()["data"]
@@ -561,6 +563,7 @@ password = "s3cret"
         next(both)
         wait_until(lambda: mails.got or sink(server, "email")["failed"])
         assert mails.got, sink(server, "email")
+        wait_until(lambda: sink(server, "wrong")["failed"])
         next(both)
         wait_until(lambda: len(mails.got) == 2)
         for (known, sender, to, text), title in zip(mails.got, ["Firing: High", "Resolved: High"]):

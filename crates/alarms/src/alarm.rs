@@ -11,6 +11,7 @@ const REMEMBERED_MS: i64 = 15 * 60_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = AlarmState)]
 pub enum State {
     /// The condition holds, but not for long enough yet.
     Pending,

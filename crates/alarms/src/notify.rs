@@ -37,6 +37,20 @@ struct Entry {
     ended_ms: Option<i64>,
 }
 
+impl Entry {
+    fn told_ms(&self) -> i64 {
+        self.told.map_or(0, |(at, _)| at)
+    }
+}
+
+/// What a sink must be told.
+struct Due {
+    alarm: Alarm,
+    ended_ms: Option<i64>,
+    /// When it was told last. 0: never.
+    told_ms: i64,
+}
+
 /// By sink and fingerprint.
 #[derive(Default)]
 struct Ledger {
@@ -105,13 +119,18 @@ impl Notifier {
             let repeat = if sink.kind == ALERTMANAGER { ALERTMANAGER_REPEAT_MS } else { self.repeat_ms };
             let (due, given_up) = ledger.due(&sink.name, firing, repeat, now);
             sink.count_dropped(given_up);
-            let mut by_name: BTreeMap<(String, bool), Vec<Note>> = BTreeMap::new();
-            for (alarm, ended) in due {
-                let status = if ended.is_some() { Status::Resolved } else { Status::Firing };
-                let note = Note::new(&alarm, status, ended, &self.page);
-                by_name.entry((note.alarm.clone(), ended.is_some())).or_default().push(note);
+            let mut by_name: BTreeMap<(String, bool), (i64, Vec<Note>)> = BTreeMap::new();
+            for Due { alarm, ended_ms, told_ms } in due {
+                let status = if ended_ms.is_some() { Status::Resolved } else { Status::Firing };
+                let note = Note::new(&alarm, status, ended_ms, &self.page);
+                let of_name = by_name.entry((note.alarm.clone(), ended_ms.is_some())).or_insert((i64::MAX, Vec::new()));
+                of_name.0 = of_name.0.min(told_ms);
+                of_name.1.push(note);
             }
-            for notes in by_name.into_values() {
+            // Where there is little room, what was never told comes first.
+            let mut messages: Vec<(i64, Vec<Note>)> = by_name.into_values().collect();
+            messages.sort_by_key(|(told_ms, _)| *told_ms);
+            for (_, notes) in messages {
                 for part in notes.chunks(MAX_NOTES) {
                     let prints: Vec<String> = part.iter().map(|n| n.fingerprint.clone()).collect();
                     if sink.offer(Message::new(part.to_vec())) {
@@ -145,8 +164,8 @@ impl Notifier {
 }
 
 impl Ledger {
-    /// What a sink must be told now, each with its end if it has ended, and how many ends it will never hear of.
-    fn due(&mut self, sink: &str, firing: &[(Alarm, bool)], repeat: i64, now: i64) -> (Vec<(Alarm, Option<i64>)>, u64) {
+    /// What a sink must be told now, and how many ends it will never hear of.
+    fn due(&mut self, sink: &str, firing: &[(Alarm, bool)], repeat: i64, now: i64) -> (Vec<Due>, u64) {
         let (mut due, mut active, mut given_up) = (Vec::new(), HashSet::new(), 0);
         for (alarm, silenced) in firing {
             let key = (sink.to_string(), fingerprint(&alarm.labels));
@@ -169,7 +188,7 @@ impl Ledger {
             entry.alarm = alarm.clone();
             let known = entry.told.is_some_and(|(at, started)| now - at < repeat && started == alarm.active_ms);
             if !entry.waiting && !known && now >= entry.not_before_ms {
-                due.push((alarm.clone(), None));
+                due.push(Due { alarm: alarm.clone(), ended_ms: None, told_ms: entry.told_ms() });
             }
         }
         self.entries.retain(|(of, print), entry| {
@@ -189,7 +208,7 @@ impl Ledger {
             }
             let ended = *entry.ended_ms.get_or_insert(now);
             if now >= entry.not_before_ms {
-                due.push((entry.alarm.clone(), Some(ended)));
+                due.push(Due { alarm: entry.alarm.clone(), ended_ms: Some(ended), told_ms: entry.told_ms() });
             }
             true
         });
@@ -254,7 +273,7 @@ mod tests {
         fn round(&mut self, firing: &[(Alarm, bool)], now: i64, sent: bool) -> Vec<String> {
             let (due, _) = self.0.due("s", firing, 100_000, now);
             let mut said = Vec::new();
-            for (alarm, ended) in due {
+            for Due { alarm, ended_ms: ended, .. } in due {
                 let status = if ended.is_some() { Status::Resolved } else { Status::Firing };
                 said.push(format!("{} {status:?}", alarm.labels.get("host")));
                 let note = Note::new(&alarm, status, ended, "");

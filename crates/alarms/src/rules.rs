@@ -63,51 +63,47 @@ struct RawGroup {
     rules: Vec<RawRule>,
 }
 
-/// Read whole first, so that what is wrong between its parts has a line.
-#[derive(Deserialize)]
-#[serde(try_from = "RuleFields")]
-struct RawRule(RuleFields);
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RuleFields {
+struct RawRule {
     record: Option<MetricName>,
     alert: Option<Name>,
     expr: Expression,
-    r#for: Option<Period>,
-    keep_firing_for: Option<Period>,
+    r#for: Option<For>,
+    keep_firing_for: Option<KeepFiringFor>,
     #[serde(default)]
     labels: RawLabels,
     #[serde(default)]
     annotations: RawLabels,
 }
 
-impl TryFrom<RuleFields> for RawRule {
-    type Error = String;
-
-    fn try_from(rule: RuleFields) -> Result<Self, String> {
-        match (&rule.record, &rule.alert) {
-            (Some(_), Some(_)) => return Err("only one of `record` and `alert` must be set".into()),
-            (None, None) => return Err("one of `record` and `alert` must be set".into()),
+impl RawRule {
+    /// What is wrong between its parts.
+    fn check(&self) -> Result<(), String> {
+        match (&self.record, &self.alert) {
+            (Some(_), Some(_)) => Err("only one of `record` and `alert` must be set".into()),
+            (None, None) => Err("one of `record` and `alert` must be set".into()),
+            (None, Some(_)) => Ok(()),
             (Some(_), None) => {
                 let wrong = [
-                    ("for", rule.r#for.is_some()),
-                    ("keep_firing_for", rule.keep_firing_for.is_some()),
-                    ("annotations", !rule.annotations.0.is_empty()),
+                    ("for", self.r#for.is_some()),
+                    ("keep_firing_for", self.keep_firing_for.is_some()),
+                    ("annotations", !self.annotations.0.is_empty()),
                 ];
-                if let Some((field, _)) = wrong.iter().find(|(_, set)| *set) {
-                    return Err(format!("`{field}` is for alerting rules; remove it or write `alert` for `record`"));
+                match wrong.iter().find(|(_, set)| *set) {
+                    Some((field, _)) => {
+                        Err(format!("`{field}` is for alerting rules; remove it or write `alert` for `record`"))
+                    }
+                    None => Ok(()),
                 }
             }
-            (None, Some(_)) => {}
         }
-        Ok(RawRule(rule))
     }
 }
 
 /// Declares a text that is checked where it stands, so that the error has its line.
 macro_rules! checked {
-    ($name:ident($inner:ty), $check:expr) => {
+    ($name:ident($inner:ty), $field:literal, $check:expr) => {
         #[derive(Deserialize)]
         #[serde(try_from = "String")]
         struct $name($inner);
@@ -117,68 +113,107 @@ macro_rules! checked {
 
             fn try_from(text: String) -> Result<Self, String> {
                 let check: fn(String) -> Result<$inner, String> = $check;
-                check(text).map($name)
+                check(text).map($name).map_err(|why| format!("{}{why}", in_field($field)))
             }
         }
     };
 }
 
-checked!(Name(String), |text| match text.trim().is_empty() || text.len() > 500 {
+checked!(Name(String), "", |text| match text.trim().is_empty() || text.len() > 500 {
     true => Err("a name must have 1 to 500 characters".into()),
     false => Ok(text),
 });
-checked!(MetricName(String), |text| {
+checked!(MetricName(String), "record", |text| {
     let fits = |(i, c): (usize, char)| c == '_' || c == ':' || c.is_ascii_alphabetic() || (i > 0 && c.is_ascii_digit());
     match !text.is_empty() && text.chars().enumerate().all(fits) {
         true => Ok(text),
         false => Err(format!("invalid recording rule name: {text:?}; expected letters, digits, _ and :")),
     }
 });
-checked!(Expression(PromQuery), |text| {
+checked!(Expression(PromQuery), "expr", |text| {
     let query = PromQuery::parse(&text).map_err(|e| format!("could not parse expression: {}", e.message))?;
     match query.has_steps() {
         true => Ok(query),
         false => Err("the expression must be an instant vector or a scalar".into()),
     }
 });
-checked!(Period(i64), |text| parse_duration(&text));
-checked!(Interval(i64), |text| match parse_duration(&text)? {
+checked!(For(i64), "for", |text| parse_duration(&text));
+checked!(KeepFiringFor(i64), "keep_firing_for", |text| parse_duration(&text));
+checked!(Interval(i64), "interval", |text| match parse_duration(&text)? {
     ms if ms >= 100 => Ok(ms),
     _ => Err("an interval must be at least 100ms".into()),
 });
-checked!(NotSupported(()), |_| Err("`query_offset` is not supported; write `offset` in the expressions".into()));
+checked!(NotSupported(()), "query_offset", |_| Err(
+    "`query_offset` is not supported; write `offset` in the expressions".into()
+));
 
-#[derive(Default, Deserialize)]
-#[serde(try_from = "BTreeMap<LabelName, Filled>")]
+/// Labels or annotations, sorted by name.
+#[derive(Default)]
 struct RawLabels(Vec<(String, Template)>);
 
-checked!(Filled(Template), |text| Template::parse(&text));
-checked!(LabelKey(String), |text| match is_label_name(&text) && text != "__name__" {
-    true => Ok(text),
-    false => Err(format!("invalid label name: {text:?}; expected letters, digits and _")),
-});
+/// Read one by one, so that an error has the line of the first of them, and names the culprit.
+impl<'de> Deserialize<'de> for RawLabels {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Pairs;
+        impl<'de> serde::de::Visitor<'de> for Pairs {
+            type Value = RawLabels;
 
-#[derive(PartialEq, Eq, PartialOrd, Ord, Deserialize)]
-#[serde(try_from = "LabelKey")]
-struct LabelName(String);
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("a map from names to texts")
+            }
 
-impl TryFrom<LabelKey> for LabelName {
-    type Error = String;
+            fn visit_unit<E>(self) -> Result<RawLabels, E> {
+                Ok(RawLabels::default())
+            }
 
-    fn try_from(key: LabelKey) -> Result<Self, String> {
-        Ok(LabelName(key.0))
+            fn visit_map<M: serde::de::MapAccess<'de>>(self, mut map: M) -> Result<RawLabels, M::Error> {
+                let wrong = |name: &str, why: String| serde::de::Error::custom(format!("{}{why}", in_field(name)));
+                let mut found: BTreeMap<String, Template> = BTreeMap::new();
+                while let Some((name, text)) = map.next_entry::<String, String>()? {
+                    if !is_label_name(&name) || name == "__name__" {
+                        let why = format!("invalid label name: {name:?}; expected letters, digits and _");
+                        return Err(wrong(&name, why));
+                    }
+                    let template = Template::parse(&text).map_err(|why| wrong(&name, why))?;
+                    if found.insert(name.clone(), template).is_some() {
+                        return Err(wrong(&name, "it is there twice".into()));
+                    }
+                    if found.len() > MAX_LABELS {
+                        return Err(wrong(&name, format!("more than {MAX_LABELS} labels or annotations")));
+                    }
+                }
+                Ok(RawLabels(found.into_iter().collect()))
+            }
+        }
+        from.deserialize_any(Pairs)
     }
 }
 
-impl TryFrom<BTreeMap<LabelName, Filled>> for RawLabels {
-    type Error = String;
+/// How an error says which field it is about.
+fn in_field(name: &str) -> String {
+    if name.is_empty() { String::new() } else { format!("`{name}`: ") }
+}
 
-    fn try_from(labels: BTreeMap<LabelName, Filled>) -> Result<Self, String> {
-        match labels.len() > MAX_LABELS {
-            true => Err(format!("more than {MAX_LABELS} labels or annotations")),
-            false => Ok(RawLabels(labels.into_iter().map(|(name, text)| (name.0, text.0)).collect())),
-        }
-    }
+/// Does a line begin with this key?
+fn has_key(line: &str, key: &str) -> bool {
+    let line = line.trim_start_matches([' ', '-']).trim_start_matches(['"', '\'']);
+    line.strip_prefix(key).is_some_and(|rest| rest.trim_start_matches(['"', '\'']).trim_start().starts_with(':'))
+}
+
+/// Where an error is. The reader knows where the surrounding list or map begins; the field is in that line or after it.
+fn place_of(text: &str, line: usize, said: &str) -> usize {
+    let field = said.split_once('`').and_then(|(_, rest)| rest.split_once("`: ")).map(|(field, _)| field);
+    let Some(field) = field else { return line };
+    let after = text.lines().enumerate().skip(line.saturating_sub(1));
+    let found = after.take(MAX_LABELS * 4).find(|(_, text)| has_key(text, field));
+    found.map_or(line, |(at, _)| at + 1)
+}
+
+/// The line of a rule, by its place among all rules of the file. None if its expression is not on a line of its own.
+fn line_of_rule(text: &str, rules: usize, place: usize) -> Option<usize> {
+    let lines: Vec<usize> =
+        text.lines().enumerate().filter(|(_, line)| has_key(line, "expr")).map(|(at, _)| at + 1).collect();
+    (lines.len() == rules).then(|| lines.get(place).copied()).flatten()
 }
 
 /// Reads the text of a file. `file` is its name, for errors and answers.
@@ -195,7 +230,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
             let said = e.to_string();
             // It ends with the place, which we say first, as compilers do.
             let words = said.rsplit_once(" at line ").map_or(said.as_str(), |(words, _)| words);
-            format!("{file}:{}:{}: {words}", place.line(), place.column())
+            format!("{file}:{}: {words}", place_of(text, place.line(), words))
         }
         None => at_file(e.to_string()),
     })?;
@@ -205,13 +240,20 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
     if raw.groups.iter().map(|g| g.rules.len()).sum::<usize>() > MAX_RULES {
         return Err(at_file(format!("more than {MAX_RULES} rules")));
     }
+    let all: Vec<&RawRule> = raw.groups.iter().flat_map(|group| &group.rules).collect();
+    for (place, rule) in all.iter().enumerate() {
+        rule.check().map_err(|why| match line_of_rule(text, all.len(), place) {
+            Some(line) => format!("{file}:{line}: {why}"),
+            None => at_file(format!("rule {} of the file: {why}", place + 1)),
+        })?;
+    }
     let mut names = HashSet::new();
     let mut groups = Vec::new();
     for group in raw.groups {
         if !names.insert(group.name.0.clone()) {
             return Err(at_file(format!("groupname: {:?} is repeated in the same file", group.name.0)));
         }
-        let rules = group.rules.into_iter().map(|RawRule(rule)| {
+        let rules = group.rules.into_iter().map(|rule| {
             // The labels of a rule count before those of its group.
             let mut labels = rule.labels.0;
             let own: HashSet<String> = labels.iter().map(|(name, _)| name.clone()).collect();
@@ -220,8 +262,7 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
             let (name, kind) = match (rule.record, rule.alert) {
                 (Some(name), _) => (name.0, RuleKind::Record),
                 (None, alert) => {
-                    let period = |p: Option<Period>| p.map_or(0, |p| p.0);
-                    let (hold_ms, keep_ms) = (period(rule.r#for), period(rule.keep_firing_for));
+                    let (hold_ms, keep_ms) = (rule.r#for.map_or(0, |p| p.0), rule.keep_firing_for.map_or(0, |p| p.0));
                     (
                         alert.map_or_else(String::new, |a| a.0),
                         RuleKind::Alert { hold_ms, keep_ms, annotations: rule.annotations.0 },
@@ -324,9 +365,9 @@ groups:
             (rule("alert: A\nexpr: up\nlabels:\n  a-b: x"), 7, "invalid label name"),
             (rule("alert: A\nexpr: up\nannotations:\n  s: '{{ query }}'"), 7, "query"),
             (rule("record: a-b\nexpr: up"), 4, "invalid recording rule name"),
-            (rule("record: a\nalert: b\nexpr: up"), 4, "only one of"),
+            (rule("record: a\nalert: b\nexpr: up"), 6, "only one of"),
             (rule("expr: up"), 4, "one of `record` and `alert`"),
-            (rule("record: a\nexpr: up\nfor: 5m"), 4, "`for` is for alerting rules"),
+            (rule("record: a\nexpr: up\nfor: 5m"), 5, "`for` is for alerting rules"),
             ("groups:\n- nmae: g\n".into(), 2, "nmae"),
             ("groups:\n- name: g\n  query_offset: 5m\n".into(), 3, "query_offset"),
             ("groups: [\n".into(), 2, ""),

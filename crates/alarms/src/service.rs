@@ -237,8 +237,9 @@ impl Alarms {
             let mut silences = self.0.silences.lock();
             silences.expire(now);
             let silenced = |alarm: &Alarm| silences.of(&alarm.labels, now).is_some();
-            let all = self.all();
-            let firing = all.iter().flat_map(|g| &g.rules).flat_map(Rule::active).filter(|a| a.state == State::Firing);
+            let (rules, conditions) = (self.0.rules.lock().clone(), self.0.conditions.lock().clone());
+            let all = rules.iter().chain(conditions.iter());
+            let firing = all.flat_map(|g| &g.rules).flat_map(Rule::active).filter(|a| a.state == State::Firing);
             firing.map(|alarm| (alarm.clone(), silenced(alarm))).collect()
         };
         self.0.notifier.round(&firing, now / 1_000_000);
