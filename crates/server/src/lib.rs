@@ -22,6 +22,7 @@ mod params;
 mod problem;
 mod query;
 mod rates;
+pub mod ray;
 mod run;
 pub mod scrape;
 mod tokens;
@@ -65,6 +66,7 @@ pub use config::{Limits, ServerConfig, TlsConfig};
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
+use ray::RaySource;
 pub use rollscope_app::secret::Secret;
 use scrape::Scraping;
 
@@ -118,6 +120,7 @@ pub(crate) struct Shared {
     limits: Limits,
     promql: rollscope_query::promql::PromLimits,
     scraping: Scraping,
+    ray: Option<RaySource>,
     sinks: Sinks,
     alarms: Alarms,
     steps: Arc<StepCounters>,
@@ -251,6 +254,7 @@ impl Server {
             limits: config.limits.clone(),
             promql: config.promql.clone(),
             scraping,
+            ray: config.ray.clone().map(RaySource::new),
             sinks,
             alarms,
             steps,

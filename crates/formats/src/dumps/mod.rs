@@ -1,8 +1,10 @@
 //! Files that people have at hand when a run hangs: dumps of PyTorch's Flight Recorder, stacks by py-spy, the table of `nvidia-smi`.
-//! They are about one moment, so they become no rows: [`read`] tells which they are and what they say.
+//! They are about one moment, so they become no rows: [`read`] tells which they are and what they say. [`ray`] reads what Ray's
+//! dashboard answers.
 
 mod flight;
 mod gpus;
+pub mod ray;
 mod stacks;
 
 pub use flight::{Entry, Flight, Group};
@@ -38,7 +40,7 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Dump, ImportError> {
     }
     let unknown = || {
         ImportError::Malformed(
-            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), or of nvidia-smi".into(),
+            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), of faulthandler, or of nvidia-smi".into(),
         )
     };
     let text = std::str::from_utf8(bytes).map_err(|_| unknown())?;
