@@ -105,14 +105,14 @@ mod tests {
 
     #[test]
     fn a_collapse_lasts_and_is_deep() {
-        assert_eq!(reward_collapse(&and(flat(20, 0.6), &[0.1, 0.6, 0.1]), 6.0), None, "one that recovers");
-        let (now, usual) = reward_collapse(&and(flat(20, 0.6), &[0.1, 0.05, 0.0]), 6.0).unwrap();
+        assert_eq!(reward_collapse(&and(flat(20, 0.6), &[0.1, 0.6, 0.1]), 3.0), None, "one that recovers");
+        let (now, usual) = reward_collapse(&and(flat(20, 0.6), &[0.1, 0.05, 0.0]), 3.0).unwrap();
         assert!((now - 0.05).abs() < 1e-9 && (usual - 0.6).abs() < 0.02);
-        assert_eq!(reward_collapse(&and(flat(20, 0.6), &[0.5, 0.5, 0.5]), 6.0), None, "a little");
-        assert!(reward_collapse(&and(flat(20, -1.0), &[-3.0, -3.0, -3.0]), 6.0).is_some(), "below zero");
-        assert_eq!(reward_collapse(&[0.0; 30], 6.0), None);
+        assert_eq!(reward_collapse(&and(flat(20, 0.6), &[0.5, 0.5, 0.5]), 3.0), None, "a little");
+        assert!(reward_collapse(&and(flat(20, -1.0), &[-3.0, -3.0, -3.0]), 3.0).is_some(), "below zero");
+        assert_eq!(reward_collapse(&[0.0; 30], 3.0), None);
         let rising: Vec<f64> = (0..40).map(|i| i as f64 / 40.0).collect();
-        assert_eq!(reward_collapse(&rising, 6.0), None);
+        assert_eq!(reward_collapse(&rising, 3.0), None);
     }
 
     #[test]

@@ -46,7 +46,7 @@ pub const SPECS: [Spec; 10] = [
     Spec {
         key: REWARD_COLLAPSE,
         name: "RewardCollapse",
-        threshold: 6.0,
+        threshold: 3.0,
         range: (1.0, 1000.0),
         hold_ms: 0,
         about: "the mean reward of each of the last 3 steps is below the run's median by {} times its spread, and by 30 %",

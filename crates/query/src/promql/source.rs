@@ -175,7 +175,7 @@ pub async fn read_selector(
     wanted: &Wanted,
     budget: &mut Budget,
 ) -> Result<Vec<Arc<Stored>>> {
-    read(state, table, filter(wanted), Arc::new(vec![wanted.matchers.clone()]), budget).await
+    read(state, table, filter(wanted), Selectors::new(&[wanted]), budget).await
 }
 
 /// Reads the series of several selectors in one pass, sorted by labels. Each may have samples outside of a selector's window.
@@ -185,18 +185,48 @@ pub async fn read_selectors(
     wanted: &[&Wanted],
     budget: &mut Budget,
 ) -> Result<Vec<Arc<Stored>>> {
-    let matchers = wanted.iter().map(|w| w.matchers.clone()).collect();
-    read(state, table, filter_all(wanted), Arc::new(matchers), budget).await
+    read(state, table, filter_all(wanted), Selectors::new(wanted), budget).await
 }
 
-/// The series that any of the sets of matchers selects.
+/// Several selectors, by the name that they select, so that a series is not held against all of them.
+struct Selectors {
+    by_name: HashMap<String, Vec<Vec<Matcher>>>,
+    of_any_name: Vec<Vec<Matcher>>,
+}
+
+impl Selectors {
+    fn new(wanted: &[&Wanted]) -> Self {
+        let mut all = Selectors { by_name: HashMap::new(), of_any_name: Vec::new() };
+        for one in wanted {
+            match one.name() {
+                Some(name) => all.by_name.entry(name.to_string()).or_default().push(one.matchers.clone()),
+                None => all.of_any_name.push(one.matchers.clone()),
+            }
+        }
+        all
+    }
+
+    /// The labels of a series that one of them selects.
+    fn select(&self, run: &str, target: &str, name: &str, labels: &str) -> Option<Labels> {
+        let of_name = self.by_name.get(name);
+        if of_name.is_none() && self.of_any_name.is_empty() {
+            return None;
+        }
+        let labels = full_labels(run, target, name, labels);
+        let fits = of_name.into_iter().flatten().chain(&self.of_any_name).any(|matchers| matches(matchers, &labels));
+        fits.then_some(labels)
+    }
+}
+
+/// The series that any of the selectors selects.
 async fn read(
     state: &SessionState,
     table: &SnapshotTable,
     filters: Vec<Expr>,
-    any: Arc<Vec<Vec<Matcher>>>,
+    selectors: Selectors,
     budget: &mut Budget,
 ) -> Result<Vec<Arc<Stored>>> {
+    let selectors = Arc::new(selectors);
     let plan = plan(state, table, filters, &COLUMNS)?;
     let partitions = plan.output_partitioning().partition_count();
     let streams = execute_stream_partitioned(plan, state.task_ctx())?;
@@ -205,11 +235,11 @@ async fn read(
     let tasks: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let (any, limit) = (any.clone(), budget.samples);
+            let (selectors, limit) = (selectors.clone(), budget.samples);
             tokio::spawn(async move {
                 let mut found = FoundSeries::default();
                 while let Some(batch) = stream.next().await {
-                    found.take(&batch?, &any)?;
+                    found.take(&batch?, &selectors)?;
                     if found.samples > limit {
                         return Err(too_much());
                     }
@@ -267,7 +297,7 @@ fn dictionary<'a>(batch: &'a RecordBatch, name: &str) -> Result<(&'a [i32], &'a 
 }
 
 impl FoundSeries {
-    fn take(&mut self, batch: &RecordBatch, any: &[Vec<Matcher>]) -> Result<()> {
+    fn take(&mut self, batch: &RecordBatch, selectors: &Selectors) -> Result<()> {
         let texts = [
             dictionary(batch, "run_id")?,
             dictionary(batch, "target")?,
@@ -289,7 +319,7 @@ impl FoundSeries {
                 Some(place) => *place,
                 None => {
                     let of_first = [0, 1, 2, 3].map(|c: usize| Arc::from(texts[c].1.value(first[c] as usize)));
-                    let place = self.place(of_first, any);
+                    let place = self.place(of_first, selectors);
                     in_batch.insert(first, place);
                     place
                 }
@@ -310,12 +340,11 @@ impl FoundSeries {
         Ok(())
     }
 
-    fn place(&mut self, texts: [Arc<str>; 4], any: &[Vec<Matcher>]) -> Option<usize> {
+    fn place(&mut self, texts: [Arc<str>; 4], selectors: &Selectors) -> Option<usize> {
         if let Some(known) = self.known.get(&texts) {
             return *known;
         }
-        let labels = full_labels(&texts[0], &texts[1], &texts[2], &texts[3]);
-        let place = any.iter().any(|matchers| matches(matchers, &labels)).then(|| {
+        let place = selectors.select(&texts[0], &texts[1], &texts[2], &texts[3]).map(|labels| {
             self.series.push((labels, Vec::new()));
             self.series.len() - 1
         });
