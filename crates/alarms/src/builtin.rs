@@ -19,7 +19,7 @@ use crate::alarm::Seen;
 use crate::config::{AlarmsConfig, Chosen};
 use crate::judge;
 use crate::specs::{self, SPECS, Spec};
-use crate::text::{duration, humanize_1024, significant};
+use crate::text::{address_part, duration, humanize_1024, significant};
 
 /// A run that sent nothing for so long is abandoned, also if it never said that it ended.
 const ABANDONED_NS: i64 = 24 * 3600 * 1_000_000_000;
@@ -100,12 +100,6 @@ fn seen(spec: &Spec, labels: &[(&str, &str)], value: f64, sentence: String, plac
         value,
         place,
     }
-}
-
-/// A part of an address.
-fn part(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
-    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 impl Builtin {
@@ -352,7 +346,7 @@ impl Builtin {
             let still = pauses.is_none_or(|pauses| pauses < spec.threshold || pauses >= chosen.threshold);
             match hang.state == Movement::Hanging && still {
                 true => {
-                    let place = format!("/run/{}/now", part(&run.id));
+                    let place = format!("/run/{}/now", address_part(&run.id));
                     let found = seen(spec, &[("run", &run.id)], hang.quiet_s, hang.text, place);
                     self.hangs.insert(run.id.clone(), found);
                 }
@@ -391,7 +385,7 @@ impl Builtin {
                     }
                 }
             };
-            let place = format!("/run/{}/step/{number}", part(&run.id));
+            let place = format!("/run/{}/step/{number}", address_part(&run.id));
             let labels = [("run", run.id.as_str()), ("step", &number.to_string())];
             found.push(seen(spec, &labels, times, sentence.clone(), place));
             wanted.insert(key, sentence);
@@ -404,7 +398,7 @@ impl Builtin {
     fn of_steps(&self, spec: &Spec, chosen: Chosen, run: &LiveRun) -> Option<Seen> {
         let steps = self.complete(run);
         let number = steps.last()?.0;
-        let (id, name) = (part(&run.id), &run.name);
+        let (id, name) = (address_part(&run.id), &run.name);
         let labels = [("run", run.id.as_str())];
         let in_step = || format!("/run/{id}/step/{number}");
         let values =

@@ -8,6 +8,7 @@ use rollscope_query::promql::{ABSENT, Labels, PromAnswer, PromQuery, PromRound};
 use crate::alarm::{Alarm, Before, Seen, State, Watch};
 use crate::rules::{GroupText, RuleKind, RuleText};
 use crate::template::Template;
+use crate::text::address_part;
 
 /// Where a rule comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +217,7 @@ impl Rule {
             })
             .into_iter()
             .collect();
-        let place = format!("/alarms?alarm={}", encoded(&self.name));
+        let place = format!("/alarms?alarm={}", address_part(&self.name));
         Ok(Seen { labels: own.with("alertname", &self.name), annotations, value, place })
     }
 
@@ -240,12 +241,6 @@ impl Rule {
             })
             .collect()
     }
-}
-
-/// A value in an address.
-fn encoded(text: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
-    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
 }
 
 fn rows(answer: PromAnswer) -> Result<Vec<(Labels, f64)>, String> {

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use rollscope_query::promql::Labels;
 
 use crate::alarm::Alarm;
-use crate::text::{plain, rfc3339};
+use crate::text::{number, rfc3339};
 
 /// Characters of a sentence in a message.
 const MAX_SENTENCE: usize = 2000;
@@ -73,7 +73,7 @@ pub fn sentence(alarm: &Alarm) -> String {
             let rest: Vec<String> =
                 alarm.labels.iter().filter(|(n, _)| *n != "alertname").map(|(n, v)| format!("{n} {v}")).collect();
             let of = if rest.is_empty() { String::new() } else { format!(" ({})", rest.join(", ")) };
-            format!("{name}{of}: the value is {}.", plain(alarm.value))
+            format!("{name}{of}: the value is {}.", number(alarm.value))
         }
     };
     match text.char_indices().nth(MAX_SENTENCE) {
@@ -90,7 +90,7 @@ impl Note {
             alarm: alarm.labels.get("alertname").to_string(),
             labels: alarm.labels.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect(),
             annotations: alarm.annotations.clone(),
-            value: plain(alarm.value),
+            value: number(alarm.value),
             sentence: sentence(alarm),
             link: format!("{}/#{place}", page.trim_end_matches('/')),
             started_at: rfc3339(alarm.active_ms),

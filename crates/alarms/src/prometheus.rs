@@ -24,6 +24,11 @@ fn time(ms: Option<i64>) -> String {
     ms.map_or_else(|| NEVER.into(), rfc3339)
 }
 
+/// Whole seconds are written without a point, as Go does.
+fn seconds(ms: i64) -> Value {
+    if ms % 1000 == 0 { (ms / 1000).into() } else { (ms as f64 / 1000.0).into() }
+}
+
 fn labels(pairs: impl Iterator<Item = (String, String)>) -> Value {
     Value::Object(pairs.map(|(n, v)| (n, Value::String(v))).collect::<Map<_, _>>())
 }
@@ -57,8 +62,8 @@ fn rule(rule: &Rule, without_alerts: bool) -> Value {
             "state": rule.state().name(),
             "name": rule.name,
             "query": rule.text,
-            "duration": watch.hold_ms as f64 / 1000.0,
-            "keepFiringFor": watch.keep_ms as f64 / 1000.0,
+            "duration": seconds(watch.hold_ms),
+            "keepFiringFor": seconds(watch.keep_ms),
             "labels": texts(&rule.labels),
             "annotations": texts(&rule.annotations),
             "alerts": if without_alerts { json!([]) } else { rule.active().map(alert).collect() },
@@ -92,7 +97,7 @@ pub fn rules(groups: &[Group], wanted: &Wanted) -> Value {
         let filtered = !wanted.names.is_empty() || !wanted.alerting || !wanted.recording;
         (!rules.is_empty() || !filtered).then(|| {
             json!({
-                "name": g.name, "file": g.file, "rules": rules, "interval": g.interval_ms as f64 / 1000.0, "limit": g.limit,
+                "name": g.name, "file": g.file, "rules": rules, "interval": seconds(g.interval_ms), "limit": g.limit,
                 "evaluationTime": g.took_s, "lastEvaluation": time(g.last_ms),
             })
         })

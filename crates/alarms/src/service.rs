@@ -189,7 +189,7 @@ impl Alarms {
         for spec in SPECS.iter().filter(|spec| spec.key != specs::ENGINE_GONE) {
             let chosen = config.builtin.chosen(spec)?;
             if chosen.enabled {
-                let about = spec.about.replace("{}", &text::plain(chosen.threshold));
+                let about = spec.about.replace("{}", &text::number(chosen.threshold));
                 builtin.push(Rule::condition(spec.name, about, chosen.hold_ms));
             }
         }
@@ -527,7 +527,7 @@ impl Alarms {
                     labels: alarm.labels.iter().map(|(n, v)| (n.to_string(), v.to_string())).collect(),
                     annotations: alarm.annotations.clone(),
                     sentence: sentence(alarm),
-                    value: text::plain(alarm.value),
+                    value: text::number(alarm.value),
                     place: if alarm.place.is_empty() { "/alarms".into() } else { alarm.place.clone() },
                     since_ns: ns(alarm.active_ms),
                     fired_ns: alarm.fired_ms.map(ns),

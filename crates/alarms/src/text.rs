@@ -58,11 +58,16 @@ fn with_go_exponent(text: &str) -> String {
     format!("{digits}e{sign}{size:0>2}")
 }
 
-/// Go's `%v`: plain up to 1e21, else with an exponent.
+/// As people write it.
+pub fn number(v: f64) -> String {
+    special(v).map_or_else(|| v.to_string(), str::to_string)
+}
+
+/// Go's `%v`, as templates write numbers: from a million on with an exponent.
 pub fn plain(v: f64) -> String {
     match special(v) {
         Some(text) => text.into(),
-        None if v == 0.0 || (1e-4..1e21).contains(&v.abs()) => v.to_string(),
+        None if v == 0.0 || (1e-4..1e6).contains(&v.abs()) => v.to_string(),
         None => with_go_exponent(&format!("{v:e}")),
     }
 }
@@ -170,6 +175,12 @@ pub fn go_time(seconds: f64) -> String {
     format!("{date} {time} +0000 UTC")
 }
 
+/// A part of an address.
+pub fn address_part(text: &str) -> String {
+    let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.~".contains(&b);
+    text.bytes().map(|b| if plain(b) { char::from(b).to_string() } else { format!("%{b:02X}") }).collect()
+}
+
 /// Seconds and milliseconds as a Prometheus duration.
 pub fn duration(ms: i64) -> String {
     if ms == 0 {
@@ -212,8 +223,7 @@ mod tests {
     /// Expected values are those of Go 1.22.
     #[test]
     fn numbers_as_go_writes_them() {
-        for (v, text) in
-            [(1.0, "1"), (0.1, "0.1"), (1e21, "1e+21"), (1.5e-5, "1.5e-05"), (1e20, "100000000000000000000")]
+        for (v, text) in [(1.0, "1"), (0.1, "0.1"), (1e9, "1e+09"), (1.5e-5, "1.5e-05"), (1_234_567.0, "1.234567e+06")]
         {
             assert_eq!(plain(v), text);
         }

@@ -16,7 +16,6 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Stream
 use super::Sink;
 use crate::config::{EmailConfig, EmailTls};
 use crate::message::Message;
-use crate::text::plain;
 
 /// Bytes of a line of an answer, and lines of an answer.
 const MAX_LINE: usize = 2048;
@@ -302,7 +301,7 @@ fn mail(config: &EmailConfig, message: &Message, now: i64, id: &str) -> String {
     }
     let more = message.alarms.len().saturating_sub(MAX_ALARMS);
     if more > 0 {
-        body += &format!("and {} more\n", plain(more as f64));
+        body += &format!("and {more} more\n");
     }
     let encoded = STANDARD.encode(body);
     let lines: Vec<&str> =
