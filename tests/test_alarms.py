@@ -566,7 +566,7 @@ password = "s3cret"
         wait_until(lambda: sink(server, "wrong")["failed"])
         next(both)
         wait_until(lambda: len(mails.got) == 2)
-        for (known, sender, to, text), title in zip(mails.got, ["Firing: High", "Resolved: High"]):
+        for (known, sender, to, text), title in zip(mails.got, ["Firing: High", "Resolved: High"], strict=True):
             assert (known, sender, to) == (True, "rollscope@example.com", ["ops@example.com", "me@example.com"])
             mail = email.message_from_string(text)
             assert mail["subject"] == title

@@ -4,6 +4,96 @@ export type paths = Record<string, never>;
 export type webhooks = Record<string, never>;
 export interface components {
     schemas: {
+        /** @description An alarm that is pending or fires. Nanoseconds are text. */
+        AlarmInfo: {
+            alarm: string;
+            annotations: {
+                [key: string]: string;
+            };
+            fired_ns: string | null;
+            labels: {
+                [key: string]: string;
+            };
+            /** @description rule, sql or built-in. */
+            origin: string;
+            /** @description Where the page shows what it is about, after the `#`. */
+            place: string;
+            sentence: string;
+            /** @description The silence that holds it back. */
+            silenced_by: string | null;
+            since_ns: string;
+            state: components["schemas"]["AlarmState"];
+            /** @description As text: JSON has no NaN. */
+            value: string;
+        };
+        AlarmRule: {
+            error: string | null;
+            file: string;
+            /** Format: double */
+            for_s: number;
+            group: string;
+            /** @description alerting or recording. */
+            kind: string;
+            last_ns: string | null;
+            name: string;
+            origin: string;
+            /** Format: double */
+            seconds: number;
+            state: components["schemas"]["AlarmState"];
+            /** @description The expression, the SQL, or what a built-in alarm means. */
+            text: string;
+        };
+        /** @description Everything about alarms. */
+        AlarmsAnswer: {
+            /** @description Firing first, then pending; the newest first. */
+            alarms: components["schemas"]["AlarmInfo"][];
+            enabled: boolean;
+            /** @description How many fire and are not silenced. */
+            firing: number;
+            /** @description When alarms were on, newest first. */
+            history: components["schemas"]["Episode"][];
+            /** Format: double */
+            interval_s: number;
+            /** @description What is wrong with rule files. */
+            problems: string[];
+            /**
+             * Format: double
+             * @description Seconds that the last round of rules took.
+             */
+            round_s: number;
+            /** Format: int64 */
+            rounds: number;
+            rules: components["schemas"]["AlarmRule"][];
+            silences: components["schemas"]["Silence"][];
+            sinks: components["schemas"]["AlarmSinkStatus"][];
+        };
+        /** @description How a sink is. */
+        AlarmSinkStatus: {
+            /**
+             * Format: int64
+             * @description Messages that wait.
+             */
+            backlog: number;
+            /**
+             * Format: int64
+             * @description Messages that found the backlog full, or whose end could not be sent for too long.
+             */
+            dropped: number;
+            /**
+             * Format: int64
+             * @description Attempts that failed. What failed is tried again.
+             */
+            failed: number;
+            /** @description webhook, slack, alertmanager, command or email. */
+            kind: string;
+            /** @description Why the last attempt failed. Null after one that did not. */
+            last_error: string | null;
+            name: string;
+            /** Format: int64 */
+            sent: number;
+        };
+        /** @enum {string} */
+        AlarmState: "pending" | "firing" | "inactive";
         Breakdown: {
             by_kind: components["schemas"]["BreakdownShare"][];
             /** @description The names with the most time of their own. */
@@ -252,6 +342,21 @@ export interface components {
         };
         /** @enum {string} */
         EngineState: "moving" | "idle" | "still" | "not_serving" | "down" | "unknown";
+        /** @description A time during which an alarm was on. Nanoseconds are text. */
+        Episode: {
+            alarm: string;
+            /** @description When it was last on. */
+            end_ns: string;
+            /** @description When it began to fire. Null if it did not. */
+            fired_ns: string | null;
+            labels: {
+                [key: string]: string;
+            };
+            /** @description It still is. */
+            open: boolean;
+            /** @description When its condition began to hold. */
+            start_ns: string;
+        };
         /** @description Where to look. */
         Evidence: {
             /** @description How many samples (or spans) it concerns, of how many. */
@@ -747,6 +852,15 @@ export interface components {
             sample_id: string;
             split: string;
         };
+        /** @description What the body of a new silence holds. */
+        NewSilence: {
+            comment?: string;
+            created_by?: string;
+            /** @description How long, such as 2h. */
+            duration: string;
+            /** @description Which alarms, such as `StepSlow{run="a"}` or `{severity!="page"}`. */
+            selector: string;
+        };
         /** @description Something that waits or is waited for. */
         Node: {
             /** @description What is known of it, in words. */
@@ -966,6 +1080,16 @@ export interface components {
              * @description As in the response.
              */
             level: number | null;
+        };
+        /** @description As it is kept and shown. Nanoseconds are text. */
+        Silence: {
+            comment: string;
+            created_by: string;
+            ends_ns: string;
+            id: string;
+            /** @description Which alarms, such as `StepSlow{run="a"}` or `{severity!="page"}`. */
+            selector: string;
+            starts_ns: string;
         };
         SinksAnswer: {
             sinks: components["schemas"]["SinkStatus"][];
@@ -1623,6 +1747,11 @@ export interface components {
     headers: never;
     pathItems: never;
 }
+export type AlarmInfo = components['schemas']['AlarmInfo'];
+export type AlarmRule = components['schemas']['AlarmRule'];
+export type AlarmsAnswer = components['schemas']['AlarmsAnswer'];
+export type AlarmSinkStatus = components['schemas']['AlarmSinkStatus'];
+export type AlarmState = components['schemas']['AlarmState'];
 export type Breakdown = components['schemas']['Breakdown'];
 export type BreakdownShare = components['schemas']['BreakdownShare'];
 export type CacheTurn = components['schemas']['CacheTurn'];
@@ -1642,6 +1771,7 @@ export type Difference = components['schemas']['Difference'];
 export type EngineLevel = components['schemas']['EngineLevel'];
 export type EngineNow = components['schemas']['EngineNow'];
 export type EngineState = components['schemas']['EngineState'];
+export type Episode = components['schemas']['Episode'];
 export type Evidence = components['schemas']['Evidence'];
 export type Facet = components['schemas']['Facet'];
 export type FacetValue = components['schemas']['FacetValue'];
@@ -1668,6 +1798,7 @@ export type MismatchBucket = components['schemas']['MismatchBucket'];
 export type MismatchGroup = components['schemas']['MismatchGroup'];
 export type MismatchStep = components['schemas']['MismatchStep'];
 export type MismatchToken = components['schemas']['MismatchToken'];
+export type NewSilence = components['schemas']['NewSilence'];
 export type Node = components['schemas']['Node'];
 export type OpenSpan = components['schemas']['OpenSpan'];
 export type PathPart = components['schemas']['PathPart'];
@@ -1684,6 +1815,7 @@ export type RunsAnswer = components['schemas']['RunsAnswer'];
 export type ScrapeAnswer = components['schemas']['ScrapeAnswer'];
 export type SetAside = components['schemas']['SetAside'];
 export type SetLevel = components['schemas']['SetLevel'];
+export type Silence = components['schemas']['Silence'];
 export type SinksAnswer = components['schemas']['SinksAnswer'];
 export type SinkStatus = components['schemas']['SinkStatus'];
 export type Snippet = components['schemas']['Snippet'];
