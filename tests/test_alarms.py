@@ -175,10 +175,12 @@ def test_the_same_rules_give_the_same_alerts_as_a_real_prometheus(tmp_path, serv
                                           requests.get(f"{base}/query", params={"query": text}, timeout=30).json()["data"]["result"])
         for text in ["ALERTS", "ALERTS_FOR_STATE", "job:queue:sum"]:
             wait_until(lambda: query(bases[0], text) == query(bases[1], text) != [], 30)
-        # Filters of Grafana and of Prometheus's own page.
-        for params in ["type=alert", "type=record", "rule_name[]=QueueLong", "rule_group[]=engines", "rule_group[]=none"]:
-            theirs, ours = ([[r["name"] for r in g["rules"]] for g in data(base, "rules?" + params)["groups"]] for base in bases)
-            assert ours == theirs, params
+        names = lambda base, params: [[r["name"] for r in g["rules"]] for g in data(base, "rules?" + params)["groups"]]
+        for params in ["type=alert", "type=record"]:
+            assert names(bases[1], params) == names(bases[0], params), params
+        # Filters of newer ones.
+        assert names(bases[1], "rule_name[]=QueueLong") == [["QueueLong"]]
+        assert names(bases[1], "rule_group[]=none") == [] and len(names(bases[1], "rule_group[]=engines")) == 1
         page.page = 'queue{engine="a"} 1\nqueue{engine="b"} 2\n'
         wait_until(settled("inactive"), 60)
         for text in ['ALERTS{alertname!="Scalar"}', "job:queue:sum > 3"]:

@@ -342,7 +342,7 @@ def test_bad_questions_and_bad_pages(serve):
             ("metadata", {"limit": "x"}, 400, "limit must be a number"),
             ("query", {"query": "a", "timeout": "x"}, 400, "timeout"),
             ("series", {}, 400, "match[]"),
-            ("rules", {}, 404, "rules"),
+            ("targets", {}, 404, "targets"),
         ]:
             answer = requests.get(f"{ours}/{path}", params=params, timeout=30)
             body = answer.json()

@@ -1,6 +1,6 @@
 //! `sum`, `avg`, `topk` and the like.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use promql_parser::parser::token;
 use promql_parser::parser::{AggregateExpr, LabelModifier};

@@ -1,6 +1,6 @@
 //! Operators between scalars and vectors, with Prometheus's matching.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use promql_parser::parser::token::{self, TokenId};
 use promql_parser::parser::{BinModifier, BinaryExpr, LabelModifier, VectorMatchCardinality};

@@ -1,6 +1,6 @@
 //! Functions by name.
 
-use std::collections::HashMap;
+use hashbrown::HashMap;
 
 use chrono::{DateTime, Datelike as _, Timelike as _, Utc};
 use promql_parser::parser::{Call, Expr};

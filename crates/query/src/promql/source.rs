@@ -1,6 +1,6 @@
 //! Samples of a selector, read from the store in one pass and put together by series.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::{RecordBatch, StringArray};
@@ -11,6 +11,7 @@ use datafusion::logical_expr::{Expr, col, lit};
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::{ExecutionPlan, ExecutionPlanProperties, execute_stream_partitioned};
 use futures::StreamExt;
+use hashbrown::HashMap;
 use promql_parser::label::{MatchOp, Matcher};
 use promql_parser::parser::VectorSelector;
 use rollscope_model::Table;
