@@ -372,6 +372,19 @@ pub fn mismatch(answer: &Value, style: Style) -> String {
         page.title("Groups of tokens that are more off than the rest");
         page.table(&["group", "tokens", "mean |d|", "the rest", "explains", ""], &rows);
     }
+    let worst: Vec<Vec<String>> = list(&answer["worst"])
+        .iter()
+        .take(ROWS)
+        .map(|token| {
+            // Quoted, so that spaces and line ends are seen.
+            let text = token["text"].as_str().map_or(String::new(), |text| clean(&Value::from(format!("{text:?}"))));
+            vec![clean(&token["sample_id"]), token["position"].to_string(), nats(&token["d"]), text]
+        })
+        .collect();
+    if !worst.is_empty() {
+        page.title("The worst tokens");
+        page.table(&["sample", "token", "d", "text"], &worst);
+    }
     let steps = list(&answer["steps"]);
     let shown = steps.iter().skip(steps.len().saturating_sub(2 * ROWS));
     let rows: Vec<Vec<String>> = shown

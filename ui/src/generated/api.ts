@@ -746,6 +746,8 @@ export interface components {
             position: number;
             sample_id: string;
             split: string;
+            /** @description What it says, if that is known, among the worst tokens of the step. */
+            text?: string;
         };
         /** @description Something that waits or is waited for. */
         Node: {

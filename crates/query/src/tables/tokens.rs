@@ -8,10 +8,14 @@ use datafusion::catalog::TableProvider;
 use datafusion::common::metadata::FieldMetadata;
 use datafusion::common::{Column, JoinType, NullEquality, Result};
 use datafusion::datasource::{ViewTable, provider_as_source};
+use datafusion::functions::core::expr_fn::coalesce;
 use datafusion::functions_nested::expr_fn::cardinality;
 use datafusion::logical_expr::{Expr, LogicalPlanBuilder, col, lit, when};
 use rollscope_model::Table;
 use rollscope_model::tables::doc;
+use rollscope_tokenizer::Tokenizers;
+
+use crate::functions::token_texts;
 
 /// What both rows of a sample have in common.
 const KEYS: [&str; 4] = ["run_id", "step", "sample_id", "split"];
@@ -20,9 +24,10 @@ const TRAINERS: [&str; 6] = ["mask", "trainer_logprobs", "entropy", "advantages"
 /// What either may send: the engine's counts.
 const SHARED: [&str; 7] = ["group_id", "source", "prompt_tokens", "ids", "texts", "logprobs", "file"];
 const HALF: &str = "half";
+const TEXTS: &str = "texts";
 
-/// The view over the stored `tokens`.
-pub fn tokens_view(stored: Arc<dyn TableProvider>) -> Result<ViewTable> {
+/// The view over the stored `tokens`. Texts that nobody sent come from the tokenizer of the run, if it has one.
+pub fn tokens_view(stored: Arc<dyn TableProvider>, tokenizers: &Tokenizers) -> Result<ViewTable> {
     let schema = stored.schema();
     let fields = || schema.fields().iter().filter(|field| field.name() != HALF);
     let scan = || LogicalPlanBuilder::scan(Table::Tokens.name(), provider_as_source(stored.clone()), None);
@@ -42,19 +47,34 @@ pub fn tokens_view(stored: Arc<dyn TableProvider>) -> Result<ViewTable> {
     let mut joined = fields()
         .map(|field| {
             let name = field.name().as_str();
-            Ok(described(joined(name)?, name, doc(field)))
+            let value = match name {
+                TEXTS => with_texts(joined(TEXTS)?, col("run_id"), joined("ids")?, tokenizers),
+                _ => joined(name)?,
+            };
+            Ok(described(value, name, doc(field)))
         })
         .collect::<Result<Vec<Expr>>>()?;
     joined.push(described(trainer("count"), "trainer_count", TRAINER_COUNT));
     joined.push(described(when(agree(), trainer("ids")).end()?, "trainer_ids", TRAINER_IDS));
 
-    let mut alone: Vec<Expr> =
-        fields().map(|field| described(trainer(field.name()), field.name(), doc(field))).collect();
+    let mut alone: Vec<Expr> = fields()
+        .map(|field| {
+            let value = match field.name().as_str() {
+                TEXTS => with_texts(trainer(TEXTS), trainer("run_id"), trainer("ids"), tokenizers),
+                name => trainer(name),
+            };
+            described(value, field.name(), doc(field))
+        })
+        .collect();
     alone.push(described(trainer("count"), "trainer_count", TRAINER_COUNT));
     alone.push(described(trainer("ids"), "trainer_ids", TRAINER_IDS));
 
     let alone = join(JoinType::LeftAnti)?.project(alone)?.build()?;
     Ok(ViewTable::new(join(JoinType::Right)?.project(joined)?.union(alone)?.build()?, None))
+}
+
+fn with_texts(texts: Expr, run: Expr, ids: Expr, tokenizers: &Tokenizers) -> Expr {
+    if tokenizers.is_empty() { texts } else { coalesce(vec![texts, token_texts(tokenizers).call(vec![run, ids])]) }
 }
 
 fn of_trainer(name: &str) -> String {
