@@ -152,7 +152,7 @@ def sql(data, query):
 def wait_until(condition, seconds=30):
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if condition():
-            return
+        if found := condition():
+            return found
         time.sleep(0.05)
     raise AssertionError("it did not happen in time")

@@ -287,6 +287,9 @@ class Query:
         return self.grouped(text, columns) if grouped else self.plain(text, columns, key)
 
     def condition(self, columns):
+        if self.chance(0.3) and (both := self.of_one_name(columns)):
+            return self.one(f"{both[0]} {self.one('=', '<>', '<', '>=')} {both[1]}", f"{both[1]} is distinct from {both[0]}",
+                            f"coalesce({both[0]}, {both[1]}) = {both[1]}")
         kind = self.one("int", "text")
         found = self.column(kind, columns)
         if found and self.depth < 2 and self.chance(0.15):
@@ -297,6 +300,14 @@ class Query:
                             f"not exists (select 1 from t as x where x.{other} = {found})",
                             f"{found} = (select max(x.{other}) from t as x)")
         return self.expr("bool", columns)
+
+    def of_one_name(self, columns):
+        """Columns of both sides of a join that have the same name."""
+        sides = {}
+        for name, _ in columns:
+            sides.setdefault(name.rpartition(".")[2], []).append(name)
+        twice = [names for names in sides.values() if len(names) == 2]
+        return self.dice.choice(twice) if twice else None
 
     def join(self, text, columns, key):
         alias = self.fresh()

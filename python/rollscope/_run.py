@@ -10,7 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 
-from . import _core, _settings
+from . import _core, _settings, _stacks
 from ._context import attach
 from ._errors import harmless, logger, swallowed
 from ._media import Image
@@ -65,6 +65,7 @@ def _start(endpoint: str | None, service: str | None = None, instance: str | Non
         _core.set_level(_settings.level())
         if exporter == "network":
             _register_exit()
+            _stacks.start()
 
 
 def _start_from_environment() -> None:
@@ -100,6 +101,7 @@ def _after_fork() -> None:
     _embedded = None
     if _run is not None:
         _run._owner = False
+    _stacks.start()
     util = sys.modules.get("multiprocessing.util")
     if util is not None:
         # It forgets every finalizer when the child starts, and calls these right after.

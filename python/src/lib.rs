@@ -22,6 +22,7 @@ mod slime;
 mod span;
 mod spill;
 mod split;
+mod stacks;
 mod transport;
 mod value;
 mod wire;
@@ -230,6 +231,24 @@ fn count_error() {
     }
 }
 
+/// A signal that nobody uses.
+#[pyfunction]
+fn free_signal() -> Option<i32> {
+    stacks::free_signal()
+}
+
+/// This process can report its stacks: the end of a pipe that wakes whoever does, and without that, the file that `faulthandler`
+/// writes to on a signal.
+#[pyfunction]
+fn stacks_ready(wake: i32, dump: i32, signal: i32) {
+    stacks::ready(wake, dump, signal);
+}
+
+#[pyfunction]
+fn report_stacks(text: String) {
+    stacks::report(text);
+}
+
 /// Waits until everything recorded so far has reached the server. Returns whether it has.
 #[pyfunction]
 fn flush(py: Python<'_>, timeout: f64) -> bool {
@@ -354,6 +373,9 @@ fn _core(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(stats, module)?)?;
     module.add_function(wrap_pyfunction!(losses, module)?)?;
     module.add_function(wrap_pyfunction!(count_error, module)?)?;
+    module.add_function(wrap_pyfunction!(free_signal, module)?)?;
+    module.add_function(wrap_pyfunction!(stacks_ready, module)?)?;
+    module.add_function(wrap_pyfunction!(report_stacks, module)?)?;
     module.add_function(wrap_pyfunction!(flush, module)?)?;
     module.add_function(wrap_pyfunction!(shutdown, module)?)?;
     module.add_function(wrap_pyfunction!(take_memory, module)?)?;

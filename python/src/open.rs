@@ -84,7 +84,12 @@ impl Place {
     #[inline]
     pub unsafe fn take(core: &'static Core, span: NonNull<impl OpenSpan + 'static>) -> Place {
         // SAFETY: the caller's promise is the same.
-        Place { core, slot: unsafe { core.queue().open.insert(span) } }
+        let slot = unsafe { core.queue().open.insert(span) };
+        // The first span of a process may never end: it is reported all the same.
+        if !core.started() {
+            core.nudge();
+        }
+        Place { core, slot }
     }
 
     /// Whether the span was started in this process: one that crossed a fork is its parent's to end.

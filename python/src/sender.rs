@@ -15,6 +15,7 @@ use crate::config::{Config, Exporter};
 use crate::core::{Chunk, Core, Counters, Queue, Signal, beat_record, lock, set_level_from_server, stats_record};
 use crate::spill::{Spill, Spilled};
 use crate::split;
+use crate::stacks;
 use crate::transport::{Link, Outcome};
 use crate::wire::{Out, field_len};
 
@@ -370,7 +371,11 @@ impl Sender {
     /// A sign of life every second, sent a few at a time. It says that the process lives, not that its Python code moves: this
     /// thread needs no lock of it. Without a server, signs are worth nothing later and are not kept.
     fn beat(&mut self) {
-        if self.last_beat.elapsed() < BEAT_EVERY || self.link.is_none() || self.core.totals().0 == 0 {
+        if self.last_beat.elapsed() < BEAT_EVERY || self.link.is_none() {
+            return;
+        }
+        // A process that has only imported the package is none of the run's.
+        if self.core.totals().0 == 0 && self.core.queue().open.len() == 0 {
             return;
         }
         self.last_beat = Instant::now();
@@ -454,10 +459,11 @@ impl Sender {
             return;
         };
         match outcome {
-            Outcome::Taken { rejected, message, level } => {
+            Outcome::Taken { rejected, message, told } => {
                 self.away = None;
                 self.passed.0[request.signal as usize] += 1;
-                set_level_from_server(level);
+                set_level_from_server(told.level);
+                told.stacks.iter().for_each(|asked| stacks::asked(self.core, asked));
                 let rejected = rejected.min(request.records);
                 if rejected > 0 {
                     self.core.note_error(message);

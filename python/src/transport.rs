@@ -21,18 +21,39 @@ use crate::core::Signal;
 /// An answer larger than this is not read.
 const MAX_ANSWER_BYTES: usize = 1 << 20;
 const LEVEL_HEADER: HeaderName = HeaderName::from_static(event::LEVEL_HEADER);
+const STACKS_HEADER: HeaderName = HeaderName::from_static(event::STACKS_HEADER);
+/// Requests for stacks that are looked at.
+const MAX_STACKS_ASKED: usize = 16;
 
 /// What became of a request.
 #[derive(Debug)]
 pub enum Outcome {
     /// Stored, except for what was rejected.
-    Taken { rejected: u64, message: String, level: Option<u8> },
+    Taken { rejected: u64, message: String, told: Told },
     /// Not now, and not because of this request: the server is away, busy, or lets nobody in.
     Later { why: String, after: Option<Duration> },
     /// The server had the request and did not cope with it. Whether the request is to blame shows in what becomes of others.
     Failed { why: String },
     /// Never.
     Refused { why: String },
+}
+
+/// What the server says beside the answer, to all that send to it.
+#[derive(Debug, Default)]
+pub struct Told {
+    pub level: Option<u8>,
+    /// Requests for stacks: see [`crate::stacks::asked`].
+    pub stacks: Vec<String>,
+}
+
+impl Told {
+    fn in_headers(headers: &HeaderMap) -> Told {
+        let text = |value: &HeaderValue| value.to_str().map(str::to_string).ok();
+        Told {
+            level: headers.get(LEVEL_HEADER).and_then(|value| text(value)?.parse().ok()),
+            stacks: headers.get_all(STACKS_HEADER).iter().take(MAX_STACKS_ASKED).filter_map(text).collect(),
+        }
+    }
 }
 
 enum Connection {
@@ -89,17 +110,17 @@ impl Link {
         let body = http_body_util::Limited::new(body, MAX_ANSWER_BYTES).collect().await.map_err(|e| e.to_string())?;
         let trailers = body.trailers().cloned();
         let bytes = body.to_bytes();
-        let level = head.headers.get(LEVEL_HEADER).and_then(|v| v.to_str().ok()?.parse().ok());
+        let told = Told::in_headers(&head.headers);
         Ok(match self.endpoint.protocol {
             Protocol::Grpc => {
                 if head.status != 200 {
-                    http_outcome(head.status.as_u16(), &head.headers, &bytes, level)
+                    http_outcome(head.status.as_u16(), &head.headers, &bytes, told)
                 } else {
                     let status = trailers.as_ref().filter(|t| t.contains_key("grpc-status")).unwrap_or(&head.headers);
-                    grpc_outcome(status, bytes.get(5..).unwrap_or_default(), level)
+                    grpc_outcome(status, bytes.get(5..).unwrap_or_default(), told)
                 }
             }
-            Protocol::Http => http_outcome(head.status.as_u16(), &head.headers, &bytes, level),
+            Protocol::Http => http_outcome(head.status.as_u16(), &head.headers, &bytes, told),
         })
     }
 
@@ -224,11 +245,11 @@ fn said(error: &hyper::Error) -> String {
     }
 }
 
-fn grpc_outcome(status: &HeaderMap, message: &[u8], level: Option<u8>) -> Outcome {
+fn grpc_outcome(status: &HeaderMap, message: &[u8], told: Told) -> Outcome {
     let code: i32 = status.get("grpc-status").and_then(|v| v.to_str().ok()?.parse().ok()).unwrap_or(2);
     if code == 0 {
         let (rejected, message) = partial_success(message);
-        return Outcome::Taken { rejected, message, level };
+        return Outcome::Taken { rejected, message, told };
     }
     let text = status.get("grpc-message").and_then(|v| v.to_str().ok()).unwrap_or("no message");
     let why = format!("gRPC status {code}: {text}");
@@ -242,7 +263,7 @@ fn grpc_outcome(status: &HeaderMap, message: &[u8], level: Option<u8>) -> Outcom
     }
 }
 
-fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], level: Option<u8>) -> Outcome {
+fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], told: Told) -> Outcome {
     if (200..300).contains(&status) {
         let kind = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
         // A login page or a proxy says yes to everything. What it was given is not stored.
@@ -253,7 +274,7 @@ fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], level: Option<u8>
             };
         }
         let (rejected, message) = partial_success(body);
-        return Outcome::Taken { rejected, message, level };
+        return Outcome::Taken { rejected, message, told };
     }
     let why = format!("HTTP status {status}");
     match status {

@@ -116,6 +116,10 @@ pub struct ServeArgs {
     /// Scrape this page of Prometheus text or OpenMetrics, such as http://ROUTER:30000/engine_metrics@10s. Can be repeated.
     #[arg(long, value_name = "URL[@INTERVAL]", env = "ROLLSCOPE_SCRAPE", value_delimiter = ',')]
     pub scrape: Vec<String>,
+    /// Ask Ray's dashboard, such as http://HEAD:8265, for actors that died and tasks that wait when a run hangs. Its token is taken from
+    /// where Ray takes it: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
+    #[arg(long, value_name = "URL", env = "ROLLSCOPE_RAY")]
+    pub ray: Option<String>,
     /// Scrape the targets in this Prometheus configuration (static_configs and file_sd_configs). Can be repeated.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
     pub scrape_config: Vec<PathBuf>,
@@ -260,6 +264,13 @@ pub struct HangArgs {
     /// Dumps of PyTorch's Flight Recorder, of py-spy, of nvidia-smi and of SGLang's requests, or folders of them. Can be repeated.
     #[arg(long, value_name = "PATH")]
     pub add: Vec<PathBuf>,
+    /// Ask Ray's dashboard, such as http://HEAD:8265, for actors that died and tasks that wait. Its token is taken from where Ray takes
+    /// it: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token.
+    #[arg(long, value_name = "URL", conflicts_with = "at")]
+    pub ray: Option<String>,
+    /// Ask the run's processes for the stacks of their Python threads, and wait for them. Needs a server.
+    #[arg(long, conflicts_with = "at")]
+    pub stacks: bool,
     #[command(flatten)]
     pub answer: AnswerArgs,
 }

@@ -16,7 +16,7 @@ mod plain;
 pub mod read;
 pub mod tables;
 
-pub use rollscope_names::{attributes as names, figures, ids, kinds, limits, pd, protobuf, time};
+pub use rollscope_names::{attributes as names, figures, ids, kinds, limits, pd, percent, protobuf, time};
 
 pub use ids::{SpanId, TraceId};
 pub use tables::Table;

@@ -122,6 +122,11 @@ pub mod event {
 
     /// Response header in which the server sends the trace level to SDKs.
     pub const LEVEL_HEADER: &str = "rollscope-trace-level";
+    /// Response header in which the server asks the processes of a run for their stacks: `NUMBER RUN`, the run percent-encoded.
+    /// It is repeated for each run that is asked.
+    pub const STACKS_HEADER: &str = "rollscope-stacks";
+    /// The span that a process sends in return, and its attribute with the stacks.
+    pub const STACKS: &str = "rollscope.stacks";
 }
 
 /// The run of series that were scraped for no run in particular: a serving engine may serve many. It is not listed.

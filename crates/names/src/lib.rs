@@ -17,5 +17,8 @@ pub mod ids;
 pub mod kinds;
 pub mod limits;
 pub mod pd;
+mod percent;
 pub mod protobuf;
 pub mod time;
+
+pub use percent::percent;

@@ -23,6 +23,7 @@ mod limits;
 mod progress;
 mod projections;
 pub mod promql;
+mod pushdown;
 mod running;
 mod runs;
 pub mod scope;

@@ -29,6 +29,7 @@ use crate::functions::{self, AttrTypes, Bounded, TableFunction};
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
 use crate::projections;
+use crate::pushdown;
 use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, visible};
 
 /// Footers of segments, decoded, kept over all queries.
@@ -64,6 +65,7 @@ impl Sessions {
             .with_runtime_env(Arc::new(runtime.clone()))
             .with_default_features()
             .with_optimizer_rules(projections::rules())
+            .with_physical_optimizer_rules(pushdown::rules())
             .build();
         functions::register(&mut base)?;
         base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;

@@ -38,6 +38,9 @@ pub struct ServerConfig {
     pub limits: Limits,
     /// What is scraped.
     pub scrape: ScrapeConfig,
+    /// Ray's dashboard, such as `http://HEAD:8265`. It is asked which actors died and which tasks wait when somebody asks what a run waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ray: Option<String>,
     /// Where the metrics of a step go besides the store.
     pub sinks: SinkConfig,
     /// What counts as a request, a step, a rollout.
@@ -59,6 +62,7 @@ impl Default for ServerConfig {
             audit_log: None,
             limits: Limits::default(),
             scrape: ScrapeConfig::default(),
+            ray: None,
             sinks: SinkConfig::default(),
             perf: PerfRules::default(),
             promql: PromLimits::default(),

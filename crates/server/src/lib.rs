@@ -22,6 +22,7 @@ mod params;
 mod problem;
 mod query;
 mod rates;
+pub mod ray;
 mod run;
 pub mod scrape;
 mod secret;
@@ -64,6 +65,7 @@ pub use config::{Limits, ServerConfig, TlsConfig};
 use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
+use ray::RaySource;
 use scrape::Scraping;
 pub use secret::Secret;
 
@@ -115,6 +117,7 @@ pub(crate) struct Shared {
     limits: Limits,
     promql: rollscope_query::promql::PromLimits,
     scraping: Scraping,
+    ray: Option<RaySource>,
     sinks: Sinks,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
@@ -236,6 +239,7 @@ impl Server {
             limits: config.limits.clone(),
             promql: config.promql.clone(),
             scraping,
+            ray: config.ray.clone().map(RaySource::new),
             sinks,
             steps,
             stop: shared.stop.clone(),

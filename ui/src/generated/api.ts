@@ -351,7 +351,7 @@ export interface components {
             at_ns: number;
             /** @description From the step to the first suspect: places in the list of nodes. */
             chain: number[];
-            /** @description What dumps say that were added, in words. The server knows none. */
+            /** @description What stacks say that processes sent, and dumps that were added, in words. */
             dumps: string[];
             engines: components["schemas"]["EngineNow"][];
             /**
@@ -1133,6 +1133,11 @@ export interface components {
             /** @description Read-only SQL over the tables of `GET /api/v1/tables`. */
             query: string;
         };
+        StacksAsked: {
+            /** @description False: they had been asked less than a minute before, or 16 other runs had been. */
+            asked: boolean;
+            run: string;
+        };
         Staleness: {
             /** Format: double */
             mean_versions_behind: number;
@@ -1603,10 +1608,13 @@ export interface components {
             open: number;
             /** Format: int64 */
             pid: number | null;
+            /** @description Where its Python code is, if it was asked for its stacks since something last happened, and the span that has all of them. */
+            place: string | null;
             service: string;
             silent: boolean;
             /** Format: int64 */
             since_ns: number | null;
+            stacks: components["schemas"]["OpenSpan"] | null;
             /** Format: double */
             usual_s: number | null;
         };
@@ -1686,6 +1694,7 @@ export type SpanRef = components['schemas']['SpanRef'];
 export type SqlAnswer = components['schemas']['SqlAnswer'];
 export type SqlColumn = components['schemas']['SqlColumn'];
 export type SqlRequest = components['schemas']['SqlRequest'];
+export type StacksAsked = components['schemas']['StacksAsked'];
 export type Staleness = components['schemas']['Staleness'];
 export type State = components['schemas']['State'];
 export type StepAnswers = components['schemas']['StepAnswers'];

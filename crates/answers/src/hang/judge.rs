@@ -884,6 +884,8 @@ impl Judge {
                     last_ns: sender.last_ns,
                     beat_ns: beat.map(|beat| beat.last_ns),
                     silent: beat.is_some_and(|beat| beat.silent),
+                    place: None,
+                    stacks: None,
                 }
             })
             .collect();

@@ -140,6 +140,11 @@ pub struct WorkerNow {
     #[schema(required)]
     pub beat_ns: Option<i64>,
     pub silent: bool,
+    /// Where its Python code is, if it was asked for its stacks since something last happened, and the span that has all of them.
+    #[schema(required)]
+    pub place: Option<String>,
+    #[schema(required)]
+    pub stacks: Option<OpenSpan>,
 }
 
 /// What everyone is waiting for.
@@ -171,7 +176,7 @@ pub struct Hang {
     pub workers: Vec<WorkerNow>,
     /// What would tell more.
     pub advice: Vec<String>,
-    /// What dumps say that were added, in words. The server knows none.
+    /// What stacks say that processes sent, and dumps that were added, in words.
     pub dumps: Vec<String>,
     /// Spans that were read.
     pub spans: usize,

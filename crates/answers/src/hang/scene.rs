@@ -522,7 +522,7 @@ fn closed_among(
 }
 
 /// A process, by its resource.
-fn sender_of(resource: &str, service: &str) -> Sender {
+pub fn sender_of(resource: &str, service: &str) -> Sender {
     let fields: serde_json::Value = serde_json::from_str(resource).unwrap_or_default();
     let text = |key: &str| fields[key].as_str().map(|text| text.chars().take(MAX_TEXT).collect::<String>());
     let number = |key: &str| fields[key].as_i64().or_else(|| fields[key].as_str()?.parse().ok());

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rollscope_answers::hang::{Hang, Node, Suspect, Wait, WorkerNow};
+use rollscope_answers::hang::{Hang, Node, OpenSpan, Suspect, Wait, WorkerNow};
 use rollscope_formats::dumps::{Dump, Entry, Flight, MAX_FILE_BYTES, Process, Requests, read};
 
 use crate::problem::Problem;
@@ -17,7 +17,7 @@ use crate::problem::Problem;
 const MAX_FILES: usize = 10_000;
 const MAX_DEPTH: usize = 4;
 /// Ranks and stacks that are listed by name.
-const SHOWN: usize = 8;
+pub(super) const SHOWN: usize = 8;
 /// Operations whose inputs must have the same size on all ranks.
 const SAME_SIZES: &[&str] = &["all_reduce", "allreduce", "broadcast", "reduce", "barrier"];
 
@@ -177,7 +177,7 @@ fn ranks(ranks: &[i64]) -> String {
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))
 }
 
-fn capital(text: &str) -> String {
+pub(super) fn capital(text: &str) -> String {
     let mut letters = text.chars();
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
@@ -197,6 +197,62 @@ fn place(dumps: &Dumps, rank: i64, worker: Option<&WorkerNow>) -> Option<String>
     let pid = worker.and_then(|worker| worker.pid);
     let by_pid = || dumps.stacks.iter().find(|process| process.pid.is_some() && process.pid == pid);
     by_rank.or_else(by_pid)?.place()
+}
+
+/// Stacks that a process sent when the server asked for them.
+pub struct SentStacks {
+    pub host: String,
+    pub pid: Option<i64>,
+    pub text: String,
+    pub span: OpenSpan,
+}
+
+/// Adds what processes sent to an answer: where each is, and how many are in the same place.
+pub fn join_stacks(hang: &mut Hang, sent: &[SentStacks]) {
+    let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for sent in sent {
+        let Ok(Dump::Stacks(processes)) = read("stacks", sent.text.as_bytes()) else { continue };
+        let Some(place) = processes.first().and_then(Process::place) else { continue };
+        let worker = hang.workers.iter_mut().find(|worker| worker.pid == sent.pid && worker.host == sent.host);
+        let name = match worker {
+            Some(worker) => {
+                worker.place = Some(place.clone());
+                worker.stacks = Some(sent.span.clone());
+                worker.name.clone()
+            }
+            None => sent.pid.map_or("a process".to_string(), |pid| format!("process {pid}")),
+        };
+        note_place(hang, &name, &place);
+        places.entry(place).or_default().push(name);
+    }
+    let mut places: Vec<(String, Vec<String>)> = places.into_iter().collect();
+    places.sort_by_key(|(_, names)| std::cmp::Reverse(names.len()));
+    for (place, names) in places.iter().take(SHOWN) {
+        hang.dumps.push(match names.as_slice() {
+            [one] => format!("The main thread of {one} is in {place}."),
+            many => format!("The main threads of {} processes are in {place}: {}.", many.len(), some(many)),
+        });
+    }
+    if places.len() > SHOWN {
+        hang.dumps.push(format!("The main threads of others are in {} more places.", places.len() - SHOWN));
+    }
+}
+
+fn some(names: &[String]) -> String {
+    let more = if names.len() > SHOWN { format!(" and {} more", names.len() - SHOWN) } else { String::new() };
+    format!("{}{more}", names[..names.len().min(SHOWN)].join(", "))
+}
+
+/// What is behind a suspect that is known by its process.
+fn note_place(hang: &mut Hang, name: &str, place: &str) {
+    for suspect in hang.suspects.iter_mut().filter(|suspect| suspect.name == name) {
+        let text = format!("; its stack is in {place}");
+        // Also in the sentence, which ends with what is said of the first suspect.
+        if let Some(at) = hang.text.find(&suspect.text) {
+            hang.text.insert_str(at + suspect.text.len(), &text);
+        }
+        suspect.text.push_str(&text);
+    }
 }
 
 /// Adds what dumps say to an answer.
@@ -255,13 +311,9 @@ pub fn join(hang: &mut Hang, dumps: &Dumps) {
         if let Some(place) = process.place() {
             hang.dumps.push(format!("The main thread of {who} is in {place}."));
         }
-        // What is behind a suspect that is known by its process.
         let found = process.pid.and_then(|pid| hang.workers.iter().find(|worker| worker.pid == Some(pid)));
-        let name = found.map(|worker| worker.name.clone());
-        for suspect in hang.suspects.iter_mut().filter(|suspect| Some(&suspect.name) == name.as_ref()) {
-            if let Some(place) = process.place() {
-                suspect.text.push_str(&format!("; its stack is in {place}"));
-            }
+        if let (Some(name), Some(place)) = (found.map(|worker| worker.name.clone()), process.place()) {
+            note_place(hang, &name, &place);
         }
     }
     for requests in &dumps.requests {
@@ -317,7 +369,7 @@ fn add_requests(hang: &mut Hang, requests: &Requests) {
     }
 }
 
-fn suspect(hang: &mut Hang, kind: &str, name: &str, text: String, waiting: usize) -> Suspect {
+pub(super) fn suspect(hang: &mut Hang, kind: &str, name: &str, text: String, waiting: usize) -> Suspect {
     let node = hang.nodes.iter().position(|node| node.kind == kind && node.label == name).unwrap_or_else(|| {
         hang.nodes.push(Node {
             kind: kind.to_string(),

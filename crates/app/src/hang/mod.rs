@@ -1,19 +1,22 @@
 //! Is a run hanging, and who waits for whom? Reads what the answer needs, as of one moment.
 
 pub mod dumps;
+pub mod ray;
 
 use std::time::UNIX_EPOCH;
 
 use arrow::array::RecordBatch;
 use futures::future::BoxFuture;
-use rollscope_answers::hang::scene::{DETAIL_COLUMNS, SERIES_COLUMNS, SPAN_COLUMNS};
+use rollscope_answers::hang::scene::{DETAIL_COLUMNS, SERIES_COLUMNS, SPAN_COLUMNS, sender_of};
 use rollscope_answers::hang::signs::{BEATS, series_names};
-use rollscope_answers::hang::{Hang, Rows, hang};
+use rollscope_answers::hang::{Hang, OpenSpan, Rows, State, hang};
+use rollscope_model::names::event::STACKS;
 use rollscope_model::names::{SCRAPED_RUN, state};
-use rollscope_model::read::{Ints, Text, column};
+use rollscope_model::read::{Ids, Ints, Text, column};
 use rollscope_model::time::{LATEST_NS, NS_PER_S, now_ns};
 use rollscope_query::{Engine, sql_text};
 
+use self::dumps::SentStacks;
 use crate::problem::Problem;
 
 /// How far back what is usual is looked for.
@@ -31,6 +34,9 @@ const MAX_POINTS: usize = 2_000_000;
 /// Series are read around the last event, and before the moment in question.
 const SERIES_BEFORE_NS: i64 = 900 * NS_PER_S;
 const SERIES_AFTER_NS: i64 = 300 * NS_PER_S;
+/// Stacks of a run that moves are looked for in the last minutes.
+const STACKS_NS: i64 = 120 * NS_PER_S;
+const MAX_STACKS: usize = 4096;
 
 /// `2026-11-17T14:22:51Z`, `2026-11-17 14:22:51`, or seconds since 1970. UTC.
 pub fn parse_moment(text: &str) -> Option<i64> {
@@ -72,21 +78,60 @@ pub fn ask<'a>(engine: &'a Engine, run: &'a str, at: Option<i64>) -> BoxFuture<'
     Box::pin(async move {
         let run = engine.find_run(run).await?;
         let read = gather(engine, run, at).await?;
-        engine.compute(move || hang(&read)).await?.map_err(unreadable)
+        let mut found = engine.compute(move || hang(&read)).await?.map_err(unreadable)?;
+        let stacks = stacks(engine, &found).await?;
+        dumps::join_stacks(&mut found, &stacks);
+        Ok(found)
     })
+}
+
+/// Stacks that processes sent since something last happened, the newest of each.
+async fn stacks(engine: &Engine, found: &Hang) -> Result<Vec<SentStacks>, Problem> {
+    let least = found.at_ns.saturating_sub(STACKS_NS);
+    let from = found.last_ns.filter(|_| found.state == State::Hanging).map_or(least, |last| last.min(least));
+    let sql = format!(
+        "select resource, service, trace_id, span_id, attr_str(attrs, '{STACKS}') as text from spans \
+         where run_id = {} and name = '{STACKS}' and start_ns between {from} and {} order by start_ns desc limit {MAX_STACKS}",
+        sql_text(&found.run),
+        found.at_ns
+    );
+    let mut out: Vec<SentStacks> = Vec::new();
+    for batch in rows(engine, sql, MAX_STACKS).await? {
+        let text = |name: &str| column::<Text>(&batch, name).map_err(unreadable);
+        let (resources, services, texts) = (text("resource")?, text("service")?, text("text")?);
+        let (traces, spans): (Ids<16>, Ids<8>) =
+            (column(&batch, "trace_id").map_err(unreadable)?, column(&batch, "span_id").map_err(unreadable)?);
+        for row in 0..batch.num_rows() {
+            let Some(text) = texts.get(row) else { continue };
+            let of = sender_of(resources.get(row).unwrap_or_default(), services.get(row).unwrap_or_default());
+            if out.iter().any(|known| known.host == of.host && known.pid == of.pid) {
+                continue;
+            }
+            let span = OpenSpan {
+                trace_id: hex::encode(traces.at(row)),
+                span_id: hex::encode(spans.at(row)),
+                sample_id: None,
+            };
+            out.push(SentStacks { host: of.host, pid: of.pid, text: text.to_string(), span });
+        }
+    }
+    Ok(out)
 }
 
 async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows, Problem> {
     let at = asked.unwrap_or_else(now_ns);
     let of_run = format!("run_id = {}", sql_text(&run));
-    let last = last_event(engine, &of_run, at).await?;
+    // Stacks are sent because somebody asked: they are no progress.
+    let own_spans = format!("{of_run} and name <> '{STACKS}'");
+    let last = last_event(engine, &of_run, &own_spans, at).await?;
     let over = over(engine, &of_run, asked, last).await?;
     let last = last.unwrap_or(at);
-    let from = history(engine, &of_run, last, at).await?;
+    let from = history(engine, &own_spans, last, at).await?;
     let open = format!("(end_ns > {at} or end_ns is null and state = '{}')", state::OPEN);
     let columns = SPAN_COLUMNS.join(", ");
-    let spans =
-        format!("select {columns} from spans where {of_run} and start_ns <= {at} and (start_ns >= {from} or {open})");
+    let spans = format!(
+        "select {columns} from spans where {own_spans} and start_ns <= {at} and (start_ns >= {from} or {open})"
+    );
     let served = last.saturating_sub(SERVED_NS);
     let others = format!(
         "select {columns} from spans where run_id <> {} and start_ns >= {served} and start_ns <= {at} and {open} limit {MAX_OPEN}",
@@ -129,11 +174,11 @@ async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows
 }
 
 /// When something last happened.
-async fn last_event(engine: &Engine, of_run: &str, at: i64) -> Result<Option<i64>, Problem> {
+async fn last_event(engine: &Engine, of_run: &str, own_spans: &str, at: i64) -> Result<Option<i64>, Problem> {
     let newest = |least: i64| {
         format!(
             "select greatest(max(start_ns), max(case when end_ns <= {at} then end_ns end)) as last from spans \
-             where {of_run} and start_ns <= {at} and start_ns >= {least}"
+             where {own_spans} and start_ns <= {at} and start_ns >= {least}"
         )
     };
     let logged =
@@ -165,12 +210,12 @@ async fn over(
 }
 
 /// The beginning of the history that is read.
-async fn history(engine: &Engine, of_run: &str, last: i64, at: i64) -> Result<i64, Problem> {
+async fn history(engine: &Engine, own_spans: &str, last: i64, at: i64) -> Result<i64, Problem> {
     let from = last.saturating_sub(HISTORY_NS);
     let part = HISTORY_NS / HISTORY_PARTS;
     let sql = format!(
         "select ({last} - start_ns) / {part} as part, count(*) as spans from spans \
-         where {of_run} and start_ns >= {from} and start_ns <= {at} group by 1 order by 1"
+         where {own_spans} and start_ns >= {from} and start_ns <= {at} group by 1 order by 1"
     );
     let mut spans = 0;
     for batch in rows(engine, sql, 4 * HISTORY_PARTS as usize).await? {

@@ -1,13 +1,14 @@
-//! `rollscope report`, `rollscope mismatch` and `rollscope diff`: the answers, in the terminal, from a folder or a server.
+//! `rollscope report`, `rollscope mismatch`, `rollscope diff` and `rollscope hang`: the answers, in the terminal, from a folder or a server.
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use rollscope_answers::hang::Hang;
 use rollscope_answers::{Answers, Which};
 use rollscope_app::hang::dumps::{join, read_files};
+use rollscope_app::hang::ray::join_ray;
 use rollscope_app::hang::{self, MOMENT, parse_moment};
 use rollscope_app::printed::{
     Style, diff as print_diff, hang as print_hang, mismatch as print_mismatch, run as print_run, step as print_step,
@@ -26,6 +27,11 @@ use crate::output;
 use crate::source::{encode_path_part, local_folder, server_url};
 
 const TIMEOUT: Duration = Duration::from_secs(600);
+/// How long `--stacks` waits for the processes, and how often it looks. They send something every five seconds.
+const STACKS_WAIT: Duration = Duration::from_secs(20);
+const STACKS_LOOK: Duration = Duration::from_secs(1);
+/// How long each answer of Ray's dashboard may take.
+const RAY_TIMEOUT: Duration = Duration::from_secs(20);
 
 pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
     let run = args.run.clone();
@@ -108,17 +114,44 @@ pub async fn hang(args: HangArgs) -> anyhow::Result<()> {
         false => Some(read_files(&args.add).map_err(problem)?),
     };
     let mut answer: Hang = match local_folder(source) {
+        Some(_) if args.stacks => return Err(Usage("--stacks needs a server: the processes send to it".into()).into()),
         Some(data) => hang::ask(open(data).await?.engine(), &run, at).await.map_err(problem)?,
         None => {
             let at = at.map_or(String::new(), |at| format!("?at={}.{:09}", at / NS_PER_S, at % NS_PER_S));
-            serde_json::from_value(ask(source, format!("/runs/{}/hang{at}", encode_path_part(&run))).await?)?
+            let path = format!("/runs/{}", encode_path_part(&run));
+            if args.stacks {
+                send(source, format!("{path}/stacks")).await?;
+            }
+            let mut answer: Hang = serde_json::from_value(ask(source, format!("{path}/hang{at}")).await?)?;
+            let until = Instant::now() + STACKS_WAIT;
+            while args.stacks && !answered(&answer) && Instant::now() < until {
+                tokio::time::sleep(STACKS_LOOK).await;
+                answer = serde_json::from_value(ask(source, format!("{path}/hang")).await?)?;
+            }
+            if args.stacks && answer.workers.iter().all(|worker| worker.place.is_none()) {
+                eprintln!(
+                    "no process sent its stacks within {} s; only those that use the rollscope package can",
+                    STACKS_WAIT.as_secs()
+                );
+            }
+            answer
         }
     };
     if let Some(dumps) = dumps {
         dumps.passed_over.iter().take(5).for_each(|reason| eprintln!("passed over: {reason}"));
         join(&mut answer, &dumps);
     }
+    if let Some(url) = args.ray {
+        let ray = tokio::task::spawn_blocking(move || rollscope_server::ray::fetch(&url, RAY_TIMEOUT)).await?;
+        join_ray(&mut answer, &ray.map_err(|e| anyhow::anyhow!("--ray: {e}"))?);
+    }
     print(&args.answer, &serde_json::to_value(answer)?, print_hang)
+}
+
+/// Whether all processes that live have sent their stacks.
+fn answered(answer: &Hang) -> bool {
+    let mut living = answer.workers.iter().filter(|worker| worker.beat_ns.is_some() && !worker.silent).peekable();
+    living.peek().is_some() && living.all(|worker| worker.place.is_some())
 }
 
 /// The run that started last.
@@ -209,16 +242,28 @@ pub async fn find_run(source: &SourceArgs, run: &str) -> anyhow::Result<String> 
 }
 
 async fn ask(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
+    call(source, path, false).await
+}
+
+async fn send(source: &SourceArgs, path: String) -> anyhow::Result<Value> {
+    call(source, path, true).await
+}
+
+async fn call(source: &SourceArgs, path: String, post: bool) -> anyhow::Result<Value> {
     let url = server_url(source);
     let token = source.token.clone();
     tokio::task::spawn_blocking(move || -> anyhow::Result<Value> {
         let agent: ureq::Agent =
             ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(TIMEOUT)).build().into();
-        let mut request = agent.get(format!("{}/api/v1{path}", url.trim_end_matches('/')));
-        if let Some(token) = token {
-            request = request.header("authorization", format!("Bearer {token}"));
-        }
-        let mut response = request.call().with_context(|| {
+        let address = format!("{}/api/v1{path}", url.trim_end_matches('/'));
+        let bearer = token.map(|token| ("authorization", format!("Bearer {token}")));
+        let response = match (post, bearer) {
+            (true, Some((name, value))) => agent.post(address).header(name, value).send_empty(),
+            (true, None) => agent.post(address).send_empty(),
+            (false, Some((name, value))) => agent.get(address).header(name, value).call(),
+            (false, None) => agent.get(address).call(),
+        };
+        let mut response = response.with_context(|| {
             format!("no rollscope server answers at {url}; start `rollscope serve`, or pass --data DIR or --server URL")
         })?;
         let status = response.status();

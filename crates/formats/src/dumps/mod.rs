@@ -1,9 +1,10 @@
 //! Files that people have at hand when a run hangs: dumps of PyTorch's Flight Recorder, stacks by py-spy, the table of `nvidia-smi`,
-//! SGLang's dumps of requests.
-//! They are about one moment, so they become no rows: [`read`] tells which they are and what they say.
+//! SGLang's dumps of requests. They are about one moment, so they become no rows: [`read`] tells which they are and what they say.
+//! [`ray`] reads what Ray's dashboard answers.
 
 mod flight;
 mod gpus;
+pub mod ray;
 mod requests;
 mod stacks;
 
@@ -49,7 +50,7 @@ pub fn read(path: &Path, bytes: &[u8]) -> Result<Dump, ImportError> {
     }
     let unknown = || {
         ImportError::Malformed(
-            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), of nvidia-smi, or of SGLang (crash_dump_*.pkl)".into(),
+            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), of faulthandler, of nvidia-smi, or of SGLang (crash_dump_*.pkl)".into(),
         )
     };
     let text = std::str::from_utf8(bytes).map_err(|_| unknown())?;

@@ -1,4 +1,5 @@
-//! Stacks by py-spy: `py-spy dump --pid PID`, as text or with `--json`. One file may hold several processes.
+//! Stacks by py-spy: `py-spy dump --pid PID`, as text or with `--json`; by Python's own `faulthandler`; and by the rollscope package,
+//! which writes them as either does. One file may hold several processes.
 
 use serde_json::Value;
 
@@ -9,6 +10,9 @@ use crate::import::ImportError;
 const MAX_PROCESSES: usize = 4096;
 const MAX_THREADS: usize = 4096;
 const MAX_FRAMES: usize = 256;
+
+const MAIN: &str = "MainThread";
+const FIRST: &str = " (most recent call first):";
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
@@ -45,16 +49,19 @@ pub fn read_text(name: &str, text: &str) -> Option<Vec<Process>> {
                 break;
             }
             out.push(Process { pid: pid.trim().parse().ok(), command: cut(command), rank, threads: Vec::new() });
-        } else if let Some(rest) = line.strip_prefix("Thread ") {
+        } else if let Some(rest) = line.strip_prefix("Thread ").or_else(|| line.strip_prefix("Current thread ")) {
             if out.is_empty() {
                 out.push(Process { rank, ..Process::default() });
             }
             let threads = &mut out.last_mut()?.threads;
-            let name = rest.split_once(": ").map_or(rest, |(_, name)| name).trim().trim_matches('"');
             if threads.len() < MAX_THREADS {
-                threads.push(Thread { name: cut(name), active: rest.contains("(active"), frames: Vec::new() });
+                threads.push(thread(rest));
             }
-        } else if let Some(frame) = line.strip_prefix("    ").filter(|line| !line.starts_with("    ")).and_then(frame)
+        } else if let Some(frame) = line
+            .strip_prefix("    ")
+            .filter(|line| !line.starts_with("    "))
+            .and_then(frame)
+            .or_else(|| line.strip_prefix("  File ").and_then(faulthandler_frame))
             && let Some(thread) = out.last_mut().and_then(|process| process.threads.last_mut())
             && thread.frames.len() < MAX_FRAMES
         {
@@ -62,7 +69,33 @@ pub fn read_text(name: &str, text: &str) -> Option<Vec<Process>> {
         }
     }
     out.retain(|process| !process.threads.is_empty());
+    for process in &mut out {
+        // `faulthandler` does not name threads before Python 3.14. It writes the newest first, so the main one is last.
+        if process.threads.iter().all(|thread| thread.name.is_empty())
+            && let Some(last) = process.threads.last_mut()
+        {
+            last.name = MAIN.into();
+        }
+    }
     (!out.is_empty()).then_some(out)
+}
+
+/// What comes after the word `Thread`: `11 (idle): "MainThread"` by py-spy, `0x00007f1c [MainThread] (most recent call first):` by
+/// `faulthandler`.
+fn thread(rest: &str) -> Thread {
+    let name = match rest.strip_suffix(FIRST) {
+        Some(before) => before.split_once('[').map_or("", |(_, name)| name.trim_end_matches(']')),
+        None => rest.split_once(": ").map_or(rest, |(_, name)| name).trim().trim_matches('"'),
+    };
+    Thread { name: cut(name), active: rest.contains("(active"), frames: Vec::new() }
+}
+
+/// `"/lib/threading.py", line 320 in wait`.
+fn faulthandler_frame(line: &str) -> Option<Frame> {
+    let (path, rest) = line.strip_prefix('"')?.rsplit_once("\", line ")?;
+    let (number, function) = rest.split_once(" in ")?;
+    let file = path.rsplit('/').next().unwrap_or(path);
+    Some(Frame { function: cut(function.trim()), file: cut(file), line: number.parse().unwrap_or(0) })
 }
 
 /// `wait (threading.py:320)`. What is deeper in the line, such as arguments, is passed over.
@@ -128,7 +161,7 @@ const WAITING: &[&str] = &[
 impl Process {
     /// The thread that matters: the main one, else the first that is active.
     pub fn main(&self) -> Option<&Thread> {
-        let is_main = |thread: &&Thread| thread.name.contains("MainThread");
+        let is_main = |thread: &&Thread| thread.name.contains(MAIN);
         self.threads
             .iter()
             .find(is_main)
@@ -160,5 +193,18 @@ mod tests {
         assert!(found[0].threads[1].active && !found[0].threads[0].active);
         assert_eq!(found[1].command, "python engine.py");
         assert_eq!(read_text("x", "nothing of the kind"), None);
+    }
+
+    #[test]
+    fn faulthandlers_text() {
+        let text = "Process 7: Python's lock has not been free for 3 s\nThread 0x00007f32 (most recent call first):\n  File \"/usr/lib/python3.11/threading.py\", line 320 in wait\n\n\
+                    Thread 0x00007f99 (most recent call first):\n  File \"/app/train.py\", line 12 in all_reduce\n  File \"/app/train.py\", line 40 in <module>\n";
+        let found = read_text("stacks", text).unwrap();
+        assert_eq!((found.len(), found[0].pid, found[0].threads.len()), (1, Some(7), 2));
+        assert_eq!(found[0].place().as_deref(), Some("`all_reduce` (train.py:12)"));
+        let named = "Current thread 0x00007f32 [worker] (most recent call first):\n  File \"a.py\", line 1 in f\nThread 0x1 [MainThread] (most recent call first):\n  File \"b.py\", line ??? in g\n";
+        let found = read_text("x.rank3", named).unwrap();
+        assert_eq!((found[0].rank, found[0].place().as_deref()), (Some(3), Some("`g` (b.py:0)")));
+        assert_eq!(found[0].threads[0].name, "worker");
     }
 }

@@ -312,3 +312,51 @@ async fn what_is_computed_twice_is_computed_twice() {
     let plan = plan(&engine, "select x + 1 as x from (select step + 1 as x from spans)").await;
     assert!(!plan.contains("__rollscope"), "{plan}");
 }
+
+/// DataFusion 55 pushes filters down by the names of columns, and takes the first of two with the same name (`pushdown.rs`).
+#[tokio::test]
+async fn filters_know_columns_of_one_name_apart() {
+    let store = Stored::new();
+    let mut b = SamplesBuilder::default();
+    for n in 0..32 {
+        b.push(&NewSample {
+            run_id: "a",
+            step: Some(n / 16),
+            sample_id: &n.to_string(),
+            group_id: Some(&(n / 4).to_string()),
+            split: "train",
+            reward: Some(f64::from(u8::from(n % 3 == 0))),
+            ..NewSample::default()
+        });
+    }
+    let batch = b.finish().unwrap();
+    store.add_segment(Table::Samples, &batch.slice(0, 20));
+    store.add_tail(Table::Samples, batch.slice(20, 12));
+    let engine = store.engine();
+    for how in ["join", "left join", "right join", "full join"] {
+        for condition in [
+            "coalesce(a.reward, 0) + coalesce(b.reward, 0) > 1",
+            "a.reward > b.reward",
+            "coalesce(b.reward, 0) < coalesce(a.reward, 0)",
+            "a.reward is not distinct from b.reward",
+        ] {
+            let joined = format!(
+                "from samples a {how} samples b on a.step = b.step and a.group_id = b.group_id and a.sample_id <> b.sample_id"
+            );
+            // A condition inside of an aggregate is not pushed anywhere.
+            let counted =
+                value(&engine, &format!("select sum(case when {condition} then 1 else 0 end) {joined}")).await;
+            let filtered = value(&engine, &format!("select count(*) {joined} where {condition}")).await;
+            assert_eq!(filtered, counted, "{how}: {condition}");
+            let nested = format!(
+                "select count(*) from (select a.reward, b.reward as other, a.sample_id, b.sample_id as with_id {joined} where {condition})"
+            );
+            assert_eq!(value(&engine, &nested).await, counted, "{nested}");
+        }
+    }
+    let top = "select b.reward from samples a join samples b on a.group_id = b.group_id and a.sample_id <> b.sample_id \
+               order by b.reward desc, a.reward limit 3";
+    assert_eq!(lines(&engine, top).await, ["1.0", "1.0", "1.0"]);
+    let plan = plan(&engine, top).await;
+    assert!(!plan.contains("Screen"), "{plan}");
+}

@@ -2,13 +2,17 @@
 //! them, and computes them again only for steps that changed.
 
 use axum::extract::{Path, State};
+use axum::http::StatusCode;
 use axum::response::Response;
 use rollscope_answers::ask::Which;
 use rollscope_answers::difference::Difference;
-use rollscope_answers::hang::Hang;
+use rollscope_answers::hang::{Hang, State as HangState};
 use rollscope_answers::mismatch::Mismatch;
 use rollscope_answers::report::{RunFindings, StepReport};
+use rollscope_app::hang::ray::join_ray;
 use rollscope_app::hang::{self, MOMENT, parse_moment};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::{json, to_json};
 use crate::App;
@@ -111,5 +115,39 @@ pub async fn hang(State(app): State<App>, Run(run): Run, mut params: Params) -> 
         None => None,
     };
     params.done()?;
-    to_json(&hang::ask(&app.engine, &run, at).await?)
+    let mut found = hang::ask(&app.engine, &run, at).await?;
+    if at.is_none() && found.state == HangState::Hanging && found.workers.iter().all(|worker| worker.place.is_none()) {
+        app.ingest.stacks().ask(&found.run);
+        found.advice.push("The processes have been asked for their stacks. Ask again in ten seconds.".to_string());
+    }
+    if let Some(ray) = app.ray.as_ref().filter(|_| at.is_none()) {
+        match &*ray.state().await {
+            Ok(ray) => join_ray(&mut found, ray),
+            Err(why) => found.advice.push(format!("Ray says nothing: {why}")),
+        }
+    }
+    to_json(&found)
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct StacksAsked {
+    run: String,
+    /// False: they had been asked less than a minute before, or 16 other runs had been.
+    asked: bool,
+}
+
+/// Asks the processes of a run for the stacks of their Python threads. They answer within some seconds, if they use the rollscope
+/// package: see `workers[].place` and `workers[].stacks` in what `/hang` returns.
+#[utoipa::path(post, path = "/api/v1/runs/{run}/stacks", tag = "answers", params(("run" = String, Path)),
+    responses(
+        (status = 202, description = "They are being asked", body = StacksAsked),
+        (status = 404, description = "No such run", body = Problem, content_type = "application/problem+json"),
+    ))]
+pub async fn ask_stacks(State(app): State<App>, Run(run): Run, params: Params) -> Result<Response, Problem> {
+    params.done()?;
+    let run = app.engine.find_run(&run).await?;
+    let asked = app.ingest.stacks().ask(&run);
+    let mut response = to_json(&StacksAsked { run, asked })?;
+    *response.status_mut() = StatusCode::ACCEPTED;
+    Ok(response)
 }

@@ -58,6 +58,7 @@ use crate::problem::Problem;
         answers::diff,
         answers::mismatch,
         answers::hang,
+        answers::ask_stacks,
         timeline::timeline,
         runs::set_tags,
         timeline::samples,
@@ -101,6 +102,7 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/diff", get(answers::diff))
         .route("/runs/{run}/mismatch", get(answers::mismatch))
         .route("/runs/{run}/hang", get(answers::hang))
+        .route("/runs/{run}/stacks", post(answers::ask_stacks))
         .route("/runs/{run}/timeline", get(timeline::timeline))
         .route("/runs/{run}/samples", get(timeline::samples))
         .route("/runs/{run}/links", get(timeline::links))

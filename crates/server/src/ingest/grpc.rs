@@ -66,7 +66,7 @@ async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
         Ok(outcome) => success(&outcome),
         Err(refusal) => error(status(&refusal)),
     };
-    ingest.level().tell(response.headers_mut());
+    ingest.tell(&mut response);
     response
 }
 

@@ -59,7 +59,7 @@ async fn export(ingest: Ingest, signal: Signal, request: Request) -> Response {
         }
         Err(refusal) => refused(&refusal, form),
     };
-    ingest.level().tell(response.headers_mut());
+    ingest.tell(&mut response);
     response
 }
 

@@ -7,6 +7,7 @@ pub mod http;
 mod level;
 pub mod lines;
 mod remote_write;
+mod stacks;
 mod wire;
 
 pub(crate) use body::discard;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::response::Response;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use rollscope_app::intake::{Intake, Receipt, Rows};
@@ -32,6 +34,7 @@ use crate::scrape::config::ScrapeLimits;
 pub use body::{Budget, Charge, Encoding};
 pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
+pub use stacks::StackRequests;
 
 /// Larger messages are decoded off the threads that serve sockets.
 const INLINE_PROTOBUF_BYTES: usize = 256 << 10;
@@ -145,6 +148,7 @@ struct Inner {
     options: DecodeOptions,
     budget: Arc<Budget>,
     level: TraceLevel,
+    stacks: StackRequests,
     /// What a series may have that is not scraped but sent.
     series_limits: ScrapeLimits,
     /// What senders of 1.0 declared. They repeat it every minute.
@@ -178,6 +182,7 @@ impl Ingest {
                 options: limits.decode_options(),
                 budget: Budget::new(limits.max_inflight_bytes),
                 level: TraceLevel::default(),
+                stacks: StackRequests::default(),
                 limits: limits.clone(),
                 series_limits: series_limits.clone(),
                 kinds: Mutex::default(),
@@ -205,6 +210,17 @@ impl Ingest {
     /// The trace level that SDKs get.
     pub fn level(&self) -> &TraceLevel {
         &self.inner.level
+    }
+
+    /// Requests for stacks that SDKs get.
+    pub fn stacks(&self) -> &StackRequests {
+        &self.inner.stacks
+    }
+
+    /// What every SDK that sends here is told with the response.
+    fn tell(&self, response: &mut Response) {
+        self.inner.level.tell(response.headers_mut());
+        self.inner.stacks.tell(response.headers_mut());
     }
 
     async fn read_body(&self, body: Body, charge: &mut Charge) -> Result<Bytes, Refusal> {
