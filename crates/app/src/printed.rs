@@ -376,8 +376,9 @@ pub fn mismatch(answer: &Value, style: Style) -> String {
         .iter()
         .take(ROWS)
         .map(|token| {
-            // Quoted, so that spaces and line ends are seen.
-            let text = token["text"].as_str().map_or(String::new(), |text| clean(&Value::from(format!("{text:?}"))));
+            // Quoted, so that spaces and line ends are seen. Bytes that are no character are escaped already.
+            let quoted = |text: &str| clean(&Value::from(format!("{text:?}").replace(r"\\", r"\")));
+            let text = token["text"].as_str().map_or(String::new(), quoted);
             vec![clean(&token["sample_id"]), token["position"].to_string(), nats(&token["d"]), text]
         })
         .collect();
