@@ -211,7 +211,7 @@ pub struct SentStacks {
 pub fn join_stacks(hang: &mut Hang, sent: &[SentStacks]) {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for sent in sent {
-        let Ok(Dump::Stacks(processes)) = read("stacks", sent.text.as_bytes()) else { continue };
+        let Ok(Dump::Stacks(processes)) = read(Path::new("stacks"), sent.text.as_bytes()) else { continue };
         let Some(place) = processes.first().and_then(Process::place) else { continue };
         let worker = hang.workers.iter_mut().find(|worker| worker.pid == sent.pid && worker.host == sent.host);
         let name = match worker {
