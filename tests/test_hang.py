@@ -166,7 +166,7 @@ def test_dumps_name_the_rank_that_is_missing(server, tmp_path, stuck):
         assert "By the dumps: rank 2 never entered" in found["text"]
         assert any("NVIDIA H200" in said for said in found["dumps"])
         assert "notes.txt" in done.stderr
-    assert "What the dumps say" in run("hang", "stuck", "--server", server.url, "--add", tmp_path / "text").stdout
+    assert "What stacks, dumps and Ray say" in run("hang", "stuck", "--server", server.url, "--add", tmp_path / "text").stdout
 
 
 def test_what_pytorch_wrote_is_read(server):

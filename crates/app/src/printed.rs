@@ -480,7 +480,7 @@ pub fn hang(answer: &Value, style: Style) -> String {
     }
     let dumps = list(&answer["dumps"]);
     if !dumps.is_empty() {
-        page.title("What the dumps say");
+        page.title("What stacks, dumps and Ray say");
         dumps.iter().take(4 * ROWS).for_each(|text| page.item(&clean(text)));
         if dumps.len() > 4 * ROWS {
             page.item(&format!("and {} more, with --json", dumps.len() - 4 * ROWS));
