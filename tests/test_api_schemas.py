@@ -159,6 +159,8 @@ def test_the_server_itself(api):
     api.get("/queries")
     api.get("/sinks")
     api.get("/scrape")
+    assert api.get("/alarms")["rules"]
+    assert api.ask("post", "/api/v1/alarms/silences", 201, json={"selector": "StepSlow", "duration": "1h"})["id"]
     api.get("/trace-level")
     api.ask("put", "/api/v1/trace-level", json={"level": 2, "engines": True})
     api.ask("put", "/api/v1/trace-level", json={"level": None})
@@ -182,6 +184,7 @@ def test_problems(api):
     ]:
         assert api.get(template, status, params, **parts)["detail"]
     assert api.ask("post", "/api/v1/sql", 400, json={"query": "selec"})["detail"]
+    assert api.ask("post", "/api/v1/alarms/silences", 400, json={"selector": "sum(", "duration": "1h"})["detail"]
     assert api.ask("put", "/api/v1/runs/{run}/tags", 400, json={"tags": ["x" * 101]}, run="demo")["detail"]
 
 

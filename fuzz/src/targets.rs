@@ -52,6 +52,7 @@ pub const TARGETS: &[Target] = &[
     target("messages", 1024, Shape::Text, messages),
     target("attributes", 512, Shape::Text, attributes),
     target("promql", 256, Shape::Text, |data| text(data, |text| _ = promql::testing::exercise(text))),
+    target("rules", 1024, Shape::Text, |data| text(data, |text| _ = rollscope_alarms::rules::parse("x.yml", text))),
     target("search", 256, Shape::Text, search),
     target("parameters", 512, Shape::Text, |data| text(data, parameters::exercise)),
     target("log", 9000, Shape::Bytes, log),

@@ -15,5 +15,6 @@ pub mod params;
 pub mod printed;
 pub mod problem;
 pub mod query;
+pub mod secret;
 pub mod sinks;
 pub mod steps;

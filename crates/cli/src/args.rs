@@ -123,6 +123,9 @@ pub struct ServeArgs {
     /// Scrape the targets in this Prometheus configuration (static_configs and file_sd_configs). Can be repeated.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_SCRAPE_CONFIG", value_delimiter = ',')]
     pub scrape_config: Vec<PathBuf>,
+    /// Evaluate the rules in this Prometheus rule file: alarms and recorded series. It is read again when it changes. Can be repeated.
+    #[arg(long, value_name = "FILE", env = "ROLLSCOPE_RULES", value_delimiter = ',')]
+    pub rules: Vec<PathBuf>,
     /// Keep every value of scraped series for this long, such as 7d. Older series are thinned [default: 7d].
     #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = parse_seconds)]
     pub series_full_age: Option<u64>,

@@ -86,6 +86,7 @@ impl Config {
             server.scrape.targets.push(ScrapeTarget::parse(text).map_err(|e| Usage(format!("--scrape {e}")))?);
         }
         server.scrape.prometheus_files.extend(args.scrape_config.iter().cloned());
+        server.alarms.rules.extend(args.rules.iter().cloned());
         server.ray = args.ray.clone().or(server.ray.take());
         server.sinks.tensorboard = args.tensorboard.clone().or(server.sinks.tensorboard.take());
         server.sinks.json_lines = args.metrics_jsonl.clone().or(server.sinks.json_lines.take());

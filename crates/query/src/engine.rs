@@ -322,11 +322,27 @@ impl Engine {
         let inner = &*self.inner;
         let registration = inner.register(&what);
         let permit = inner.turn(Instant::now() + inner.limits.timeout, registration.progress()).await?;
-        let snapshot = inner.source.snapshot();
-        let sessions = inner.sessions.clone();
-        let progress = registration.progress().clone();
-        self.direct(progress.clone(), async move {
+        self.with_table_at_once(table, registration.progress().clone(), move |state, table| async move {
             let _permit = permit;
+            work(state, table).await
+        })
+        .await
+    }
+
+    /// The same without waiting for a turn: for what must go on however many queries run.
+    pub(crate) async fn with_table_at_once<T, F>(
+        &self,
+        table: Table,
+        progress: Arc<Progress>,
+        work: impl FnOnce(SessionState, tables::SnapshotTable) -> F + Send + 'static,
+    ) -> Result<T, QueryError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, DataFusionError>> + Send + 'static,
+    {
+        let snapshot = self.inner.source.snapshot();
+        let sessions = self.inner.sessions.clone();
+        self.direct(progress.clone(), async move {
             let state = sessions.open(&snapshot, &progress)?;
             let table = sessions.table(&snapshot, table, &progress);
             work(state, table).await

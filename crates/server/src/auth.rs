@@ -334,7 +334,7 @@ fn page(message: &str) -> Html<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::secret::Secret;
+    use rollscope_app::secret::Secret;
 
     fn door(tokens: &[&str]) -> Door {
         let config =

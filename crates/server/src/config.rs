@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use rollscope_alarms::AlarmsConfig;
 use rollscope_answers::perf::PerfRules;
 use rollscope_app::sinks::SinkConfig;
 use rollscope_formats::import::otlp;
@@ -11,7 +12,7 @@ use rollscope_query::promql::PromLimits;
 use serde::{Deserialize, Serialize};
 
 use crate::scrape::config::ScrapeConfig;
-use crate::secret::Secret;
+use rollscope_app::secret::Secret;
 
 /// Where the server listens, who may use it, and how much it accepts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -47,6 +48,8 @@ pub struct ServerConfig {
     pub perf: PerfRules,
     /// What a PromQL query may cost.
     pub promql: PromLimits,
+    /// What is watched, and who is told.
+    pub alarms: AlarmsConfig,
 }
 
 impl Default for ServerConfig {
@@ -66,6 +69,7 @@ impl Default for ServerConfig {
             sinks: SinkConfig::default(),
             perf: PerfRules::default(),
             promql: PromLimits::default(),
+            alarms: AlarmsConfig::default(),
         }
     }
 }

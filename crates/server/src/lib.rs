@@ -4,7 +4,7 @@
 //! page with its API. A request passes [`auth`] (token and scope, host, origin, rate), then either [`ingest`] (bytes to batches to
 //! `rollscope_app::intake`, answered when they are on disk) or [`api`] (SQL to a stream of batches to Arrow, JSON or CSV),
 //! or it gets a file of the [`page`]. Assistants ask at `/mcp` (`rollscope_mcp`). On its own the server asks scrape targets for their series ([`scrape`]) and lets the
-//! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`). [`listen`] owns sockets, TLS, limits on
+//! metrics of every step be computed and handed on (`rollscope_app::{steps, sinks}`), and rules be evaluated (`rollscope_alarms`). [`listen`] owns sockets, TLS, limits on
 //! connections ([`connections`]) and the orderly end; [`audit`] records deletions and refusals; [`metrics`] counts; every refusal of the API is a [`problem::Problem`], and only there an error
 //! gets its status. [`collect`] is the way in alone, into files. All settings are in [`config`].
 
@@ -25,7 +25,6 @@ mod rates;
 pub mod ray;
 mod run;
 pub mod scrape;
-mod secret;
 mod tokens;
 pub mod trace_level;
 
@@ -33,6 +32,7 @@ use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use axum::Router;
@@ -44,6 +44,7 @@ use axum::routing::get;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
+use rollscope_alarms::{Alarms, Dropped, Sources};
 use rollscope_answers::Answers;
 use rollscope_app::conversations::Conversations;
 use rollscope_app::listings::runs::KnownRuns;
@@ -66,8 +67,8 @@ use ingest::{Ingest, grpc};
 use metrics::Counters;
 use problem::Problem;
 use ray::RaySource;
+pub use rollscope_app::secret::Secret;
 use scrape::Scraping;
-pub use secret::Secret;
 
 /// Why the server did not start and what to do.
 #[derive(Debug, thiserror::Error)]
@@ -96,6 +97,8 @@ pub enum StartError {
     Files(String),
     #[error("scraping: {0}")]
     Scrape(String),
+    #[error("alarms: {0}")]
+    Alarms(String),
     #[error("nothing to serve: --listen, --otlp-grpc and --otlp-http are all empty; set at least one")]
     Nothing,
 }
@@ -119,6 +122,7 @@ pub(crate) struct Shared {
     scraping: Scraping,
     ray: Option<RaySource>,
     sinks: Sinks,
+    alarms: Alarms,
     steps: Arc<StepCounters>,
     stop: CancellationToken,
     known_runs: Arc<KnownRuns>,
@@ -228,6 +232,17 @@ impl Server {
             }
         };
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
+        let scheme = if config.tls.is_some() { "https" } else { "http" };
+        let page_url = addresses.page.map_or_else(String::new, |at| format!("{scheme}://{at}"));
+        let sources = Sources {
+            answers: answers.clone(),
+            store: store.clone(),
+            dropped: dropped(&counters, &scraping, &sinks, &store),
+            steps: steps.clone(),
+            perf: config.perf.clone(),
+        };
+        let alarms = Alarms::start(&config.alarms, sources, &config.promql, page_url, &shared.stop)
+            .map_err(StartError::Alarms)?;
         let app = App(Arc::new(Shared {
             conversations: conversations.clone(),
             thumbnails: tokio::sync::Semaphore::new(cores),
@@ -241,10 +256,11 @@ impl Server {
             scraping,
             ray: config.ray.clone().map(RaySource::new),
             sinks,
+            alarms,
             steps,
             stop: shared.stop.clone(),
             known_runs: Arc::default(),
-            scheme: if config.tls.is_some() { "https" } else { "http" },
+            scheme,
         }));
         let vitals = app.store.vitals().clone();
         for (listener, router) in
@@ -297,6 +313,23 @@ async fn open(addr: &str, flag: &'static str, config: &ServerConfig) -> Result<O
         "" => Ok(None),
         addr => listen::bind(addr, flag, config).await.map(Some),
     }
+}
+
+/// What alarms count as dropped.
+fn dropped(counters: &Arc<Counters>, scraping: &Scraping, sinks: &Sinks, store: &Store) -> Dropped {
+    let (counters, scraping, sinks, store) = (counters.clone(), scraping.clone(), sinks.clone(), store.clone());
+    Arc::new(move || {
+        let ingest = counters.ingest_sums();
+        let scraped = scraping.counters.not_stored.load(Relaxed);
+        let steps = sinks.status().iter().map(|sink| sink.dropped).sum();
+        vec![
+            ("rows rejected", ingest.rejected()),
+            ("requests refused", ingest.refused()),
+            ("scraped pages not stored", scraped),
+            ("failed writes to the store", store.stats().append_errors),
+            ("steps dropped by a sink", steps),
+        ]
+    })
 }
 
 fn page_router(app: &App, auth: &Arc<Auth>) -> Router {

@@ -66,6 +66,16 @@ pub struct IngestSums {
     bytes: u64,
 }
 
+impl IngestSums {
+    pub fn rejected(&self) -> u64 {
+        self.rejected
+    }
+
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Counters {
     pub ingest: [IngestCounters; Protocol::ALL.len()],

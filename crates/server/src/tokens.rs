@@ -21,7 +21,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::ingest::REMOTE_WRITE;
-use crate::secret::Secret;
+use rollscope_app::secret::Secret;
 
 /// How often the file is looked at, at most.
 const LOOK_EVERY: Duration = Duration::from_secs(1);

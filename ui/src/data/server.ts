@@ -1,5 +1,5 @@
 // The HTTP API as a DataSource.
-import type { RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
+import type { AlarmsAnswer, RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
 import { readStream, type ArrowStream } from './arrow';
 import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
 import { SAMPLE_COLUMNS } from './samples';
@@ -15,6 +15,9 @@ export class ServerSource implements DataSource {
 
   health(signal?: AbortSignal): Promise<Health> {
     return getJson(api`/health`, signal);
+  }
+  async firing(): Promise<number> {
+    return (await getJson<AlarmsAnswer>(withParams(api`/alarms`, { history: 'false' }))).firing;
   }
   async runs(signal?: AbortSignal): Promise<RunInfo[]> {
     return (await getJson<RunsAnswer>(api`/runs`, signal)).runs;

@@ -192,6 +192,9 @@ export class StaticSource implements DataSource {
     );
     return parts.flat();
   }
+  async firing(): Promise<number> {
+    return 0;
+  }
   async health(): Promise<Health> {
     const m = await this.manifest();
     return { status: 'ok', version: m.generator, problems: m.notes ?? [] };

@@ -57,6 +57,8 @@ export interface DataSource {
   /** Every conversation of a run, with its messages, where the page holds them itself. */
   conversations?(run: string): Promise<Row[]>;
   health(signal?: AbortSignal): Promise<Health>;
+  /** How many alarms fire and are not silenced. */
+  firing(): Promise<number>;
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
   /** The id of the run that is meant by an id, a name, project/name or a beginning of these. A file knows ids only. */
   findRun?(run: string): Promise<string>;

@@ -18,11 +18,14 @@ export interface Command {
 
 const systemDark = matchMedia('(prefers-color-scheme: dark)');
 
+/** How often we ask whether an alarm fires. */
+const FIRING_EVERY_MS = 15_000;
+
 class App {
   readonly source: DataSource = __STATIC__ || hasStaticData() ? new StaticSource() : new ServerSource();
   /** Every view and what fills the slots: the shell gives them in `open`, before anything is shown. */
   views: readonly ViewSpec[] = [];
-  slots: Slots = { panels: [], answers: null, findings: null };
+  slots: Slots = { panels: [], answers: null, findings: null, alarms: null };
   route: Route = $state.raw({ view: '', run: null, params: {} });
   /**
    * The run that the navigation shows: the route's, or that of what is shown. Views that are `ofRun` set it when they know;
@@ -41,6 +44,8 @@ class App {
   /** Rises when the server says that something changed. */
   change: Change = $state.raw({ version: 0, runs: [] });
   liveUp = $state(false);
+  /** How many alarms fire and are not silenced. */
+  firing = $state(0);
   /** Commands of the current view, for the palette. */
   commands: Command[] = $state.raw([]);
 
@@ -93,7 +98,18 @@ class App {
       },
       (up) => (this.liveUp = up),
     );
+    // Whoever looks at a run must see that something fires.
+    const look = (): void => {
+      if (document.visibilityState !== 'visible') return;
+      this.source.firing().then(
+        (n) => (this.firing = n),
+        () => undefined,
+      );
+    };
+    look();
+    const looking = setInterval(look, FIRING_EVERY_MS);
     return () => {
+      clearInterval(looking);
       clearTimeout(timer);
       stop();
     };

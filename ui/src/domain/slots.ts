@@ -54,9 +54,15 @@ export interface FindingsProps {
   most?: number;
 }
 
+/** On the page of a run: its alarms, and when they were on. The component shows nothing if there were none. */
+export interface AlarmsProps {
+  run: string;
+}
+
 /** Null: this page has no such part. */
 export interface Slots {
   panels: readonly PanelSpec[];
   answers: Loader<Component<AnswersProps>> | null;
   findings: Loader<Component<FindingsProps>> | null;
+  alarms: Loader<Component<AlarmsProps>> | null;
 }

@@ -3,7 +3,7 @@ import type { Slots } from '../domain/slots';
 
 /** A page that opens from disk has neither answers nor series. */
 export const SLOTS: Slots = __STATIC__
-  ? { panels: [], answers: null, findings: null }
+  ? { panels: [], answers: null, findings: null, alarms: null }
   : {
       panels: [
         { key: 'path', title: 'Critical path', height: 62, open: true, load: () => import('../features/answers/PathPanel.svelte') },
@@ -12,4 +12,5 @@ export const SLOTS: Slots = __STATIC__
       ],
       answers: () => import('../features/answers/StepAnswers.svelte'),
       findings: () => import('../features/answers/RunFindings.svelte'),
+      alarms: () => import('../features/alarms/RunAlarms.svelte'),
     };

@@ -81,6 +81,15 @@ export const VIEWS: readonly ViewSpec[] = [
         },
         { key: 'engines', title: 'Engines', path: 'serving', nav: 'always', needs: 'live', load: () => import('../features/serving/Serving.svelte') },
         {
+          key: 'alarms',
+          title: 'Alarms',
+          path: 'alarms',
+          nav: 'always',
+          needs: 'live',
+          shortcut: 'a',
+          load: () => import('../features/alarms/Alarms.svelte'),
+        },
+        {
           key: 'traces',
           title: 'Traces',
           path: 'traces',

@@ -68,6 +68,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
                 StartError::NoToken { .. }
                 | StartError::Address { .. }
                 | StartError::Scrape(_)
+                | StartError::Alarms(_)
                 | StartError::EmptyToken
                 | StartError::TokenFile(_)
                 | StartError::Nothing => Usage(e.to_string()).into(),

@@ -37,7 +37,8 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("answers", &["model", "spans", "store", "query", "tokenizer"]),
         ("app", &["model", "spans", "formats", "store", "query", "answers", "search"]),
         ("mcp", &["model", "store", "query", "answers", "app"]),
-        ("server", &["model", "formats", "store", "query", "answers", "app", "mcp"]),
+        ("alarms", &["model", "store", "query", "answers", "app"]),
+        ("server", &["model", "formats", "store", "query", "answers", "app", "mcp", "alarms"]),
         ("cli", &["model", "formats", "store", "query", "answers", "app", "mcp", "server", "demo", "tokenizer"]),
     ]
     .into();

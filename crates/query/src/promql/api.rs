@@ -43,6 +43,12 @@ impl Default for PromLimits {
     }
 }
 
+impl PromLimits {
+    pub(super) fn lookback_ms(&self) -> i64 {
+        (self.promql_lookback_s.min(i64::MAX as u64 / 2000) * 1000) as i64
+    }
+}
+
 /// Longest text of a query.
 const MAX_TEXT: usize = 64 << 10;
 /// Brackets and operators of a query.
@@ -99,12 +105,20 @@ fn outline(text: &str) -> Outline<'_> {
 }
 
 /// A query that was understood.
+#[derive(Clone, Debug)]
 pub struct PromQuery {
-    expr: Expr,
+    pub(super) expr: Expr,
     text: String,
 }
 
-fn refused(message: impl Into<String>) -> QueryError {
+/// As Prometheus writes it.
+impl std::fmt::Display for PromQuery {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.expr)
+    }
+}
+
+pub(super) fn refused(message: impl Into<String>) -> QueryError {
     QueryError::new(ErrorKind::Plan, message)
 }
 
@@ -208,7 +222,7 @@ impl Engine {
             )));
         }
         let mut budget = Budget { samples: limits.promql_max_samples, series: limits.promql_max_series };
-        let lookback = (limits.promql_lookback_s.min(i64::MAX as u64 / 2000) * 1000) as i64;
+        let lookback = limits.lookback_ms();
         let mut wanted = HashMap::new();
         let max_steps = limits.promql_max_steps;
         let (nothing, room) = (Data::new(), Room::new(budget.samples));

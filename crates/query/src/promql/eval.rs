@@ -50,7 +50,7 @@ pub enum Value {
 }
 
 /// Everything that was read for a query, by selector.
-pub type Data = HashMap<String, Arc<Vec<Stored>>>;
+pub type Data = HashMap<String, Arc<Vec<Arc<Stored>>>>;
 
 #[derive(Clone, Copy)]
 pub struct Context<'a> {
@@ -157,7 +157,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    fn stored(&self, selector: &VectorSelector) -> &Arc<Vec<Stored>> {
+    fn stored(&self, selector: &VectorSelector) -> &[Arc<Stored>] {
         &self.data[&Wanted::key(selector)]
     }
 

@@ -1,6 +1,6 @@
 //! Samples of a selector, read from the store in one pass and put together by series.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::{RecordBatch, StringArray};
@@ -38,6 +38,12 @@ impl Wanted {
         format!("{:?} {:?}", selector.name, selector.matchers.matchers)
     }
 
+    /// The one name that it selects, if it is one.
+    pub fn name(&self) -> Option<&str> {
+        let named = |m: &&Matcher| matches!(m.op, MatchOp::Equal) && m.name == NAME && !m.value.is_empty();
+        self.matchers.iter().find(named).map(|m| m.value.as_str())
+    }
+
     pub fn matchers(selector: &VectorSelector) -> Vec<Matcher> {
         let mut matchers = selector.matchers.matchers.clone();
         if let Some(name) = &selector.name {
@@ -47,6 +53,7 @@ impl Wanted {
     }
 }
 
+/// Do these labels fit?
 pub fn matches(matchers: &[Matcher], labels: &Labels) -> bool {
     matchers.iter().all(|m| m.is_match(labels.get(&m.name)))
 }
@@ -107,7 +114,9 @@ fn filter(wanted: &Wanted) -> Vec<Expr> {
         if matches!(m.op, MatchOp::Equal) && !m.value.is_empty() {
             match m.name.as_str() {
                 NAME => filters.push(col("name").eq(text_literal(&m.value))),
-                "run" => filters.push(col("run_id").eq(text_literal(&m.value))),
+                // Series of no run in particular may have a label of this name.
+                "run" => filters
+                    .push(col("run_id").eq(text_literal(&m.value)).or(col("run_id").eq(text_literal(SCRAPED_RUN)))),
                 _ => {}
             }
         }
@@ -115,16 +124,41 @@ fn filter(wanted: &Wanted) -> Vec<Expr> {
     filters
 }
 
+/// What the store can leave out for all of several selectors: one condition per start of a window, with its names.
+fn filter_all(all: &[&Wanted]) -> Vec<Expr> {
+    let ns = |ms: i64| lit(ms.saturating_mul(NS_PER_MS));
+    let to = all.iter().map(|w| w.to).max().unwrap_or_default();
+    let first = all.iter().map(|w| w.from).min().unwrap_or_default();
+    // None: any name.
+    let mut by_start: BTreeMap<i64, Option<BTreeSet<&str>>> = BTreeMap::new();
+    for wanted in all {
+        let names = by_start.entry(wanted.from).or_insert_with(|| Some(BTreeSet::new()));
+        match (wanted.name(), names.as_mut()) {
+            (Some(name), Some(names)) => drop(names.insert(name)),
+            _ => *names = None,
+        }
+    }
+    let windows = by_start.into_iter().map(|(from, names)| {
+        let after = col("time_ns").gt_eq(ns(from + 1));
+        match names {
+            Some(names) => col("name").in_list(names.into_iter().map(text_literal).collect(), false).and(after),
+            None => after,
+        }
+    });
+    let mut filters = vec![col("time_ns").gt_eq(ns(first + 1)), col("time_ns").lt(ns(to.saturating_add(1)))];
+    filters.extend(windows.reduce(Expr::or));
+    filters
+}
+
 /// The scan of a selector: the given columns of the rows that may match.
 fn plan(
     state: &SessionState,
     table: &SnapshotTable,
-    wanted: &Wanted,
+    filters: Vec<Expr>,
     columns: &[&str],
 ) -> Result<Arc<dyn ExecutionPlan>> {
     let schema = tables::schema(Table::Series);
     let projected: Vec<usize> = columns.iter().map(|c| schema.index_of(c)).collect::<Result<_, _>>()?;
-    let filters = filter(wanted);
     let all = filters.iter().cloned().reduce(Expr::and).expect("there is always a time");
     let predicate = state.create_physical_expr(all.clone(), &DFSchema::try_from(schema.clone())?)?;
     let scan = table.plan(state, Some(&projected), &filters, Some(predicate), None)?;
@@ -140,8 +174,60 @@ pub async fn read_selector(
     table: &SnapshotTable,
     wanted: &Wanted,
     budget: &mut Budget,
-) -> Result<Vec<Stored>> {
-    let plan = plan(state, table, wanted, &COLUMNS)?;
+) -> Result<Vec<Arc<Stored>>> {
+    read(state, table, filter(wanted), Selectors::new(&[wanted]), budget).await
+}
+
+/// Reads the series of several selectors in one pass, sorted by labels. Each may have samples outside of a selector's window.
+pub async fn read_selectors(
+    state: &SessionState,
+    table: &SnapshotTable,
+    wanted: &[&Wanted],
+    budget: &mut Budget,
+) -> Result<Vec<Arc<Stored>>> {
+    read(state, table, filter_all(wanted), Selectors::new(wanted), budget).await
+}
+
+/// Several selectors, by the name that they select, so that a series is not held against all of them.
+struct Selectors {
+    by_name: HashMap<String, Vec<Vec<Matcher>>>,
+    of_any_name: Vec<Vec<Matcher>>,
+}
+
+impl Selectors {
+    fn new(wanted: &[&Wanted]) -> Self {
+        let mut all = Selectors { by_name: HashMap::new(), of_any_name: Vec::new() };
+        for one in wanted {
+            match one.name() {
+                Some(name) => all.by_name.entry(name.to_string()).or_default().push(one.matchers.clone()),
+                None => all.of_any_name.push(one.matchers.clone()),
+            }
+        }
+        all
+    }
+
+    /// The labels of a series that one of them selects.
+    fn select(&self, run: &str, target: &str, name: &str, labels: &str) -> Option<Labels> {
+        let of_name = self.by_name.get(name);
+        if of_name.is_none() && self.of_any_name.is_empty() {
+            return None;
+        }
+        let labels = full_labels(run, target, name, labels);
+        let fits = of_name.into_iter().flatten().chain(&self.of_any_name).any(|matchers| matches(matchers, &labels));
+        fits.then_some(labels)
+    }
+}
+
+/// The series that any of the selectors selects.
+async fn read(
+    state: &SessionState,
+    table: &SnapshotTable,
+    filters: Vec<Expr>,
+    selectors: Selectors,
+    budget: &mut Budget,
+) -> Result<Vec<Arc<Stored>>> {
+    let selectors = Arc::new(selectors);
+    let plan = plan(state, table, filters, &COLUMNS)?;
     let partitions = plan.output_partitioning().partition_count();
     let streams = execute_stream_partitioned(plan, state.task_ctx())?;
     debug_assert_eq!(streams.len(), partitions);
@@ -149,11 +235,11 @@ pub async fn read_selector(
     let tasks: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
-            let (matchers, limit) = (wanted.matchers.clone(), budget.samples);
+            let (selectors, limit) = (selectors.clone(), budget.samples);
             tokio::spawn(async move {
                 let mut found = FoundSeries::default();
                 while let Some(batch) = stream.next().await {
-                    found.take(&batch?, &matchers)?;
+                    found.take(&batch?, &selectors)?;
                     if found.samples > limit {
                         return Err(too_much());
                     }
@@ -175,7 +261,7 @@ pub async fn read_selector(
             "the query selects more series than promql_max_series allows; narrow it with a label".into(),
         )
     })?;
-    let mut series: Vec<Stored> = all.into_iter().map(|(labels, chunks)| join(labels, chunks)).collect();
+    let mut series: Vec<Arc<Stored>> = all.into_iter().map(|(labels, chunks)| Arc::new(join(labels, chunks))).collect();
     series.sort_by(|a, b| a.labels.cmp(&b.labels));
     Ok(series)
 }
@@ -211,7 +297,7 @@ fn dictionary<'a>(batch: &'a RecordBatch, name: &str) -> Result<(&'a [i32], &'a 
 }
 
 impl FoundSeries {
-    fn take(&mut self, batch: &RecordBatch, matchers: &[Matcher]) -> Result<()> {
+    fn take(&mut self, batch: &RecordBatch, selectors: &Selectors) -> Result<()> {
         let texts = [
             dictionary(batch, "run_id")?,
             dictionary(batch, "target")?,
@@ -233,7 +319,7 @@ impl FoundSeries {
                 Some(place) => *place,
                 None => {
                     let of_first = [0, 1, 2, 3].map(|c: usize| Arc::from(texts[c].1.value(first[c] as usize)));
-                    let place = self.place(of_first, matchers);
+                    let place = self.place(of_first, selectors);
                     in_batch.insert(first, place);
                     place
                 }
@@ -254,12 +340,11 @@ impl FoundSeries {
         Ok(())
     }
 
-    fn place(&mut self, texts: [Arc<str>; 4], matchers: &[Matcher]) -> Option<usize> {
+    fn place(&mut self, texts: [Arc<str>; 4], selectors: &Selectors) -> Option<usize> {
         if let Some(known) = self.known.get(&texts) {
             return *known;
         }
-        let labels = full_labels(&texts[0], &texts[1], &texts[2], &texts[3]);
-        let place = matches(matchers, &labels).then(|| {
+        let place = selectors.select(&texts[0], &texts[1], &texts[2], &texts[3]).map(|labels| {
             self.series.push((labels, Vec::new()));
             self.series.len() - 1
         });
@@ -321,7 +406,7 @@ pub async fn list(
     wanted: &Wanted,
     limit: usize,
 ) -> Result<Vec<(Labels, String)>> {
-    let plan = plan(state, table, wanted, &["run_id", "target", "name", "labels", "kind", "time_ns"])?;
+    let plan = plan(state, table, filter(wanted), &["run_id", "target", "name", "labels", "kind", "time_ns"])?;
     let mut known: HashMap<[Arc<str>; 5], ()> = HashMap::new();
     let mut found = Vec::new();
     for mut stream in execute_stream_partitioned(plan, state.task_ctx())? {

@@ -26,7 +26,7 @@ pub(super) fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i
             let found = stored.iter().filter(|s| matches(&w.matchers, &s.labels)).map(|s| {
                 let inside = s.times.iter().zip(&s.values).filter(|(t, _)| **t > w.from && **t <= w.to);
                 let (times, values) = inside.map(|(t, v)| (*t, *v)).unzip();
-                Stored::new(s.labels.clone(), times, values)
+                Arc::new(Stored::new(s.labels.clone(), times, values))
             });
             (key, Arc::new(found.collect()))
         })

@@ -5,4 +5,5 @@ mod fixture;
 mod limits;
 mod lookups;
 mod refusals;
+mod rounds;
 mod tables;

@@ -48,7 +48,7 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
         (true, true, true) => "ok",
     };
     // A target that is down is worth a look, but the server itself is fine.
-    let problems = health.problems.iter().cloned().chain(scraping).collect();
+    let problems = health.problems.iter().cloned().chain(scraping).chain(app.alarms.problems()).collect();
     to_json(&HealthAnswer {
         status,
         version: env!("CARGO_PKG_VERSION"),
@@ -129,6 +129,36 @@ fn scrape_text(out: &mut String, app: &App) {
     }
 }
 
+/// Figures of alarms and of their sinks.
+fn alarm_text(out: &mut String, app: &App) {
+    let c = app.alarms.counters();
+    put(out, "alarm_rules", "gauge", "rules that are evaluated", "", c.rules.load(Relaxed) as f64);
+    let seconds = c.microseconds.load(Relaxed) as f64 / 1e6;
+    put(out, "alarm_round_seconds", "gauge", "time that the last round of rules took", "", seconds);
+    for (name, help, counter) in [
+        ("alarm_rounds_total", "rounds of rules", &c.rounds),
+        ("alarm_failures_total", "evaluations of rules that failed", &c.failures),
+        ("alarm_not_stored_total", "samples of rules that could not be stored", &c.not_stored),
+        ("alarm_bad_files_total", "changes of rule files that could not be read", &c.bad_files),
+    ] {
+        put(out, name, "counter", help, "", counter.load(Relaxed) as f64);
+    }
+    let sinks = app.alarms.sinks();
+    type Pick = fn(&rollscope_alarms::SinkStatus) -> u64;
+    let figures: [(&str, &str, &str, Pick); 4] = [
+        ("alarm_sink_backlog", "gauge", "messages waiting for an alarm sink", |s| s.backlog),
+        ("alarm_sink_sent_total", "counter", "messages sent to an alarm sink", |s| s.sent),
+        ("alarm_sink_failed_total", "counter", "messages that an alarm sink did not take", |s| s.failed),
+        ("alarm_sink_dropped_total", "counter", "messages dropped because an alarm sink was too slow", |s| s.dropped),
+    ];
+    for (name, kind, help, pick) in figures {
+        for (i, sink) in sinks.iter().enumerate() {
+            let labels = format!("{{sink={:?}}}", sink.name);
+            put(out, name, kind, if i == 0 { help } else { "" }, &labels, pick(sink) as f64);
+        }
+    }
+}
+
 /// Prometheus text.
 pub async fn metrics(State(app): State<App>) -> Response {
     let stats = serde_json::to_value(app.store.stats()).unwrap_or_default();
@@ -143,5 +173,6 @@ pub async fn metrics(State(app): State<App>) -> Response {
     ];
     let mut text = app.counters.prometheus(&gauges, &stats);
     scrape_text(&mut text, &app);
+    alarm_text(&mut text, &app);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

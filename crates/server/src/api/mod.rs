@@ -1,6 +1,7 @@
 //! `/api/v1`: the API of the page, the command line and other programs. Bulk data is Arrow IPC, small responses are JSON, errors
 //! are problems. Adding an endpoint means adding a handler with its `utoipa::path`, a route and a line in [`ApiDoc`].
 
+mod alarms;
 mod answers;
 mod conversations;
 mod health;
@@ -76,6 +77,9 @@ use crate::problem::Problem;
         metrics::points,
         metrics::sinks,
         scrape::scrape,
+        alarms::alarms,
+        alarms::silence,
+        alarms::unsilence,
         conversations::list,
         conversations::one,
         conversations::stats,
@@ -117,6 +121,9 @@ pub fn router(app: &App) -> Router {
         .route("/runs/{run}/metrics/points", get(metrics::points))
         .route("/sinks", get(metrics::sinks))
         .route("/scrape", get(scrape::scrape))
+        .route("/alarms", get(alarms::alarms))
+        .route("/alarms/silences", post(alarms::silence))
+        .route("/alarms/silences/{id}", delete(alarms::unsilence))
         .route("/live", get(live::live))
         .route("/trace-level", get(trace_level::get_level).put(trace_level::set_level))
         .route("/conversations", get(conversations::list))

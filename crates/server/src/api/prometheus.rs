@@ -9,6 +9,7 @@ use axum::extract::{Path, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use rollscope_alarms::Wanted;
 use rollscope_app::duration::parse_duration;
 use rollscope_model::time::now_ns;
 use rollscope_query::promql::{Labels, Points, PromAnswer, PromQuery, SeriesInfo, kinds, label_names, label_values};
@@ -31,6 +32,8 @@ pub fn router() -> Router<App> {
         .route("/labels", get(labels).post(labels))
         .route("/label/{name}/values", get(values))
         .route("/metadata", get(metadata))
+        .route("/rules", get(rules))
+        .route("/alerts", get(alerts))
         .route("/status/buildinfo", get(buildinfo))
         .fallback(unknown)
 }
@@ -428,6 +431,31 @@ async fn metadata(State(app): State<App>, request: Request) -> Result<Response, 
     let data: serde_json::Map<String, serde_json::Value> =
         kept.map(|(name, kind)| (name, serde_json::json!([{ "type": kind, "help": "", "unit": "" }]))).collect();
     Ok(success(&serde_json::Value::Object(data).to_string()))
+}
+
+/// Rules with their state.
+async fn rules(State(app): State<App>, request: Request) -> Result<Response, Failed> {
+    let form = Form::from_request(&app, request).await?;
+    let all = |name: &str| form.0.iter().filter(|(n, _)| n == name).map(|(_, v)| v.clone()).collect::<Vec<_>>();
+    let (alerting, recording) = match form.get("type").unwrap_or_default() {
+        "" => (true, true),
+        "alert" => (true, false),
+        "record" => (false, true),
+        other => return Err(Failed::bad(format!("invalid parameter \"type\": not supported value {other:?}"))),
+    };
+    let without_alerts = match form.get("exclude_alerts").unwrap_or_default() {
+        "" | "false" | "0" => false,
+        "true" | "1" => true,
+        other => return Err(Failed::bad(format!("invalid parameter \"exclude_alerts\": {other:?} is not a boolean"))),
+    };
+    let (names, groups, files) = (all("rule_name[]"), all("rule_group[]"), all("file[]"));
+    let wanted = Wanted { alerting, recording, names, groups, files, without_alerts };
+    Ok(success(&app.alarms.prometheus_rules(&wanted).to_string()))
+}
+
+/// Alarms that are pending or fire.
+async fn alerts(State(app): State<App>) -> Response {
+    success(&app.alarms.prometheus_alerts().to_string())
 }
 
 /// Grafana requests this to detect the kind of server. The language is that of Prometheus 3 (windows are open on the left).

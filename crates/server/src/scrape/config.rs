@@ -7,7 +7,7 @@ use rollscope_app::duration::parse_duration;
 use rollscope_formats::import::prometheus::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::secret::Secret;
+use rollscope_app::secret::Secret;
 
 /// `[server.scrape]` of the configuration file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

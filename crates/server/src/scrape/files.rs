@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_yaml_ng::Value;
 
 use super::config::{ScrapeTarget, ScrapeTls};
-use crate::secret::Secret;
+use rollscope_app::secret::Secret;
 
 /// Largest file that is read.
 const MAX_BYTES: u64 = 8 << 20;
