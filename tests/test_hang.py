@@ -166,7 +166,7 @@ def test_dumps_name_the_rank_that_is_missing(server, tmp_path, stuck):
         assert "By the dumps: rank 2 never entered" in found["text"]
         assert any("NVIDIA H200" in said for said in found["dumps"])
         assert "notes.txt" in done.stderr
-    assert "What the dumps say" in run("hang", "stuck", "--server", server.url, "--add", tmp_path / "text").stdout
+    assert "What stacks, dumps and Ray say" in run("hang", "stuck", "--server", server.url, "--add", tmp_path / "text").stdout
 
 
 def test_what_pytorch_wrote_is_read(server):
@@ -174,6 +174,17 @@ def test_what_pytorch_wrote_is_read(server):
     for name in ("nccl_trace_rank_0", "nccl_trace_json_rank_0"):
         found = json.loads(run("hang", "stuck", "--json", "--server", server.url, "--add", FIXTURES / "hang" / name).stdout)
         assert found["dumps"] == ["The Flight Recorder of 1 rank shows no collective that has not completed."]
+
+
+def test_what_sglang_dumped_when_it_crashed(server):
+    """The requests that were under way, on which engine, and since when."""
+    a_run(server, "stuck", hung_for=900)
+    done = run("hang", "stuck", "--json", "--server", server.url, "--add", FIXTURES / "sglang" / "crash_dump")
+    (said,) = json.loads(done.stdout)["dumps"]
+    assert said.startswith("Engine node-7:30000 dumped its requests at 2026-09-21T14:13:25Z, as SGLang does when it crashes: 3 requests were under way, the oldest first: "
+                           "req-3 for 72 s (7 tokens so far), req-5 for 32 s (1 tokens so far), req-4 for 6 s (0 tokens so far)."), said
+    assert said.endswith("3 had finished in the five minutes before.")
+    assert "node-7:30000" in run("hang", "stuck", "--server", server.url, "--add", FIXTURES / "sglang" / "crash_dump").stdout
 
 
 def test_dumps_that_are_none(server, tmp_path):

@@ -23,6 +23,10 @@ NEMO = FIXTURES / "nemo-rl" / "exp_001"
 PRIME = FIXTURES / "prime-rl" / "wordle-run"
 AREAL = FIXTURES / "areal" / "gsm8k" / "trial0"
 MILES = FIXTURES / "miles"
+RLLM = FIXTURES / "rllm" / "math-agent"
+TINKER = FIXTURES / "tinker" / "rl-basic"
+ATIF = FIXTURES / "atif" / "job-1"
+LANGFUSE = FIXTURES / "langfuse" / "agent-traces"
 
 
 def rows(data, table, columns="*", where="true", order="1"):
@@ -35,7 +39,8 @@ def counts(data):
             for table in tables}
 
 
-@pytest.mark.parametrize("folder, framework", [(VERL, "verl"), (TRL, "trl"), (NEMO, "nemo-rl"), (PRIME, "prime-rl"), (AREAL, "areal")])
+@pytest.mark.parametrize("folder, framework", [(VERL, "verl"), (TRL, "trl"), (NEMO, "nemo-rl"), (PRIME, "prime-rl"), (AREAL, "areal"), (RLLM, "rllm"),
+                                               (TINKER, "tinker-cookbook"), (ATIF, "atif")])
 def test_a_folder_becomes_a_run_and_becomes_it_once(tmp_path, folder, framework):
     data = tmp_path / "data"
     said = run("import", folder, "--data", data).stdout
@@ -50,7 +55,7 @@ def test_a_folder_becomes_a_run_and_becomes_it_once(tmp_path, folder, framework)
     # File by file, and a second copy of the folder: the same run, the same rows.
     shutil.copytree(folder, tmp_path / "copy" / folder.name)
     run("import", tmp_path / "copy" / folder.name, "--data", data)
-    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 0):
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.stat().st_size > 0 and p.name != "batch_summary.json"):
         run("import", path, "--data", data)
     assert counts(data) == before
     run("import", folder, "--run", "mine", "--data", data)
@@ -442,3 +447,177 @@ def test_sglang_request_metrics(tmp_path):
     before = counts(data)
     run("import", folder, "--data", data)
     assert counts(data) == before
+
+
+def test_sglang_crash_dump(tmp_path):
+    data = tmp_path / "data"
+    folder = FIXTURES / "sglang" / "crash_dump" / "node-7"
+    assert " 0 rejected" in run("import", folder, "--data", data).stdout
+    kept = rows(data, "samples", "sample_id, status, end_ns - start_ns as took, response_tokens, attr(metadata, 'engine') as engine")
+    assert [(k["sample_id"], k["status"], k["response_tokens"], k["engine"]) for k in kept] == [
+        ("req-0", "completed", 12, "node-7:30000"), ("req-1", "truncated", 12, "node-7:30000"), ("req-2", "aborted", 0, "node-7:30000"),
+        ("req-3", "pending", 7, "node-7:30000"), ("req-4", "pending", None, "node-7:30000"), ("req-5", "pending", 1, "node-7:30000")]
+    spans = rows(data, "spans", "request_id, state, status, status_message, attr(start_attrs, 'sampling_params') as params", "true", "request_id")
+    assert [(s["request_id"], s["state"]) for s in spans] == [(f"req-{n}", "closed" if n < 3 else "open") for n in range(6)]
+    assert (spans[2]["status"], spans[2]["status_message"]) == ("error", "Abort before prefill")
+    assert json.loads(spans[0]["params"])["max_new_tokens"] == 256
+    talks = {t["sample_id"]: json.loads(t["messages"]) for t in rows(data, "conversations", "sample_id, messages")}
+    assert talks["req-3"] == [{"role": "user", "content": "Prove that √2 is irrational."}, {"role": "assistant", "content": "Suppose that √2 = p/q"}]
+    assert talks["req-4"] == [{"role": "user", "content": "(5 tokens, sent as ids)"}] and talks["req-5"][1]["content"] == "hi"
+    tokens = rows(data, "tokens", "sample_id, ids, logprobs, parts")
+    assert [(t["sample_id"], len(t["ids"]), t["logprobs"] is None) for t in tokens] == [
+        ("req-0", 12, False), ("req-1", 12, False), ("req-3", 7, False), ("req-5", 1, True)]
+    assert [(part["engine"], part["weight_version"]) for part in tokens[0]["parts"]] == [("node-7:30000", "12")]
+    before = counts(data)
+    run("import", folder, "--data", data)
+    assert counts(data) == before
+    # The periodic dumps have the same layout. The requests that both have are the same samples.
+    run("import", next((FIXTURES / "sglang" / "request_dump").iterdir()), "--run", "node-7", "--data", data)
+    assert counts(data)["samples"] == before["samples"]
+
+
+@pytest.mark.parametrize("content, said", [
+    (pickle.dumps({"server_args": None, "requests": 5}), "no list `requests`"),
+    (pickle.dumps({"server_args": None, "requests": [(1, 2)]}), "request 1: it is no tuple of a request, its answer and two times"),
+    (pickle.dumps({"server_args": None, "requests": [({"rid": "a"}, {}, None, 2.0)]}), "it has no time of creation"),
+    (pickle.dumps({"server_args": None, "requests": [({"rid": "a"}, {}, 1.0, 2.0)] * 50})[:-40], "crash_dump_1.pkl"),
+])
+def test_sglang_crash_dumps_that_are_damaged(tmp_path, content, said):
+    dump = tmp_path / "crash_dump_1.pkl"
+    dump.write_bytes(content)
+    failed = run("import", dump, "--data", tmp_path / "data", check=False)
+    assert failed.returncode == 1 and said in failed.stderr, failed.stderr
+
+
+def test_rllm_episodes(tmp_path):
+    data = tmp_path / "data"
+    run("import", RLLM, "--data", data)
+    kept = rows(data, "samples", "step, split, sample_id, group_id, reward, status, label, turns", "true", "split, step, sample_id")
+    assert [(k["split"], k["step"], k["sample_id"]) for k in kept] == [("eval", 2, "task9:0")] + [
+        ("train", step, f"task{task}:{n}") for step in (1, 2) for task in (1, 2) for n in (0, 1)]
+    assert (kept[1]["group_id"], kept[1]["reward"], kept[1]["status"], kept[1]["label"], kept[1]["turns"]) == ("task1", 1.0, "completed", '"2"', 2)
+    assert (kept[2]["reward"], kept[2]["status"]) == (0.0, "truncated")
+    talk = json.loads(rows(data, "conversations", "messages", "step = 1 and sample_id = 'task1:0'")[0]["messages"])
+    assert [m["role"] for m in talk] == ["user", "assistant", "tool", "assistant"], "a step repeats what was said before"
+
+
+def test_rllm_evaluations_have_tokens(tmp_path):
+    data = tmp_path / "data"
+    folder = FIXTURES / "rllm" / "gsm8k_qwen_20260921"
+    run("import", folder, "--data", data)
+    assert [(k["sample_id"], k["source"], k["reward"]) for k in rows(data, "samples", "sample_id, source, reward")] == [
+        ("task4:0", None, 1.0), ("task5:0/judge", "judge", 0.5), ("task5:0/solver", "solver", 1.0)]
+    (kept,) = rows(data, "tokens", "ids, mask, prompt_tokens, parts", "sample_id = 'task4:0'")
+    # The second prompt has 13 in the place of 12, which the engine had produced.
+    assert (kept["ids"], kept["mask"], kept["prompt_tokens"]) == ([10, 11, 13, 20, 30, 31], [True, True, False, False, True, True], 3)
+    assert [(p["start"], p["turn"], p["weight_version"], p["differs_at"]) for p in kept["parts"]] == [(0, 0, "4", None), (4, 1, "5", 2)]
+
+
+def test_tinker_rollouts_and_metrics(tmp_path):
+    data = tmp_path / "data"
+    run("import", TINKER, "--data", data)
+    wrote = [json.loads(line) for line in (TINKER / "iteration_000001" / "train_rollout_summaries.jsonl").read_text().splitlines()]
+    kept = rows(data, "samples", "sample_id, group_id, reward, source, turns, response_tokens, weight_versions", "step = 1")
+    assert [(k["sample_id"], k["group_id"], k["reward"], k["source"], k["turns"], k["response_tokens"], k["weight_versions"]) for k in kept] == [
+        (f"{w['group_idx']}-{w['traj_idx']}", str(w["group_idx"]), w["total_reward"], "arithmetic", len(w["steps"]), sum(s["ac_len"] for s in w["steps"]), "[1]") for w in wrote]
+    assert [k["sample_id"] for k in rows(data, "samples", "sample_id", "split = 'eval'")] == ["eval/gsm8k/0-0", "eval/gsm8k/0-1"]
+    reward = rows(data, "metrics", "step, value", "name = 'env/all/reward/total'", "step")
+    assert [(r["step"], r["value"]) for r in reward] == [(0, 0.5), (1, 0.6), (2, 0.7)]
+    assert rows(data, "metrics", "isnan(value) as nan", "name = 'kl_sample_train_v1' and step = 1") == [{"nan": True}]
+    # Read again after it has grown: no point is there twice.
+    (tmp_path / "rl-basic").mkdir()
+    (tmp_path / "rl-basic" / "metrics.jsonl").write_text((TINKER / "metrics.jsonl").read_text() + '{"step": 3, "progress/batch": 3, "env/all/reward/total": 0.8}\n')
+    run("import", tmp_path / "rl-basic", "--data", data)
+    assert len(rows(data, "metrics", "step", "name = 'env/all/reward/total'")) == 4
+
+
+def test_atif_trajectories(tmp_path):
+    data = tmp_path / "data"
+    run("import", ATIF, "--data", data)
+    kept = rows(data, "samples", "sample_id, group_id, source, turns, tool_calls, response_tokens, end_ns - start_ns as took, attr(metadata, 'session_id') as session")
+    assert [tuple(k.values()) for k in kept] == [
+        ("count-lines__Zz9q", "count-lines", "terminus-2", 2, 1, 4, 9_000_000_000, "sess-1"),
+        ("count-lines__Zz9q/helper-1", "count-lines", "helper", 1, 0, None, None, None),
+        ("count-lines__aB3x", "count-lines", "terminus-2", 2, 1, 4, 9_000_000_000, "sess-0")]
+    talk = json.loads(rows(data, "conversations", "messages", "sample_id = 'count-lines__aB3x'")[0]["messages"])
+    assert [m["role"] for m in talk] == ["system", "user", "assistant", "tool", "assistant"]
+    assert talk[1]["content"].endswith("Größe zählt.") and talk[2]["reasoning_content"] == "wc does it"
+    assert talk[2]["tool_calls"][0]["function"] == {"name": "shell", "arguments": '{"cmd":"wc -l a.txt"}'} and talk[3]["tool_call_id"] == "c1"
+    (tokens,) = rows(data, "tokens", "ids, mask, parts", "sample_id = 'count-lines__aB3x'")
+    assert (tokens["ids"], tokens["mask"]) == ([10, 11, 12, 20, 21, 30], [True, True, True, False, False, True])
+    # Any folder will do, and then the session names the sample.
+    (tmp_path / "mine").mkdir()
+    shutil.copy(ATIF / "count-lines__aB3x" / "agent" / "trajectory.json", tmp_path / "mine" / "trajectory.json")
+    run("import", tmp_path / "mine", "--data", data)
+    assert [k["sample_id"] for k in rows(data, "samples", "sample_id", "run_id = 'mine'")] == ["sess-0"]
+
+
+@pytest.mark.parametrize("name", ["observations.json", "observations.jsonl", "observations.csv"])
+def test_langfuse_observations(tmp_path, name):
+    data = tmp_path / "data"
+    assert " 0 rejected" in run("import", LANGFUSE / name, "--data", data).stdout
+    spans = rows(data, "spans", "name, hex(trace_id) as trace, end_ns - start_ns as took, state, attr(start_attrs, 'langfuse.type') as type, "
+                 "attr(start_attrs, 'gen_ai.usage.input_tokens') as tokens")
+    assert [(s["name"], s["trace"], s["took"], s["state"], s["type"], int(s["tokens"])) for s in spans] == [
+        ("call-0", "4f3c2b1a0000000000000000000000b0", 2_500_000_000, "closed", "GENERATION", 7),
+        ("call-1", "4f3c2b1a0000000000000000000000b1", 2_500_000_000, "closed", "SPAN", 7),
+        ("call-2", "4f3c2b1a0000000000000000000000b2", None, "open", "GENERATION", 7)]
+    (talk,) = rows(data, "conversations", "messages, attr(metadata, 'model') as model")
+    assert json.loads(talk["messages"]) == [{"role": "user", "content": 'Say "0", then stop.\nZürich'}, {"role": "assistant", "content": "0."}]
+    assert talk["model"] == "qwen3"
+    before = counts(data)
+    for other in ("observations.json", "observations.jsonl", "observations.csv"):
+        run("import", LANGFUSE / other, "--data", data)
+    assert counts(data) == before, "the same observations, whatever they are written as"
+
+
+def test_langfuse_trace(tmp_path):
+    data = tmp_path / "data"
+    run("import", LANGFUSE / "trace.json", "--data", data)
+    spans = rows(data, "spans", "name, phase, status, status_message, parent_span_id is null as root", "true", "start_ns, name")
+    assert [(s["name"], s["phase"], s["status"], s["root"]) for s in spans] == [
+        ("agent", None, "unset", True), ("weather-agent", None, "unset", True), ("plan", "generate", "unset", False), ("get_weather", "tool", "error", False)]
+    assert spans[3]["status_message"] == "timeout"
+    (talk,) = rows(data, "conversations", "messages")
+    assert [m["content"] for m in json.loads(talk["messages"])] == ["Is it raining in Zürich?", "I look it up."]
+    # What the API lists.
+    (tmp_path / "list").mkdir()
+    listed = tmp_path / "list" / "traces.json"
+    listed.write_text(json.dumps({"data": [json.loads((LANGFUSE / "trace.json").read_text())], "meta": {"page": 1}}))
+    run("import", listed, "--run", "agent-traces", "--data", data)
+    assert counts(data)["spans"] == 4
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("trajectory.json", '{"schema_version": "ATIF-v1.6", "steps": [', "cut off?"),
+    ("trajectory.json", '{"schema_version": "ATIF-v1.6", "session_id": "s"}', 'no list "steps"'),
+    ("trajectory.json", '{"schema_version": "ATIF-v1.6", "session_id": "s", "steps": [{"step_id": 1, "source": "agent", "message": "", '
+     '"metrics": {"completion_token_ids": [1, 2], "logprobs": [-0.5]}}]}', "step 1: it has 1 log probabilities for 2 tokens"),
+    ("episode_1.json", '{"training_step": 1, "episode_id": "a", "task": {}}', 'no list "trajectories"'),
+    ("episode_1.json", b'{"training_step": 1, "episode_id": "a", "task": "\xff\xfe', "episode_1.json"),
+    ("x.csv", "id,traceId,startTime,type\na,b,\"2026", "line 2: a quoted field does not end"),
+    ("x.jsonl", '{"id": "a", "traceId": "b", "startTime": "yesterday", "type": "SPAN"}\n', "line 1: it has no time at which it started"),
+])
+def test_documents_that_are_damaged(tmp_path, name, text, said):
+    file = tmp_path / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    failed = run("import", file, "--data", tmp_path / "data", check=False)
+    assert failed.returncode == 1 and said in failed.stderr, failed.stderr
+
+
+def test_good_rows_are_kept_beside_bad_ones(tmp_path):
+    data = tmp_path / "data"
+    lines = (LANGFUSE / "observations.jsonl").read_text().splitlines()
+    file = tmp_path / "x.jsonl"
+    file.write_text("\n".join([lines[0], "{", '{"id": "q", "traceId": "b"}', lines[1], lines[2][:50]]))
+    said = run("import", file, "--data", data).stdout
+    assert "3 rejected" in said and "line 2:" in said and "line 3: it has no time at which it started" in said and "line 5: the file ends inside it" in said
+    assert counts(data)["spans"] == 2
+    many = tmp_path / "iteration_000001" / "train_rollout_summaries.jsonl"
+    many.parent.mkdir()
+    line = (TINKER / "iteration_000001" / "train_rollout_summaries.jsonl").read_text().splitlines()[0]
+    with open(many, "w") as out:
+        for n in range(100_000):
+            out.write(line.replace('"traj_idx": 0', f'"traj_idx": {n}') + "\n")
+    run("import", many, "--run", "many", "--data", data)
+    assert rows(data, "samples", "count(*) as n", "run_id = 'many'") == [{"n": 100_000}]

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::LazyLock;
 
+use rollscope_formats::call_tokens;
 use rollscope_formats::conversations::from_spans;
 use rollscope_formats::dumps;
 use rollscope_formats::export::otlp::write_json_line;
@@ -14,7 +15,8 @@ use rollscope_formats::import::otlp::{
 use rollscope_formats::import::prometheus::{self, Limits, parse_series};
 use rollscope_formats::import::remote_write::{self, Options, Version};
 use rollscope_formats::import::trainers::{
-    ArealSessions, Miles, NemoRl, PrimeRl, PrimeRlMetrics, PrimeRlTokens, SglangRequests, Verl,
+    ArealSessions, Atif, Langfuse, Miles, NemoRl, PrimeRl, PrimeRlMetrics, PrimeRlTokens, Rllm, SglangDump,
+    SglangRequests, Tinker, TinkerMetrics, Verl,
 };
 use rollscope_formats::import::{ImportOptions, Importer, torch};
 use rollscope_formats::testing::exercise;
@@ -26,6 +28,7 @@ use rollscope_search::text::Said;
 use rollscope_search::{Request, Search, parse_search, parse_sort};
 use rollscope_server::testing as parameters;
 use rollscope_store::testing as store;
+use rollscope_tokenizer::Tokenizer;
 
 use crate::{Shape, Target};
 
@@ -40,7 +43,8 @@ pub const TARGETS: &[Target] = &[
     target("otlp_file", 2048, Shape::Text, otlp_file),
     target("chrome", 2048, Shape::Text, chrome),
     target("trainers", 4096, Shape::Text, trainer_lines),
-    target("dumps", 4096, Shape::Text, |data| drop(dumps::read("nccl_trace_rank_3", data))),
+    target("tokenizer", 4096, Shape::Text, tokenizer),
+    target("dumps", 4096, Shape::Text, |data| drop(dumps::read(Path::new("nccl_trace_rank_3"), data))),
     target("prometheus", 1024, Shape::Text, prometheus_page),
     target("remote_write", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::One)),
     target("remote_write_2", 1024, Shape::Protobuf, |data| remote_write_request(data, Version::Two)),
@@ -74,6 +78,7 @@ fn text(data: &[u8], run: impl FnOnce(&str)) {
 fn traces(decoded: Result<Decoded, DecodeError>) {
     let Ok(decoded) = decoded else { return };
     from_spans(&decoded.batch);
+    call_tokens::from_spans(&decoded.batch);
     let rows = decoded.batch.num_rows();
     if rows == 0 {
         return;
@@ -105,7 +110,7 @@ fn chrome(data: &[u8]) {
 
 /// Files of trainers with a record per line, as the importers read them that know the first line, and one more.
 fn trainer_lines(data: &[u8]) {
-    let importers: [(&str, &dyn Importer); 12] = [
+    let importers: [(&str, &dyn Importer); 18] = [
         ("run/rollout/3.jsonl", &Verl),
         ("run/train_data_step3.jsonl", &NemoRl),
         ("run/rollouts/step_3/train/effective/traces.jsonl", &PrimeRl),
@@ -118,12 +123,26 @@ fn trainer_lines(data: &[u8]) {
         ("run/dashboard/trajectories/20260101_00.jsonl", &Miles),
         ("run/dashboard/gpu_util/20260101_00.jsonl", &Miles),
         ("run/dashboard/engine_series/20260101_00.jsonl", &Miles),
+        ("run/trial__a/agent/trajectory.json", &Atif),
+        ("run/episodes/train_step_3_epoch_0/episode_hash0_id0.json", &Rllm),
+        ("run/iteration_000003/train_rollout_summaries.jsonl", &Tinker),
+        ("run/metrics.jsonl", &TinkerMetrics),
+        ("run/export.json", &Langfuse),
+        ("run/crash_dump_2026-01-01_00-00-00.pkl", &SglangDump),
     ];
     for (at, (path, importer)) in importers.into_iter().enumerate() {
         if !importer.detects(data, Path::new(path)) && data.len() % importers.len() != at {
             continue;
         }
         let _ = importer.import(Path::new(path), &mut &data[..], &ImportOptions::default(), &mut |_, _| Ok(()));
+    }
+}
+
+/// A tokenizer that was accepted gives each token a text.
+fn tokenizer(data: &[u8]) {
+    if let Ok(tokenizer) = Tokenizer::parse(data) {
+        let ids: Vec<i32> = data.iter().map(|byte| i32::from(*byte)).collect();
+        assert_eq!(tokenizer.texts(&ids).len(), ids.len());
     }
 }
 

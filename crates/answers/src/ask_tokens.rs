@@ -120,7 +120,8 @@ impl Answers {
         run: &str,
         step: Option<i64>,
     ) -> Result<Arc<StepTokens>, QueryError> {
-        let fingerprint = extent.fingerprint(step, (0, 0));
+        // Another tokenizer gives other texts, and so other classes of tokens.
+        let fingerprint = extent.fingerprint(step, (0, 0)) ^ self.engine.tokenizers().fingerprint(run);
         if let Some(known) = self.kept.tokens(snapshot, run, step, fingerprint).await {
             return Ok(known);
         }

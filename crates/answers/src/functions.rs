@@ -21,6 +21,7 @@ use futures::future::BoxFuture;
 use rollscope_query::functions::{Argument, TableFunction};
 use rollscope_query::{Engine, ErrorKind, QueryError, QueryLimits, WeakEngine};
 use rollscope_store::SnapshotSource;
+use rollscope_tokenizer::Tokenizers;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -51,8 +52,17 @@ const QUESTIONS: [(&str, Question); 7] = [
 impl Answers {
     /// An engine of its own, whose SQL has the answers as table functions.
     pub fn new(source: Arc<dyn SnapshotSource>, limits: QueryLimits) -> Result<Answers, QueryError> {
+        Answers::with_tokenizers(source, limits, Tokenizers::default())
+    }
+
+    /// The same with tokenizers, which give tokens their texts.
+    pub fn with_tokenizers(
+        source: Arc<dyn SnapshotSource>,
+        limits: QueryLimits,
+        tokenizers: Tokenizers,
+    ) -> Result<Answers, QueryError> {
         let kept = Arc::<Kept>::default();
-        let engine = Engine::with_functions(source, limits, |engine| {
+        let engine = Engine::with_functions(source, limits, tokenizers, |engine| {
             let function = |(name, question)| -> Arc<dyn TableFunction> {
                 Arc::new(Function { name, question, engine: engine.clone(), kept: kept.clone() })
             };

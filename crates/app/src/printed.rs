@@ -372,6 +372,20 @@ pub fn mismatch(answer: &Value, style: Style) -> String {
         page.title("Groups of tokens that are more off than the rest");
         page.table(&["group", "tokens", "mean |d|", "the rest", "explains", ""], &rows);
     }
+    let worst: Vec<Vec<String>> = list(&answer["worst"])
+        .iter()
+        .take(ROWS)
+        .map(|token| {
+            // Quoted, so that spaces and line ends are seen. Bytes that are no character are escaped already.
+            let quoted = |text: &str| clean(&Value::from(format!("{text:?}").replace(r"\\", r"\")));
+            let text = token["text"].as_str().map_or(String::new(), quoted);
+            vec![clean(&token["sample_id"]), token["position"].to_string(), nats(&token["d"]), text]
+        })
+        .collect();
+    if !worst.is_empty() {
+        page.title("The worst tokens");
+        page.table(&["sample", "token", "d", "text"], &worst);
+    }
     let steps = list(&answer["steps"]);
     let shown = steps.iter().skip(steps.len().saturating_sub(2 * ROWS));
     let rows: Vec<Vec<String>> = shown
@@ -466,7 +480,7 @@ pub fn hang(answer: &Value, style: Style) -> String {
     }
     let dumps = list(&answer["dumps"]);
     if !dumps.is_empty() {
-        page.title("What the dumps say");
+        page.title("What stacks, dumps and Ray say");
         dumps.iter().take(4 * ROWS).for_each(|text| page.item(&clean(text)));
         if dumps.len() > 4 * ROWS {
             page.item(&format!("and {} more, with --json", dumps.len() - 4 * ROWS));

@@ -25,7 +25,7 @@ pub enum Command {
     /// Explain why a step took as long as it did, or what stands out in a run.
     Report(ReportArgs),
     /// Show where trainer and engine disagree about log-probabilities, token by token, and why.
-    Mismatch(ReportArgs),
+    Mismatch(MismatchArgs),
     /// Show what changed between two steps or two runs: `demo:22 demo:23`, `run-a run-b`, or `22 23 --run demo`.
     Diff(DiffArgs),
     /// Say whether a run moves, and if not, who waits for whom.
@@ -49,6 +49,15 @@ pub enum Command {
     Metrics(MetricsArgs),
     /// Merge small files and compress them better. The store must not be in use.
     Compact(FolderArgs),
+}
+
+/// What tokens say, for commands that read them.
+#[derive(Args, Clone, Default)]
+pub struct TokenizerArgs {
+    /// Show the text of tokens with this tokenizer.json, or the one in this folder. RUN=FILE is for some runs only, such as 'qwen-*=FILE'.
+    /// Can be repeated; the first that fits counts.
+    #[arg(long, value_name = "[RUN=]FILE", env = "ROLLSCOPE_TOKENIZER", value_delimiter = ',')]
+    pub tokenizer: Vec<String>,
 }
 
 #[derive(Args)]
@@ -126,6 +135,8 @@ pub struct ServeArgs {
     /// Append the metrics of every step to this file, one JSON object per line.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_METRICS_JSONL")]
     pub metrics_jsonl: Option<PathBuf>,
+    #[command(flatten)]
+    pub tokenizers: TokenizerArgs,
     /// Configuration file (TOML). Flags and environment variables take precedence over it.
     #[arg(long, value_name = "FILE", env = "ROLLSCOPE_CONFIG")]
     pub config: Option<PathBuf>,
@@ -202,6 +213,8 @@ pub struct SqlArgs {
     /// Output format: a table, CSV, a JSON array of objects, or an Arrow IPC stream.
     #[arg(long, value_enum, default_value_t = Format::Table)]
     pub format: Format,
+    #[command(flatten)]
+    pub tokenizers: TokenizerArgs,
     /// Maximum number of rows.
     #[arg(long, default_value_t = 1_000_000)]
     pub max_rows: usize,
@@ -237,13 +250,21 @@ pub struct ReportArgs {
 }
 
 #[derive(Args)]
+pub struct MismatchArgs {
+    #[command(flatten)]
+    pub report: ReportArgs,
+    #[command(flatten)]
+    pub tokenizers: TokenizerArgs,
+}
+
+#[derive(Args)]
 pub struct HangArgs {
     /// The run: its id, its name, project/name, or the beginning of one of these if it fits only one run [default: the newest].
     pub run: Option<String>,
     /// The moment to ask about, such as 2026-11-17T14:22:51Z, or seconds since 1970 [default: now].
     #[arg(long, value_name = "TIME")]
     pub at: Option<String>,
-    /// Dumps of PyTorch's Flight Recorder, of py-spy and of nvidia-smi, or folders of them. Can be repeated.
+    /// Dumps of PyTorch's Flight Recorder, of py-spy, of nvidia-smi and of SGLang's requests, or folders of them. Can be repeated.
     #[arg(long, value_name = "PATH")]
     pub add: Vec<PathBuf>,
     /// Ask Ray's dashboard, such as http://HEAD:8265, for actors that died and tasks that wait. Its token is taken from where Ray takes
@@ -369,6 +390,8 @@ pub struct ViewArgs {
     /// Name of the run [default: the folder of the dumps].
     #[arg(long, value_name = "NAME")]
     pub run: Option<String>,
+    #[command(flatten)]
+    pub tokenizers: TokenizerArgs,
 }
 
 #[derive(Clone, Copy, ValueEnum, PartialEq, Eq)]

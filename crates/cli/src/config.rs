@@ -7,9 +7,10 @@ use rollscope_query::QueryLimits;
 use rollscope_server::scrape::config::ScrapeTarget;
 use rollscope_server::{Secret, ServerConfig, TlsConfig};
 use rollscope_store::StoreOptions;
+use rollscope_tokenizer::{TokenizerRule, Tokenizers};
 use serde::{Deserialize, Serialize};
 
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, TokenizerArgs};
 
 pub const DEFAULT_DATA: &str = "rollscope-data";
 
@@ -29,6 +30,9 @@ pub struct Config {
     pub server: ServerConfig,
     pub query: QueryLimits,
     pub store: StoreOptions,
+    /// The tokenizers of runs. The first that fits counts.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tokenizers: Vec<TokenizerRule>,
 }
 
 impl Config {
@@ -89,12 +93,39 @@ impl Config {
         if let Some(seconds) = args.series_full_age {
             config.store.series_full_age_s = seconds;
         }
+        // Those of the command line come first.
+        config.tokenizers.splice(..0, args.tokenizers.rules());
         config.log_json |= args.log_json;
         config.store.dir = config.data.clone();
         Ok(config)
     }
 
+    /// A file that cannot be used is the user's mistake.
+    pub fn open_tokenizers(&self) -> anyhow::Result<Tokenizers> {
+        open_tokenizers(&self.tokenizers)
+    }
+
     pub fn to_toml(&self) -> anyhow::Result<String> {
         Ok(toml::to_string_pretty(self)?)
+    }
+}
+
+fn open_tokenizers(rules: &[TokenizerRule]) -> anyhow::Result<Tokenizers> {
+    Tokenizers::open(rules).map_err(|e| Usage(format!("tokenizer: {e}")).into())
+}
+
+impl TokenizerArgs {
+    fn rules(&self) -> impl Iterator<Item = TokenizerRule> {
+        self.tokenizer.iter().map(|flag| TokenizerRule::from_flag(flag))
+    }
+
+    /// For commands that read a folder. A server has tokenizers of its own.
+    pub fn open(&self, reads_folder: bool) -> anyhow::Result<Tokenizers> {
+        if !reads_folder && !self.tokenizer.is_empty() {
+            let text =
+                "--tokenizer is for folders (--data DIR); a server uses those that `rollscope serve` was started with";
+            return Err(Usage(text.into()).into());
+        }
+        open_tokenizers(&self.rules().collect::<Vec<_>>())
     }
 }

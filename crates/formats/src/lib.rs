@@ -4,6 +4,7 @@
 //! systems read. [`dumps`] reads what people have at hand when a run hangs. Each has one explicit list: adding a format means adding a file and a line in that list.
 
 mod any_value;
+pub mod call_tokens;
 pub mod conversation;
 pub mod conversations;
 pub mod dumps;

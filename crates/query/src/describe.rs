@@ -11,6 +11,7 @@ use rollscope_model::build::{NewRun, RunsBuilder};
 use rollscope_model::read::{Ints, Text, column};
 use rollscope_model::{Table, tables};
 use rollscope_store::{Part, Snapshot, TableSnapshot};
+use rollscope_tokenizer::Tokenizers;
 use serde::Serialize;
 
 /// A column as the SQL page shows it.
@@ -43,7 +44,7 @@ pub struct TableStats {
 pub fn visible_schema(table: Table) -> SchemaRef {
     let schema = crate::tables::schema(table);
     let stored = Arc::new(datafusion::datasource::empty::EmptyTable::new(schema.clone()));
-    crate::tables::visible(table, stored).map_or(schema, |view| view.schema())
+    crate::tables::visible(table, stored, &Tokenizers::default()).map_or(schema, |view| view.schema())
 }
 
 pub fn columns() -> Vec<ColumnInfo> {

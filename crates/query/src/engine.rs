@@ -17,6 +17,7 @@ use futures::StreamExt;
 use futures::future::BoxFuture;
 use rollscope_model::{Table, TraceId};
 use rollscope_store::{Snapshot, SnapshotSource};
+use rollscope_tokenizer::Tokenizers;
 use tokio::runtime::Runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
@@ -88,17 +89,19 @@ fn cores() -> usize {
 impl Engine {
     /// Starts the query threads. Fails only if the system gives no threads.
     pub fn new(source: Arc<dyn SnapshotSource>, limits: QueryLimits) -> Result<Self, QueryError> {
-        Engine::with_functions(source, limits, |_| Vec::new())
+        Engine::with_functions(source, limits, Tokenizers::default(), |_| Vec::new())
     }
 
-    /// The same with table functions that may ask the engine themselves.
+    /// The same with tokenizers, which give tokens their texts, and with table functions that may ask the engine themselves.
     pub fn with_functions(
         source: Arc<dyn SnapshotSource>,
         limits: QueryLimits,
+        tokenizers: Tokenizers,
         functions: impl FnOnce(WeakEngine) -> Vec<Arc<dyn TableFunction>>,
     ) -> Result<Self, QueryError> {
         let threads = threads()?;
-        let sessions = Sessions::new(&limits, cores()).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
+        let sessions =
+            Sessions::new(&limits, cores(), tokenizers).map_err(|e| QueryError::from_datafusion(&e, &limits))?;
         let permits = Arc::new(Semaphore::new(limits.max_concurrent.clamp(1, Semaphore::MAX_PERMITS)));
         let inner = Arc::new_cyclic(|engine| Inner {
             source,
@@ -121,6 +124,11 @@ impl Engine {
     pub async fn compute<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, QueryError> {
         let task = self.inner.spawn(async move { work() });
         task.await.map_err(task_failed)
+    }
+
+    /// Of the runs, for the texts of their tokens.
+    pub fn tokenizers(&self) -> &Tokenizers {
+        self.inner.sessions.tokenizers()
     }
 
     pub fn limits(&self) -> &QueryLimits {

@@ -22,6 +22,7 @@ use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
 use rollscope_model::Table;
 use rollscope_store::Snapshot;
+use rollscope_tokenizer::Tokenizers;
 
 use crate::error::{ErrorKind, QueryError};
 use crate::functions::{self, AttrTypes, Bounded, TableFunction};
@@ -49,10 +50,11 @@ const SCHEMA: &str = "public";
 pub struct Sessions {
     base: SessionState,
     runtime: RuntimeEnv,
+    tokenizers: Tokenizers,
 }
 
 impl Sessions {
-    pub fn new(limits: &QueryLimits, threads: usize) -> Result<Self> {
+    pub fn new(limits: &QueryLimits, threads: usize, tokenizers: Tokenizers) -> Result<Self> {
         let runtime = RuntimeEnvBuilder::new()
             .with_memory_pool(Arc::new(GreedyMemoryPool::new(limits.memory_bytes)))
             .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
@@ -67,7 +69,7 @@ impl Sessions {
             .build();
         functions::register(&mut base)?;
         base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;
-        Ok(Sessions { base, runtime })
+        Ok(Sessions { base, runtime, tokenizers })
     }
 
     /// The same with these table functions.
@@ -86,7 +88,7 @@ impl Sessions {
         let schema = MemorySchemaProvider::new();
         for table in Table::ALL {
             let stored = Arc::new(self.table(snapshot, table, progress));
-            schema.register_table(table.name().to_string(), visible(table, stored)?)?;
+            schema.register_table(table.name().to_string(), visible(table, stored, &self.tokenizers)?)?;
         }
         let catalog = MemoryCatalogProvider::new();
         catalog.register_schema(SCHEMA, Arc::new(schema))?;
@@ -101,6 +103,10 @@ impl Sessions {
         // The time of `now()` and `current_date`, the same everywhere in the query.
         state.mark_start_execution();
         Ok(state)
+    }
+
+    pub fn tokenizers(&self) -> &Tokenizers {
+        &self.tokenizers
     }
 
     /// One stored table of a snapshot.

@@ -88,3 +88,6 @@ export function tick(ms: number, step: number): string {
   const digits = Math.min(6, Math.ceil(-Math.log10(step)));
   return `${ms.toFixed(digits)} ms`;
 }
+
+/** A text in quotes, so that spaces and line ends are seen. Bytes of tokens that are no character are escaped already (`\xF0`). */
+export const quoted = (text: string): string => JSON.stringify(text).replaceAll('\\\\', '\\');

@@ -851,6 +851,8 @@ export interface components {
             position: number;
             sample_id: string;
             split: string;
+            /** @description What it says, if that is known, among the worst tokens of the step. */
+            text?: string;
         };
         /** @description What the body of a new silence holds. */
         NewSilence: {

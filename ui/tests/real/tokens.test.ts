@@ -1,4 +1,6 @@
 // Tokens in a real browser against the real binary: of a dump that slime wrote, and as programs send them.
+import { mkdtempSync, rmSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Browser, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
@@ -9,17 +11,19 @@ let server: Server;
 let browser: Browser;
 let page: Page;
 let errors: string[];
+const model = mkdtempSync(join(tmpdir(), 'rollscope-model-'));
 
 const base64 = (values: Float32Array | Int32Array | Uint8Array): string =>
   Buffer.from(values.buffer, values.byteOffset, values.byteLength).toString('base64');
+
+const bytes = (key: string, values: Float32Array | Int32Array | Uint8Array): object => ({ key, value: { bytesValue: base64(values) } });
 
 /** Sends the tokens of a sample as any program may, in OTLP's JSON. */
 async function sendTokens(sample: string, texts: string[], parts: object[]): Promise<void> {
   const count = texts.length;
   const logprobs = Float32Array.from({ length: count }, (_, i) => -(i % 7) / 4);
   const trainer = logprobs.map((v, i) => (i === 3 ? v - 1 : v));
-  const bytes = (key: string, values: Float32Array | Uint8Array): object => ({ key, value: { bytesValue: base64(values) } });
-  const values = [
+  await send('sent', sample, [
     bytes('logprobs', logprobs),
     bytes('trainer_logprobs', trainer),
     bytes(
@@ -28,9 +32,12 @@ async function sendTokens(sample: string, texts: string[], parts: object[]): Pro
     ),
     { key: 'texts', value: { stringValue: JSON.stringify(texts) } },
     { key: 'parts', value: { stringValue: JSON.stringify(parts) } },
-  ];
+  ]);
+}
+
+async function send(run: string, sample: string, values: object[]): Promise<void> {
   const attributes = [
-    { key: 'rl.run.id', value: { stringValue: 'sent' } },
+    { key: 'rl.run.id', value: { stringValue: run } },
     { key: 'rl.sample.id', value: { stringValue: sample } },
     { key: 'rl.step', value: { intValue: '2' } },
   ];
@@ -43,7 +50,11 @@ async function sendTokens(sample: string, texts: string[], parts: object[]): Pro
 
 beforeAll(async () => {
   const dump = join(ROOT, 'fixtures/slime/small.pt');
-  [server, browser] = await Promise.all([serve('serve', [], (dir) => void run('import', '--data', dir, '--run', 'dump', dump)), launch()]);
+  // As in a byte-level vocabulary: the emoji is two tokens.
+  const vocab = { Ġhi: 0, ðŁ: 1, ĺĢ: 2, Ċ: 3 };
+  writeFileSync(join(model, 'tokenizer.json'), JSON.stringify({ model: { type: 'BPE', vocab }, decoder: { type: 'ByteLevel' } }));
+  const flags = ['--tokenizer', `spelt=${model}`];
+  [server, browser] = await Promise.all([serve('serve', flags, (dir) => void run('import', '--data', dir, '--run', 'dump', dump)), launch()]);
   await sendTokens(
     'few',
     ['<img src=x onerror="window.hacked=1">', ' two\n', ' three', ' four', ' five'],
@@ -61,6 +72,7 @@ beforeAll(async () => {
 afterAll(async () => {
   await browser?.close();
   await server?.stop();
+  rmSync(model, { recursive: true });
 });
 beforeEach(async () => {
   const context = await browser.newContext({ viewport: { width: 1440, height: 900 }, colorScheme: 'dark' });
@@ -89,6 +101,24 @@ it('leads from a conversation of a dump to its tokens', async () => {
   // Without texts, the ids.
   expect(await page.locator(token(0)).textContent()).toMatch(/^\d+$/);
   expect(await page.locator('[role="radio"]').allTextContents()).toEqual(expect.arrayContaining(['Log-prob', 'Mask']));
+});
+
+it('shows the text of ids, with characters that several tokens share', async () => {
+  const [logprobs, trainer] = [Float32Array.of(-0.5, -0.25, -1, -0.5, -2), Float32Array.of(-0.5, -0.25, -1, -0.5, -8)];
+  await send('spelt', 'a', [bytes('ids', Int32Array.of(0, 1, 2, 3, 1)), bytes('logprobs', logprobs), bytes('trainer_logprobs', trainer)]);
+  await page.goto(`${server.url}/#/run/spelt/tokens/2/a`);
+  await page.waitForSelector(token(4));
+  const texts = await Promise.all([0, 1, 2, 3, 4].map((n) => page.locator(token(n)).textContent()));
+  expect(texts).toEqual([' hi', '😀', '·', '↵\n', '\\xF0\\x9F']);
+  await page.locator(token(2)).hover();
+  expect(await page.locator('aside').innerText()).toContain('part of the character before');
+  for (const scheme of ['dark', 'light'] as const) {
+    await page.emulateMedia({ colorScheme: scheme });
+    await page.screenshot({ path: `artifacts/tokens-text-${scheme}.png` });
+  }
+  await page.goto(`${server.url}/#/run/spelt/mismatch?step=2`);
+  await page.getByText('"\\xF0\\x9F"').waitFor();
+  await page.screenshot({ path: 'artifacts/mismatch-text.png' });
 });
 
 it('colours tokens by one value after the other, and shows all of them', async () => {

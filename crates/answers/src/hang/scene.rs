@@ -10,7 +10,7 @@ use rollscope_spans::{NONE, Texts};
 
 use crate::kinds::{Kind, classify};
 
-/// The columns of `spans` that are needed.
+/// The columns of `spans` that are needed; `request_id` only of those that are open.
 pub const SPAN_COLUMNS: &[&str] = &[
     "run_id",
     "trace_id",

@@ -200,7 +200,7 @@ impl<const N: usize> Collected<N> {
 
 fn token(of: &StepPieces, sample: u32, position: u32, d: f32) -> MismatchToken {
     let (sample_id, split) = of.samples[sample as usize].clone();
-    MismatchToken { sample_id, split, position, d }
+    MismatchToken { sample_id, split, position, d, text: None }
 }
 
 /// Pieces by a key.
@@ -316,7 +316,11 @@ impl StepTokens {
             negative: sum(&read.negative),
             positive: sum(&read.positive),
             groups,
-            worst: read.worst.iter().map(|(sample, at, d)| token(read, *sample, *at, *d)).collect(),
+            worst: read
+                .worst
+                .iter()
+                .map(|w| MismatchToken { text: w.text.clone(), ..token(read, w.sample, w.position, w.d) })
+                .collect(),
             retokenized_turns: read.retokenized_turns,
             lengths_differ: read.lengths_differ,
             left_out: read.left_out,

@@ -73,6 +73,9 @@ pub struct MismatchToken {
     pub position: u32,
     /// trainer_logprob - logprob.
     pub d: f32,
+    /// What it says, if that is known, among the worst tokens of the step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
 }
 
 /// Tokens with a distance between two bounds.

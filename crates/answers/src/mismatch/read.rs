@@ -143,11 +143,19 @@ pub struct StepPieces {
     pub k3: f64,
     pub negative: Quarters,
     pub positive: Quarters,
-    /// Sample, position, d.
-    pub worst: Vec<(u32, u32, f32)>,
+    pub worst: Vec<Worst>,
     pub retokenized_turns: u64,
     pub lengths_differ: u64,
     pub left_out: u64,
+}
+
+/// A token that is far off.
+#[derive(Clone, Debug)]
+pub struct Worst {
+    pub sample: u32,
+    pub position: u32,
+    pub d: f32,
+    pub text: Option<String>,
 }
 
 pub struct Quarters(pub Vec<u64>);
@@ -288,6 +296,9 @@ impl StepPieces {
                 for at in (0..count).filter(|at| is_trained(*at)) {
                     push(&mut classes[class_of(values.value(from + at))], e[at], t[at], at);
                 }
+                for worst in self.worst.iter_mut().filter(|worst| worst.sample == sample) {
+                    worst.text = Some(values.value(from + worst.position as usize).to_string());
+                }
                 let known = classes.into_iter().enumerate().filter(|(_, sums)| sums.tokens() > 0);
                 self.classes.extend(known.map(|(class, sums)| (sample, class, sums)));
             }
@@ -389,11 +400,11 @@ impl StepPieces {
 
     fn keep_worst(&mut self, sample: u32, at: usize, d: f32) {
         let worst = &mut self.worst;
-        if worst.len() == WORST && worst[WORST - 1].2.abs() >= d.abs() {
+        if worst.len() == WORST && worst[WORST - 1].d.abs() >= d.abs() {
             return;
         }
-        let place = worst.partition_point(|(_, _, other)| other.abs() >= d.abs());
-        worst.insert(place, (sample, at as u32, d));
+        let place = worst.partition_point(|other| other.d.abs() >= d.abs());
+        worst.insert(place, Worst { sample, position: at as u32, d, text: None });
         worst.truncate(WORST);
     }
 }

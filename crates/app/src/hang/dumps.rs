@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use rollscope_answers::hang::{Hang, Node, OpenSpan, Suspect, Wait, WorkerNow};
-use rollscope_formats::dumps::{Dump, Entry, Flight, MAX_FILE_BYTES, Process, read};
+use rollscope_formats::dumps::{Dump, Entry, Flight, MAX_FILE_BYTES, Process, Requests, read};
 
 use crate::problem::Problem;
 
@@ -26,6 +27,7 @@ pub struct Dumps {
     pub flights: Vec<Flight>,
     pub stacks: Vec<Process>,
     pub gpus: Vec<(String, rollscope_formats::dumps::Gpu)>,
+    pub requests: Vec<Requests>,
     /// Files that are nothing of this.
     pub passed_over: Vec<String>,
 }
@@ -48,7 +50,8 @@ pub fn read_files(paths: &[PathBuf]) -> Result<Dumps, Problem> {
             }),
         }
     }
-    if dumps.flights.is_empty() && dumps.stacks.is_empty() && dumps.gpus.is_empty() {
+    let is_empty = dumps.flights.is_empty() && dumps.stacks.is_empty() && dumps.gpus.is_empty();
+    if is_empty && dumps.requests.is_empty() {
         let first = dumps.passed_over.first().map_or(String::new(), |reason| format!(": {reason}"));
         return Err(Problem::bad_request(format!("none of the files is a dump that rollscope reads{first}")));
     }
@@ -81,11 +84,12 @@ impl Dumps {
         }
         let bytes = std::fs::read(path).map_err(|e| format!("cannot read {shown}: {e}"))?;
         let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-        match read(&name, &bytes).map_err(|e| format!("{shown}: {e}"))? {
+        match read(path, &bytes).map_err(|e| format!("{shown}: {e}"))? {
             // The same rank may be dumped as a pickle and as JSON.
             Dump::Flight(flight) if self.flights.iter().any(|known| known.rank == flight.rank) => {}
             Dump::Flight(flight) => self.flights.push(flight),
             Dump::Stacks(stacks) => self.stacks.extend(stacks),
+            Dump::Requests(requests) => self.requests.push(requests),
             Dump::Gpus(gpus) => self.gpus.extend(gpus.into_iter().map(|gpu| (name.clone(), gpu))),
         }
         Ok(())
@@ -207,7 +211,7 @@ pub struct SentStacks {
 pub fn join_stacks(hang: &mut Hang, sent: &[SentStacks]) {
     let mut places: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for sent in sent {
-        let Ok(Dump::Stacks(processes)) = read("stacks", sent.text.as_bytes()) else { continue };
+        let Ok(Dump::Stacks(processes)) = read(Path::new("stacks"), sent.text.as_bytes()) else { continue };
         let Some(place) = processes.first().and_then(Process::place) else { continue };
         let worker = hang.workers.iter_mut().find(|worker| worker.pid == sent.pid && worker.host == sent.host);
         let name = match worker {
@@ -312,6 +316,9 @@ pub fn join(hang: &mut Hang, dumps: &Dumps) {
             note_place(hang, &name, &place);
         }
     }
+    for requests in &dumps.requests {
+        add_requests(hang, requests);
+    }
     for (file, gpu) in &dumps.gpus {
         let watts = gpu.watts.map_or(String::new(), |watts| format!(", {watts:.0} W"));
         hang.dumps.push(format!(
@@ -326,6 +333,39 @@ pub fn join(hang: &mut Hang, dumps: &Dumps) {
         suspects.append(&mut hang.suspects);
         hang.suspects = suspects;
         hang.chain = vec![0, hang.suspects[0].node];
+    }
+}
+
+/// What a server was asked when it crashed. It is no suspect by itself: a server also dumps when it is told to stop.
+fn add_requests(hang: &mut Hang, requests: &Requests) {
+    let engine = &requests.engine;
+    let seconds = |since: i64| (requests.at_ns - since).max(0) as f64 / 1e9;
+    let shown: Vec<String> = requests
+        .under_way
+        .iter()
+        .take(SHOWN)
+        .map(|r| format!("{} for {:.0} s ({} tokens so far)", r.rid, seconds(r.since_ns), r.produced))
+        .collect();
+    let more = match requests.under_way.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let at = humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_nanos(requests.at_ns.max(0) as u64));
+    let count = requests.under_way.len();
+    let under_way = match count {
+        0 => "no request was under way".to_string(),
+        1 => format!("1 request was under way: {}", shown[0]),
+        _ => format!("{count} requests were under way, the oldest first: {}{more}", shown.join(", ")),
+    };
+    hang.dumps.push(format!(
+        "Engine {engine} dumped its requests at {at}, as SGLang does when it crashes: {under_way}. {} had finished in the five minutes before.",
+        requests.finished
+    ));
+    if requests.unreadable > 0 {
+        hang.dumps.push(format!("{} requests of engine {engine} cannot be read.", requests.unreadable));
+    }
+    for suspect in hang.suspects.iter_mut().filter(|suspect| suspect.name.contains(engine.as_str()) && count > 0) {
+        suspect.text.push_str(&format!("; it dumped {count} requests that were under way when it crashed, at {at}"));
     }
 }
 

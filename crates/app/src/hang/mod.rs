@@ -128,7 +128,12 @@ async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows
     let last = last.unwrap_or(at);
     let from = history(engine, &own_spans, last, at).await?;
     let open = format!("(end_ns > {at} or end_ns is null and state = '{}')", state::OPEN);
-    let columns = SPAN_COLUMNS.join(", ");
+    // Each request has an id of its own. Only what is open is looked up by it.
+    let column = |name: &&str| match *name {
+        "request_id" => format!("case when {open} then request_id end as request_id"),
+        name => name.to_string(),
+    };
+    let columns = SPAN_COLUMNS.iter().map(column).collect::<Vec<_>>().join(", ");
     let spans = format!(
         "select {columns} from spans where {own_spans} and start_ns <= {at} and (start_ns >= {from} or {open})"
     );

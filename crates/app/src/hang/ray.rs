@@ -53,19 +53,27 @@ pub fn join_ray(hang: &mut Hang, ray: &Ray) {
     if found.is_empty() || hang.state != State::Hanging {
         return;
     }
+    hang.text.push_str(&format!(" By Ray: {}.", found[0].2));
+    // Of those that the run's own spans point at, too, it is said beside that.
+    found.retain(|(_, name, text, _)| match hang.suspects.iter_mut().find(|suspect| suspect.name == *name) {
+        Some(suspect) => {
+            suspect.text.push_str(&format!("; {text}"));
+            suspect.known = true;
+            false
+        }
+        None => true,
+    });
+    if found.is_empty() {
+        return;
+    }
     // Who is known to be the cause from what the run sent comes first. What Ray knows is more than what is only likely.
-    let text = found[0].2.clone();
     let made: Vec<_> =
         found.into_iter().map(|(kind, name, text, waiting)| suspect(hang, kind, &name, text, waiting)).collect();
     let at = hang.suspects.iter().take_while(|suspect| suspect.known).count();
     if at == 0 {
         hang.chain = vec![0, made[0].node];
     }
-    hang.text.push_str(&format!(" By Ray: {text}."));
-    let named: Vec<String> = made.iter().map(|suspect| suspect.name.clone()).collect();
-    let (before, after) = hang.suspects.split_at(at);
-    let rest = after.iter().filter(|suspect| !named.contains(&suspect.name)).cloned();
-    hang.suspects = before.iter().cloned().chain(made).chain(rest).collect();
+    hang.suspects.splice(at..at, made);
 }
 
 fn waits(tasks: usize) -> String {

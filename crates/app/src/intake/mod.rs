@@ -9,10 +9,10 @@ mod deltas;
 mod runs;
 
 use arrow::array::RecordBatch;
-use rollscope_formats::conversations;
 use rollscope_formats::conversations::events::Calls;
 use rollscope_formats::import::otlp::{Decoded, DecodedLogs, Delta, RunRecord, RunSeen};
 use rollscope_formats::import::remote_write;
+use rollscope_formats::{call_tokens, conversations};
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Appended, Store, StoreError};
@@ -101,10 +101,12 @@ impl Intake {
     }
 }
 
-/// Appends a batch, with the conversations that its spans tell of, and lifts the images out of messages.
+/// Appends a batch, with the conversations and tokens that its spans tell of, and lifts the images out of messages.
 pub async fn append(store: &Store, table: Table, batch: RecordBatch) -> Result<Appended, StoreError> {
     // Model calls on spans are conversations too.
-    let talks = if table == Table::Spans { conversations::from_spans(&batch) } else { None };
+    let is_spans = table == Table::Spans;
+    let talks = if is_spans { conversations::from_spans(&batch) } else { None };
+    let tokens = if is_spans { call_tokens::from_spans(&batch) } else { None };
     let batch = match table {
         Table::Conversations => lift::media(store, batch).await?,
         _ => batch,
@@ -120,7 +122,13 @@ pub async fn append(store: &Store, table: Table, batch: RecordBatch) -> Result<A
             None => Ok(()),
         }
     };
-    let (appended, ()) = tokio::try_join!(store.append(table, batch), keep_talks)?;
+    let keep_tokens = async {
+        match tokens {
+            Some(tokens) => store.append(Table::Tokens, tokens).await.map(drop),
+            None => Ok(()),
+        }
+    };
+    let (appended, (), ()) = tokio::try_join!(store.append(table, batch), keep_talks, keep_tokens)?;
     Ok(appended)
 }
 

@@ -18,9 +18,10 @@ use rollscope_model::time::NS_PER_S;
 use rollscope_query::columns::{int_column, text_column};
 use rollscope_query::{QueryError, QueryLimits};
 use rollscope_store::ReadOnlyStore;
+use rollscope_tokenizer::Tokenizers;
 use serde_json::Value;
 
-use crate::args::{AnswerArgs, DiffArgs, HangArgs, ReportArgs, SourceArgs};
+use crate::args::{AnswerArgs, DiffArgs, HangArgs, MismatchArgs, ReportArgs, SourceArgs};
 use crate::config::Usage;
 use crate::output;
 use crate::source::{encode_path_part, local_folder, server_url};
@@ -63,9 +64,14 @@ pub async fn report(args: ReportArgs) -> anyhow::Result<()> {
     print(&args.answer, &answer, if args.step.is_some() || whole { print_step } else { print_run })
 }
 
-pub async fn mismatch(args: ReportArgs) -> anyhow::Result<()> {
-    let answer = match local_folder(&args.answer.source) {
-        Some(data) => serde_json::to_value(open(data).await?.mismatch(&args.run, args.step).await.map_err(usage)?)?,
+pub async fn mismatch(MismatchArgs { report: args, tokenizers }: MismatchArgs) -> anyhow::Result<()> {
+    let folder = local_folder(&args.answer.source);
+    let tokenizers = tokenizers.open(folder.is_some())?;
+    let answer = match folder {
+        Some(data) => {
+            let answers = open_with(data, tokenizers).await?;
+            serde_json::to_value(answers.mismatch(&args.run, args.step).await.map_err(usage)?)?
+        }
         None => {
             let step = args.step.map_or(String::new(), |step| format!("?step={step}"));
             ask(&args.answer.source, format!("/runs/{}/mismatch{step}", encode_path_part(&args.run))).await?
@@ -210,8 +216,13 @@ fn print(args: &AnswerArgs, answer: &Value, show: fn(&Value, Style) -> String) -
 }
 
 async fn open(data: PathBuf) -> anyhow::Result<Answers> {
+    open_with(data, Tokenizers::default()).await
+}
+
+async fn open_with(data: PathBuf, tokenizers: Tokenizers) -> anyhow::Result<Answers> {
     let store = ReadOnlyStore::open(&data).await?;
-    Ok(Answers::new(Arc::new(store), QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() })?)
+    let limits = QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() };
+    Ok(Answers::with_tokenizers(Arc::new(store), limits, tokenizers)?)
 }
 
 /// A mistake of the user is a usage error.

@@ -94,7 +94,9 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
 /// Works out the answers about the finished steps. They are kept, so whoever opens the page finds them.
 async fn work_out(store: &Store, config: &Config, generator: &Generator) -> anyhow::Result<()> {
     let _spinner = Spinner::start("working out the answers");
-    let answers = Answers::new(std::sync::Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let answers =
+        Answers::with_tokenizers(std::sync::Arc::new(store.clone()), config.query.clone(), config.open_tokenizers()?)
+            .context("the query engine")?;
     let options = generator.options();
     if let Some(last) = options.steps.checked_sub(1)
         && let Err(error) = answers.step_report_json(&options.run_id, Some(last as i64)).await

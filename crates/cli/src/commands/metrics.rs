@@ -11,7 +11,7 @@ use rollscope_model::time::{now_ns, ns_to_seconds};
 use rollscope_query::{Engine, QueryLimits, sql_text};
 use rollscope_store::{ReadOnlyStore, Store};
 
-use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs};
+use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs, TokenizerArgs};
 use crate::output::count;
 
 pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
@@ -26,7 +26,15 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
          from metrics where run_id = {run} and step = {step} and starts_with(name, {}) group by step, name order by name",
         sql_text(&args.prefix)
     );
-    super::sql::run(SqlArgs { source: args.source, format: args.format, max_rows: 100_000, timeout: 300, query }).await
+    super::sql::run(SqlArgs {
+        source: args.source,
+        format: args.format,
+        tokenizers: TokenizerArgs::default(),
+        max_rows: 100_000,
+        timeout: 300,
+        query,
+    })
+    .await
 }
 
 /// Works out the metrics of every step that was written to a store, where no server does it.

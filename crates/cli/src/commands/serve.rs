@@ -53,11 +53,13 @@ pub fn start_quiet_logs() {
 }
 
 pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
+    let tokenizers = config.open_tokenizers()?;
     let store = Store::open(config.store.clone()).await?;
     for problem in store.health().problems {
         tracing::warn!("{problem}");
     }
-    let answers = Answers::new(Arc::new(store.clone()), config.query.clone()).context("the query engine")?;
+    let answers = Answers::with_tokenizers(Arc::new(store.clone()), config.query.clone(), tokenizers)
+        .context("the query engine")?;
     let server = match Server::start(&config.server, store.clone(), answers).await {
         Ok(server) => server,
         Err(e) => {

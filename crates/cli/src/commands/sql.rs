@@ -14,6 +14,7 @@ use rollscope_answers::Answers;
 use rollscope_app::encode;
 use rollscope_query::QueryLimits;
 use rollscope_store::ReadOnlyStore;
+use rollscope_tokenizer::Tokenizers;
 
 use crate::args::{Format, SqlArgs};
 use crate::config::Usage;
@@ -26,8 +27,10 @@ pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
         args.query.clear();
         std::io::stdin().read_to_string(&mut args.query)?;
     }
-    match local_folder(&args.source) {
-        Some(data) => ask_folder(&args, data).await,
+    let folder = local_folder(&args.source);
+    let tokenizers = args.tokenizers.open(folder.is_some())?;
+    match folder {
+        Some(data) => ask_folder(&args, data, tokenizers).await,
         None => {
             let url = server_url(&args.source);
             tokio::task::spawn_blocking(move || ask_server(&args, &url)).await?
@@ -35,11 +38,11 @@ pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
     }
 }
 
-async fn ask_folder(args: &SqlArgs, data: PathBuf) -> anyhow::Result<()> {
+async fn ask_folder(args: &SqlArgs, data: PathBuf, tokenizers: Tokenizers) -> anyhow::Result<()> {
     let store = ReadOnlyStore::open(&data).await?;
     let limits =
         QueryLimits { timeout: Duration::from_secs(args.timeout), max_rows: args.max_rows, ..QueryLimits::default() };
-    let answers = Answers::new(Arc::new(store), limits)?;
+    let answers = Answers::with_tokenizers(Arc::new(store), limits, tokenizers)?;
     let mut running = answers.engine().sql(&args.query).await.map_err(usage)?;
     let progress = running.progress.clone();
     let bar = Bar::over("scanning", progress.snapshot().rows_total, move || progress.snapshot().rows_scanned);

@@ -1,17 +1,22 @@
-//! Files that people have at hand when a run hangs: dumps of PyTorch's Flight Recorder, stacks by py-spy, the table of `nvidia-smi`.
-//! They are about one moment, so they become no rows: [`read`] tells which they are and what they say. [`ray`] reads what Ray's
-//! dashboard answers.
+//! Files that people have at hand when a run hangs: dumps of PyTorch's Flight Recorder, stacks by py-spy, the table of `nvidia-smi`,
+//! SGLang's dumps of requests. They are about one moment, so they become no rows: [`read`] tells which they are and what they say.
+//! [`ray`] reads what Ray's dashboard answers.
 
 mod flight;
 mod gpus;
 pub mod ray;
+mod requests;
 mod stacks;
 
 pub use flight::{Entry, Flight, Group};
 pub use gpus::Gpu;
+pub use requests::{Requests, UnderWay};
 pub use stacks::{Frame, Process, Thread};
 
+use std::path::Path;
+
 use crate::import::ImportError;
+use crate::import::trainers::sglang_dump;
 
 /// Largest file.
 pub const MAX_FILE_BYTES: u64 = 256 << 20;
@@ -24,10 +29,12 @@ pub enum Dump {
     Flight(Flight),
     Stacks(Vec<Process>),
     Gpus(Vec<Gpu>),
+    Requests(Requests),
 }
 
-/// Reads a file. Its name may tell the rank.
-pub fn read(name: &str, bytes: &[u8]) -> Result<Dump, ImportError> {
+/// Reads a file. Its name may tell the rank, and its folder the machine.
+pub fn read(path: &Path, bytes: &[u8]) -> Result<Dump, ImportError> {
+    let name = &*path.file_name().unwrap_or_default().to_string_lossy();
     if bytes.len() as u64 > MAX_FILE_BYTES {
         return Err(ImportError::Limit {
             what: format!("the size of {name}"),
@@ -35,12 +42,15 @@ pub fn read(name: &str, bytes: &[u8]) -> Result<Dump, ImportError> {
             limit: MAX_FILE_BYTES,
         });
     }
+    if sglang_dump::detects(bytes) {
+        return requests::read(path, bytes).map(Dump::Requests);
+    }
     if bytes.first() == Some(&0x80) {
         return flight::read_pickle(name, bytes).map(Dump::Flight);
     }
     let unknown = || {
         ImportError::Malformed(
-            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), of faulthandler, or of nvidia-smi".into(),
+            "expected a dump of PyTorch's Flight Recorder (pickle or JSON), of py-spy (text or --json), of faulthandler, of nvidia-smi, or of SGLang (crash_dump_*.pkl)".into(),
         )
     };
     let text = std::str::from_utf8(bytes).map_err(|_| unknown())?;
@@ -89,7 +99,7 @@ mod tests {
     #[test]
     fn what_is_nothing_of_this_is_refused() {
         for bytes in [&b""[..], b"hello", b"\xff\xfe", b"{", b"[", b"{}", b"[1]", b"\x80\x02}."] {
-            assert!(read("x", bytes).is_err(), "{bytes:?}");
+            assert!(read(Path::new("x"), bytes).is_err(), "{bytes:?}");
         }
     }
 }

@@ -114,6 +114,11 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &chrome::ArealEvents,
     &slime_pt::SlimeTrainData,
     &slime_pt::SlimeDump,
+    &trainers::Langfuse,
+    &trainers::Atif,
+    &trainers::Rllm,
+    &trainers::Tinker,
+    &trainers::TinkerMetrics,
     &trainers::Verl,
     &trainers::Trl,
     &trainers::NemoRl,
@@ -123,6 +128,7 @@ pub const IMPORTERS: &[&dyn Importer] = &[
     &trainers::PrimeRlTokens,
     &trainers::ArealSessions,
     &trainers::SglangRequests,
+    &trainers::SglangDump,
     &otlp::OtlpProtobuf,
 ];
 

@@ -11,6 +11,8 @@
 //! | `trace_id('hex')`, `span_id('hex')` | an id from text of any length, mapped as on import |
 //! | `hex(id)` | an id as text |
 //!
+//! `tokens` calls one more, which users do not: [`token_texts`] has the tokenizers of this process.
+//!
 //! Table functions come from the crates above, such as the answers about steps and runs: see [`TableFunction`].
 
 mod attr;
@@ -21,6 +23,7 @@ mod lookup;
 mod maps;
 mod replaced;
 mod table;
+mod token_texts;
 
 use std::sync::Arc;
 
@@ -35,6 +38,7 @@ pub use maps::merge_attrs;
 pub use replaced::{hashes_literal, is_replaced};
 pub(crate) use table::register_table_functions;
 pub use table::{Argument, TableFunction};
+pub use token_texts::token_texts;
 
 /// Functions of DataFusion whose only purpose is to make a large value from a small one. Others that can do so are [`Bounded`].
 const WITHHELD: &[&str] = &[

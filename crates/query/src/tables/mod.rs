@@ -34,6 +34,7 @@ use datafusion::physical_plan::projection::ProjectionExec;
 use datafusion::physical_plan::union::UnionExec;
 use rollscope_model::Table;
 use rollscope_store::{Segment, TableSnapshot};
+use rollscope_tokenizer::Tokenizers;
 
 pub(crate) use reader::CountingReaderFactory;
 
@@ -50,10 +51,14 @@ pub const STORE_URL: &str = "rollscope://store";
 const ROWS_PER_TAIL_PARTITION: usize = 64 * 1024;
 
 /// A stored table as users see it.
-pub fn visible(table: Table, stored: Arc<dyn TableProvider>) -> Result<Arc<dyn TableProvider>> {
+pub fn visible(
+    table: Table,
+    stored: Arc<dyn TableProvider>,
+    tokenizers: &Tokenizers,
+) -> Result<Arc<dyn TableProvider>> {
     Ok(match table {
         Table::Spans => Arc::new(spans_view(stored)?),
-        Table::Tokens => Arc::new(tokens_view(stored)?),
+        Table::Tokens => Arc::new(tokens_view(stored, tokenizers)?),
         _ => stored,
     })
 }

@@ -83,7 +83,10 @@ export function partOf(parts: readonly Part[], token: number): Part | null {
   return low > 0 ? parts[low - 1] : null;
 }
 
+/** What stands for a token that has no text, because it lies inside of a character. It must be there to be pointed at. */
+const INSIDE = '·';
+
 /** What a token says, for people: its text, or its id. */
 export function textOf(t: Tokens, token: number): string {
-  return t.texts?.[token] ?? (t.ids ? String(t.ids[token]) : '·');
+  return t.texts ? t.texts[token] || INSIDE : t.ids ? String(t.ids[token]) : '·';
 }

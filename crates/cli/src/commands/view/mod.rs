@@ -43,7 +43,7 @@ pub async fn run(args: ViewArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     let scratch = tempfile::Builder::new().prefix("rollscope-view-").tempdir()?;
-    let mut config = Config::resolve(&ServeArgs::default())?;
+    let mut config = Config::resolve(&ServeArgs { tokenizers: args.tokenizers.clone(), ..ServeArgs::default() })?;
     config.data = scratch.path().to_path_buf();
     config.store.dir = config.data.clone();
     if args.no_serve {

@@ -11,6 +11,9 @@ use crate::json::{BOM, Reader};
 /// One line. A longer one is left out.
 pub const MAX_LINE_BYTES: usize = 256 << 20;
 
+/// A file that is one JSON value.
+pub const MAX_DOCUMENT_BYTES: u64 = 256 << 20;
+
 /// Calls `each` with the number of every line, from 1, and its record. Lines that are refused are counted.
 pub fn each(
     input: &mut dyn Read,
@@ -93,6 +96,18 @@ pub fn each_text(
             each(number, Ok(text))?;
         }
     }
+}
+
+/// A file that is one JSON value.
+pub fn document(input: &mut dyn Read) -> Result<Json, ImportError> {
+    let mut text = Vec::new();
+    input.take(MAX_DOCUMENT_BYTES + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > MAX_DOCUMENT_BYTES {
+        let (what, limit) = ("the size of the document".to_string(), MAX_DOCUMENT_BYTES);
+        return Err(ImportError::Limit { what, name: "MAX_DOCUMENT_BYTES", limit });
+    }
+    let text = text.strip_prefix(BOM).unwrap_or(&text).trim_ascii();
+    Json::parse(text).map_err(|why| ImportError::Malformed(format!("{why}; was the file cut off?")))
 }
 
 /// The names of the first object's fields, as far as the head of the file shows them, and whether that is all of them.

@@ -100,8 +100,13 @@ impl<'a, 's> Rows<'a, 's> {
 
     /// The line was left out.
     pub fn reject(&mut self, line: u64, why: &str) {
+        self.reject_what(&format!("line {line}"), why);
+    }
+
+    /// The same, in files that have no lines.
+    pub fn reject_what(&mut self, what: &str, why: &str) {
         self.imported.rejected += 1;
-        self.note(format!("line {line}: {why}"));
+        self.note(format!("{what}: {why}"));
     }
 
     /// The file has so many whole lines.
@@ -224,6 +229,13 @@ impl<'a, 's> Rows<'a, 's> {
             logged_ns: row.end_ns.or(row.start_ns).unwrap_or(self.written_ns),
             ..NewConversation::default()
         });
+        self.pending_rows += 1;
+    }
+
+    /// Of a file without times: the time tells points apart, and says nothing of the run.
+    pub fn metric_without_time(&mut self, step: i64, time_ns: i64, name: &str, value: f64) {
+        let row = NewMetric { run_id: &self.run, step: Some(step), time_ns, name, value, source: None };
+        self.metrics.push(&row);
         self.pending_rows += 1;
     }
 

@@ -4,7 +4,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use rollscope_model::build::NewSpan;
+use rollscope_model::build::{NewSample, NewSpan};
 use rollscope_model::names::state;
 use rollscope_model::time::seconds_to_ns;
 use rollscope_model::{attrs, ids};
@@ -14,9 +14,10 @@ use super::lines;
 use super::record::Json;
 use super::rows::{self, Fault, Rows};
 use crate::import::{ImportError, ImportOptions, Imported, Importer, Sink};
+use crate::tokens::{Part, Tokens};
 
 /// Parameters with a value per token, and the prompt: they are no attributes of a request.
-const LEFT_OUT: &[&str] = &["text", "input_ids", "input_embeds"];
+pub(super) const LEFT_OUT: &[&str] = &["text", "input_ids", "input_embeds"];
 
 pub struct SglangRequests;
 
@@ -49,6 +50,36 @@ impl Importer for SglangRequests {
     }
 }
 
+/// The tokens that were produced, from `meta_info`: `output_token_logprobs` has a triple per token (log-probability, id, text), if the
+/// client asked for them.
+pub(super) fn tokens_of(meta: &Json, output_ids: Option<&Json>, engine: &str) -> Option<Tokens> {
+    let id = |id: f64| (id >= 0.0 && id <= f64::from(i32::MAX)).then_some(id as i32);
+    let mut tokens = Tokens { prompt_tokens: meta.i64_of("prompt_tokens"), ..Tokens::default() };
+    let triples = meta.get("output_token_logprobs").map_or(&[][..], Json::items);
+    if triples.is_empty() {
+        let ids: Option<Vec<i32>> = output_ids?.numbers()?.into_iter().map(id).collect();
+        tokens.ids = Some(ids?);
+    } else {
+        let (mut ids, mut logprobs, mut texts) = (Vec::new(), Vec::new(), Vec::new());
+        for triple in triples {
+            // A triple without a text is a list of two or three, of which the last is null.
+            let numbers = triple.numbers();
+            let at = |at: usize| {
+                triple.items().get(at).and_then(Json::as_f64).or_else(|| numbers.as_ref()?.get(at).copied())
+            };
+            logprobs.push(at(0).unwrap_or(f64::NAN) as f32);
+            ids.push(id(at(1)?)?);
+            texts.extend(triple.items().get(2).and_then(Json::as_str).map(str::to_string));
+        }
+        tokens.texts = (texts.len() == ids.len()).then_some(texts);
+        (tokens.ids, tokens.logprobs) = (Some(ids), Some(logprobs));
+    }
+    let weight_version = meta.get("weight_version").and_then(Json::as_id);
+    let engine = Some(engine.to_string()).filter(|engine| !engine.is_empty());
+    tokens.parts = vec![Part { engine, weight_version, ..Part::default() }];
+    tokens.ids.as_ref().is_some_and(|ids| !ids.is_empty()).then_some(tokens)
+}
+
 fn request(rows: &mut Rows, _line: u64, mut record: Json) -> Result<(), Fault> {
     let Some(rid) = record.get("id").and_then(Json::as_id) else {
         return Err(Fault::Line("it has no \"id\"".into()));
@@ -64,6 +95,10 @@ fn request(rows: &mut Rows, _line: u64, mut record: Json) -> Result<(), Fault> {
     let message = finish.and_then(|f| f.str_of("message")).map(str::to_string);
     let aborted = reason.as_deref() == Some("abort");
 
+    if let Some(tokens) = tokens_of(&record, record.get("output_ids"), "") {
+        let sample = NewSample { sample_id: &rid, split: "train", end_ns: Some(end_ns), ..NewSample::default() };
+        rows.token_row(&sample, &tokens)?;
+    }
     let parameters = record.take("request_parameters").unwrap_or_default();
     let parameters = parameters.as_str().and_then(|text| Json::parse(text.as_bytes()).ok()).unwrap_or_default();
     let value = |json: &Json| attrs::parse(&json.to_text());

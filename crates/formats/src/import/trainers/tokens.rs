@@ -110,9 +110,105 @@ impl Tokens {
     }
 }
 
+/// One answer of a model: what it was given, if the file says so, and what it produced.
+#[derive(Default)]
+pub struct Turn {
+    pub prompt: Vec<i32>,
+    pub produced: Vec<i32>,
+    /// As many as were produced, or none.
+    pub logprobs: Vec<f32>,
+    pub weight_version: Option<String>,
+}
+
+impl Turn {
+    /// Lists of numbers as they are in a file.
+    pub fn read(prompt: Option<&Json>, produced: Option<&Json>, logprobs: Option<&Json>) -> Result<Turn, String> {
+        let numbers = |list: Option<&Json>| list.and_then(Json::numbers).unwrap_or_default();
+        let ids = |list: Option<&Json>, what: &str| -> Result<Vec<i32>, String> {
+            let id = |id: f64| (id.fract() == 0.0 && id >= 0.0 && id <= f64::from(i32::MAX)).then_some(id as i32);
+            numbers(list).into_iter().map(id).collect::<Option<_>>().ok_or(format!("a token id of the {what} is no id"))
+        };
+        let (prompt, produced) = (ids(prompt, "prompt")?, ids(produced, "answer")?);
+        let logprobs: Vec<f32> = numbers(logprobs).into_iter().map(|value| value as f32).collect();
+        if !logprobs.is_empty() && logprobs.len() != produced.len() {
+            return Err(format!("it has {} log probabilities for {} tokens", logprobs.len(), produced.len()));
+        }
+        Ok(Turn { prompt, produced, logprobs, weight_version: None })
+    }
+}
+
+/// The tokens after the first prompt, as the model saw them last. Where the prompt of a turn is not what was there before, the text
+/// was tokenised again, and the part says from where on.
+pub fn of_turns(turns: &[Turn]) -> Option<crate::tokens::Tokens> {
+    let first = turns.iter().position(|turn| !turn.produced.is_empty())?;
+    let prompt = turns[first].prompt.len();
+    let (mut ids, mut mask, mut logprobs) = (Vec::new(), Vec::new(), Vec::new());
+    let mut parts: Vec<Part> = Vec::new();
+    for (number, turn) in (0..).zip(turns.iter().filter(|turn| !turn.produced.is_empty())) {
+        let mut differs_at = None;
+        // An empty prompt is one that the file does not have.
+        if number > 0 && !turn.prompt.is_empty() && turn.prompt.len() >= prompt {
+            let given = &turn.prompt[prompt..];
+            let same = ids.iter().zip(given).take_while(|(a, b)| a == b).count();
+            if same < ids.len() {
+                differs_at = i32::try_from(same).ok();
+                ids.truncate(same);
+                mask.truncate(same);
+                logprobs.truncate(same);
+                parts.retain(|part| usize::try_from(part.start).is_ok_and(|start| start < same));
+            }
+            ids.extend_from_slice(&given[same..]);
+            mask.resize(ids.len(), false);
+            logprobs.resize(ids.len(), f32::NAN);
+        }
+        let start = i32::try_from(ids.len()).ok()?;
+        parts.push(Part {
+            start,
+            turn: Some(number),
+            weight_version: turn.weight_version.clone(),
+            differs_at: differs_at.filter(|at| *at < start),
+            ..Part::default()
+        });
+        ids.extend_from_slice(&turn.produced);
+        mask.resize(ids.len(), true);
+        logprobs.extend_from_slice(&turn.logprobs);
+        logprobs.resize(ids.len(), f32::NAN);
+    }
+    Some(crate::tokens::Tokens {
+        prompt_tokens: (prompt > 0).then_some(prompt as i64),
+        logprobs: logprobs.iter().any(|value| !value.is_nan()).then_some(logprobs),
+        ids: Some(ids),
+        mask: Some(mask),
+        parts,
+        ..crate::tokens::Tokens::default()
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn turns_become_one_sequence() {
+        let turn = |prompt: &[i32], produced: &[i32]| Turn {
+            prompt: prompt.into(),
+            produced: produced.into(),
+            logprobs: vec![-0.5; produced.len()],
+            weight_version: None,
+        };
+        let whole = of_turns(&[turn(&[1, 2], &[3, 4]), turn(&[1, 2, 3, 4, 9], &[5])]).unwrap();
+        assert_eq!((whole.prompt_tokens, whole.ids.unwrap()), (Some(2), vec![3, 4, 9, 5]));
+        assert_eq!(whole.mask.unwrap(), [true, true, false, true]);
+        assert_eq!(whole.parts.iter().map(|p| (p.start, p.differs_at)).collect::<Vec<_>>(), [(0, None), (3, None)]);
+        // The second prompt has another token in the place of 4.
+        let again = of_turns(&[turn(&[1, 2], &[3, 4]), turn(&[1, 2, 3, 7, 9], &[5])]).unwrap();
+        assert_eq!(again.ids.unwrap(), [3, 7, 9, 5]);
+        assert_eq!(again.mask.unwrap(), [true, false, false, true]);
+        assert_eq!(again.parts.iter().map(|p| (p.start, p.differs_at)).collect::<Vec<_>>(), [(0, None), (3, Some(1))]);
+        // Without prompts, answers follow each other.
+        assert_eq!(of_turns(&[turn(&[], &[1]), turn(&[], &[2])]).unwrap().ids.unwrap(), [1, 2]);
+        assert!(of_turns(&[turn(&[1], &[])]).is_none());
+    }
 
     #[test]
     fn padding_is_cut_off_and_lists_must_agree() {
