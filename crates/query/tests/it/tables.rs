@@ -361,7 +361,7 @@ async fn filters_know_columns_of_one_name_apart() {
     assert!(!plan.contains("Screen"), "{plan}");
 }
 
-/// Both read the same element of a list, which DataFusion computes beforehand, beside all other columns.
+/// Fields of structs in a view that has a column twice (`projections.rs`).
 #[tokio::test]
 async fn parts_of_tokens_are_read_together() {
     let engine = Stored::new().engine();
