@@ -4,9 +4,6 @@
 //!
 //! Until we have that version, [`Distinct`] stands around the rule. It makes sure that no two projections are equal, by an alias inside
 //! of the outer alias, which has no meaning, and takes these aliases away again.
-//!
-//! Two rules that read fields of structs as early as possible are left out: where a view has a column twice, they make a plan that
-//! DataFusion then refuses ("duplicate unqualified field name"). Of our columns, only `parts` of `tokens` has such fields.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,19 +19,15 @@ use datafusion::optimizer::{Optimizer, OptimizerConfig, OptimizerRule};
 /// Begins the inner alias.
 const MARK: &str = "__rollscope_projection_";
 
-/// Rules that are left out.
-const REFUSED_PLANS: &[&str] = &["extract_leaf_expressions", "push_down_leaf_projections"];
-
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
-/// DataFusion's own rules, with this one in place of the wrong one, and without those that make plans that are refused.
+/// DataFusion's own rules, with this one in place of the wrong one.
 pub fn rules() -> Vec<Rule> {
     let mended = |rule: Rule| match rule.name() {
         "optimize_projections" => Arc::new(Distinct::default()) as Rule,
         _ => rule,
     };
-    let kept = |rule: &Rule| !REFUSED_PLANS.contains(&rule.name());
-    Optimizer::new().rules.into_iter().filter(kept).map(mended).collect()
+    Optimizer::new().rules.into_iter().map(mended).collect()
 }
 
 #[derive(Debug, Default)]
