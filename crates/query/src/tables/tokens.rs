@@ -31,14 +31,15 @@ pub fn tokens_view(stored: Arc<dyn TableProvider>, tokenizers: &Tokenizers) -> R
     let schema = stored.schema();
     let fields = || schema.fields().iter().filter(|field| field.name() != HALF);
     let scan = || LogicalPlanBuilder::scan(Table::Tokens.name(), provider_as_source(stored.clone()), None);
-    // Each side has names of its own, which no column of the view has: DataFusion takes columns of one name for each other where it
-    // moves a filter below a join, and refuses a plan in which it computes a part of a value beforehand.
-    let renamed = |of: fn(&str) -> String| fields().map(move |field| col(field.name()).alias(of(field.name())));
-    let trainers = || scan()?.filter(col(HALF).is_not_null())?.project(renamed(of_trainer));
-    let others = || scan()?.filter(col(HALF).is_null())?.project(renamed(of_other))?.build();
+    // Each side has names of its own: DataFusion takes columns of one name for each other where it moves a filter below a join.
+    let trainers = || {
+        let renamed = fields().map(|field| col(field.name()).alias(of_trainer(field.name())));
+        scan()?.filter(col(HALF).is_not_null())?.project(renamed)
+    };
+    let others = || scan()?.filter(col(HALF).is_null())?.build();
     let keys = || {
-        let names = |of: fn(&str) -> String| KEYS.iter().map(|key| Column::from_name(of(key))).collect::<Vec<_>>();
-        (names(of_trainer), names(of_other))
+        let name = |key: &&str| Column::from_name(*key);
+        (KEYS.iter().map(|key| Column::from_name(of_trainer(key))).collect::<Vec<_>>(), KEYS.iter().map(name).collect())
     };
     // The side that a join holds in memory comes first.
     let join = |how| trainers()?.join_detailed(others()?, how, keys(), None, NullEquality::NullEqualsNull);
@@ -47,7 +48,7 @@ pub fn tokens_view(stored: Arc<dyn TableProvider>, tokenizers: &Tokenizers) -> R
         .map(|field| {
             let name = field.name().as_str();
             let value = match name {
-                TEXTS => with_texts(joined(TEXTS)?, other("run_id"), joined("ids")?, tokenizers),
+                TEXTS => with_texts(joined(TEXTS)?, col("run_id"), joined("ids")?, tokenizers),
                 _ => joined(name)?,
             };
             Ok(described(value, name, doc(field)))
@@ -84,14 +85,6 @@ fn trainer(name: &str) -> Expr {
     col(Column::from_name(of_trainer(name)))
 }
 
-fn of_other(name: &str) -> String {
-    format!("others_{name}")
-}
-
-fn other(name: &str) -> Expr {
-    col(Column::from_name(of_other(name)))
-}
-
 fn described(value: Expr, name: &str, doc: &str) -> Expr {
     let entries = BTreeMap::from([("doc".to_string(), doc.to_string())]);
     value.alias_with_metadata(name, Some(FieldMetadata::from(entries)))
@@ -99,19 +92,19 @@ fn described(value: Expr, name: &str, doc: &str) -> Expr {
 
 /// A column of a sample of which one row or both are there.
 fn joined(name: &str) -> Result<Expr> {
-    let (trainers, others) = (trainer(name), other(name));
+    let (trainers, other) = (trainer(name), col(Column::from_name(name)));
     let is_trainers = if TRAINERS.contains(&name) {
         // What was sent as a whole later replaces what the trainer sent.
-        let is_newer = other("logged_ns").gt(trainer("logged_ns"));
-        trainers.clone().is_null().or(others.clone().is_not_null().and(is_newer)).is_not_true()
+        let is_newer = col("logged_ns").gt(trainer("logged_ns"));
+        trainers.clone().is_null().or(other.clone().is_not_null().and(is_newer)).is_not_true()
     } else if SHARED.contains(&name) {
-        others.clone().is_null()
+        other.clone().is_null()
     } else if name == "parts" {
-        cardinality(others.clone()).eq(lit(0_u64))
+        cardinality(other.clone()).eq(lit(0_u64))
     } else {
-        return Ok(others);
+        return Ok(other);
     };
-    when(agree().and(is_trainers), trainers).otherwise(others)
+    when(agree().and(is_trainers), trainers).otherwise(other)
 }
 
 const TRAINER_COUNT: &str = "number of tokens in what the trainer sent on its own; null if nothing. \
@@ -121,5 +114,5 @@ const TRAINER_IDS: &str = "ids of the tokens as the trainer sent them on its own
 
 /// Have both sides sent as many tokens? If not, nobody knows which belong together.
 fn agree() -> Expr {
-    trainer("count").eq(other("count"))
+    trainer("count").eq(col("count"))
 }

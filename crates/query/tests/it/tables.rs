@@ -360,11 +360,3 @@ async fn filters_know_columns_of_one_name_apart() {
     let plan = plan(&engine, top).await;
     assert!(!plan.contains("Screen"), "{plan}");
 }
-
-/// Both read the same element of a list, which DataFusion computes beforehand, beside all other columns.
-#[tokio::test]
-async fn parts_of_tokens_are_read_together() {
-    let engine = Stored::new().engine();
-    let sql = "select parts[1]['engine'], parts[1]['weight_version'], count, trainer_count from tokens where count > 0";
-    assert!(lines(&engine, sql).await.is_empty());
-}
