@@ -115,6 +115,20 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
         return res.on('close', () => listeners.delete(res));
       }
       if (parts[0] === 'tables') return json({ tables: TABLES });
+      if (parts[0] === 'alarms')
+        return json({
+          enabled: true,
+          firing: 0,
+          alarms: [],
+          history: [],
+          rules: [],
+          silences: [],
+          sinks: [],
+          problems: [],
+          rounds: 1,
+          round_s: 0.01,
+          interval_s: 15,
+        });
       if (parts[0] === 'sql' && req.method === 'POST') {
         let body = '';
         req.on('data', (c) => (body += c));
