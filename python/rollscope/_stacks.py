@@ -74,7 +74,8 @@ def _answer(asked: int) -> None:
 
 def lines() -> Iterator[str]:
     """The stacks of all threads, from the inside out, written as py-spy writes them; then the tasks of asyncio."""
-    yield f"Process {os.getpid()}: {' '.join(sys.orig_argv)[:500]}"
+    # Not the arguments: there may be a password among them.
+    yield f"Process {os.getpid()}: {os.path.basename(sys.executable or 'python')} {(sys.argv or [''])[0][:500]}"
     yield f"Python v{sys.version.split()[0]}"
     yield ""
     # Not `threading.enumerate`, which takes a lock of the program.
