@@ -2,6 +2,7 @@
 real Alertmanager and a real SMTP server among them), silences, restarts and bad input."""
 
 import json
+import os
 import shutil
 import socket
 import ssl
@@ -338,6 +339,51 @@ def test_built_in_alarms_say_what_is_wrong(tmp_path, serve, page):
     assert {"StepSlow", "RewardCollapse", "DiskNearlyFull", "EngineGone"} <= listed and "NoProgress" not in listed
 
 
+def test_a_run_that_hangs_tells_where_it_stands_before_anyone_asks(tmp_path, serve, receiver):
+    config = f"""
+[server.alarms.builtin]
+no_progress = {{ for = "15s" }}
+disk_nearly_full = {{ threshold = 1.0 }}
+[[server.alarms.webhook]]
+url = "{receiver.url}/hook"
+"""
+    server = serve(None, *configured(tmp_path, config, builtin=True))
+    run = 'run "x" <b>/ü'
+    program = tmp_path / "trainer.py"
+    program.write_text(f"""
+import rollscope, sys, threading, time
+rollscope.init(project="p", id={run!r})
+def work(step):
+    with rollscope.step(step), rollscope.span("rollout", phase="rollout"):
+        time.sleep(0.2)
+def tokenize_forever():
+    sys.stdin.read()
+for step in range(10):
+    work(step)
+with rollscope.step(10), rollscope.span("rollout", phase="rollout"):
+    tokenize_forever()
+for step in range(11, 20):
+    work(step)
+sys.stdout.write("done")
+sys.stdout.flush()
+time.sleep(60)
+""")
+    trainer = subprocess.Popen([sys.executable, program], stdin=subprocess.PIPE, env={**os.environ, "ROLLSCOPE_ENDPOINT": server.grpc})
+    try:
+        told = lambda status: next((m for _, m, _ in list(receiver.got) if m["status"] == status and m["alarm"] == "NoProgress"), None)
+        wait_until(lambda: told("firing"), 120)
+        message = told("firing")
+        assert "Nothing has moved since" in message["sentence"] and "tokenize_forever" in message["sentence"], message
+        assert message["link"].endswith("#/run/run%20%22x%22%20%3Cb%3E%2F%C3%BC/now"), message
+        full = next(m for _, m, _ in receiver.got if m["alarm"] == "DiskNearlyFull")
+        assert "of the disk with the data is free" in full["sentence"]
+        trainer.stdin.close()
+        wait_until(lambda: told("resolved"), 60)
+    finally:
+        trainer.kill()
+        trainer.wait(timeout=30)
+
+
 # --- Sinks ---------------------------------------------------------------------------------------------------------------------
 
 HIGH = "groups:\n- name: g\n  rules:\n  - alert: High\n    expr: queue > 5\n    annotations:\n      summary: 'The queue has {{ $value }} <requests>.'\n"
@@ -497,9 +543,9 @@ def test_a_real_alertmanager_takes_our_alarms(tmp_path, serve, page):
 
 
 class Mails:
-    """aiosmtpd, with a password."""
+    """aiosmtpd, with a password. Encrypted after STARTTLS, or from the start; then it knows AUTH LOGIN only."""
 
-    def __init__(self, tls=None):
+    def __init__(self, tls=None, from_the_start=False):
         from aiosmtpd.controller import Controller
         from aiosmtpd.smtp import SMTP, AuthResult
 
@@ -515,9 +561,11 @@ class Mails:
 
         class Ours(Controller):
             def factory(self):
-                return SMTP(self.handler, authenticator=check, auth_require_tls=False, tls_context=tls, require_starttls=tls is not None)
+                later = tls if not from_the_start else None
+                return SMTP(self.handler, authenticator=check, auth_require_tls=False, tls_context=later, require_starttls=later is not None,
+                            auth_exclude_mechanism=["PLAIN"] if from_the_start else None)
 
-        self.controller = Ours(Handler(), hostname="127.0.0.1", port=0)
+        self.controller = Ours(Handler(), hostname="127.0.0.1", port=0, ssl_context=tls if from_the_start else None)
         # It tries to connect to its port, which it must know.
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -529,19 +577,20 @@ class Mails:
         self.controller.stop()
 
 
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize("encrypted", ["none", "starttls", "tls"])
 def test_mail_by_a_real_smtp_server(tmp_path, serve, page, encrypted):
+    import base64
     import email
 
-    context, more = None, 'tls = "none"'
-    if encrypted:
+    context, more = None, f'tls = "{encrypted}"'
+    if encrypted != "none":
         subprocess.run(["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", tmp_path / "key.pem", "-out",
                         tmp_path / "cert.pem", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost",
                         "-addext", "basicConstraints=critical,CA:FALSE"], check=True, capture_output=True)
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-        more = f'ca_file = "{tmp_path}/cert.pem"'
-    mails = Mails(context)
+        more += f'\nca_file = "{tmp_path}/cert.pem"'
+    mails = Mails(context, encrypted == "tls")
     try:
         config = f"""
 [[server.alarms.email]]
@@ -574,7 +623,8 @@ password = "s3cret"
             assert mail["subject"] == title
             assert "The queue has 9 Anfragen für dich." in mail.get_payload(decode=True).decode()
         wrong = sink(server, "wrong")
-        assert wrong["sent"] == 0 and "username and password" in wrong["last_error"] and "s3cret" not in json.dumps(wrong)
+        assert wrong["sent"] == 0 and "username and password" in wrong["last_error"]
+        assert not any(secret in json.dumps(wrong) for secret in ("s3cret", base64.b64encode(b"s3cret").decode()))
     finally:
         mails.close()
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import requests
 
-from conftest import BINARY, FIXTURES, run, sql
+from conftest import BINARY, FIXTURES, run, sql, wait_until
 
 VERL = FIXTURES / "verl" / "generations" / "math-grpo"
 TRL = FIXTURES / "trl" / "grpo-run"
@@ -621,3 +622,53 @@ def test_good_rows_are_kept_beside_bad_ones(tmp_path):
             out.write(line.replace('"traj_idx": 0', f'"traj_idx": {n}') + "\n")
     run("import", many, "--run", "many", "--data", data)
     assert rows(data, "samples", "count(*) as n", "run_id = 'many'") == [{"n": 100_000}]
+
+
+def test_a_server_imports_what_is_added_and_remembers_it(tmp_path, serve):
+    data, folder = tmp_path / "data", tmp_path / "runs"
+    lines = (PRIME / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl").read_bytes().splitlines(keepends=True)
+    file = folder / "wordle" / "rollouts" / "step_1" / "train" / "all" / "traces.jsonl"
+    flags = ["--watch", str(folder), "--watch", str(tmp_path / "dumps" / "rollout_*.pt")]
+    server = serve(data, *flags)
+    samples = lambda: server.one("select count(*) from samples")
+    # The folder comes later than the server.
+    file.parent.mkdir(parents=True)
+    file.write_bytes(lines[0] + lines[1][:100])
+    wait_until(lambda: samples() == 1)
+    with open(file, "ab") as f:
+        f.write(lines[1][100:] + lines[2])
+    wait_until(lambda: samples() == 3)
+    # So does a dump that a pattern names. One that is cut off is told in the log, and the server goes on.
+    (tmp_path / "dumps").mkdir()
+    dumps = sorted((FIXTURES / "slime").glob("**/rollout_*.pt"))
+    (tmp_path / "dumps" / "rollout_7.pt").write_bytes(dumps[0].read_bytes()[:2000])
+    shutil.copy(dumps[0], tmp_path / "dumps" / "rollout_8.pt")
+    known = lambda: {r["run_id"] for r in server.get("/api/v1/runs").json()["runs"]}
+    wait_until(lambda: len(known()) == 2)
+    runs = known()
+    # The metrics of steps are worked out as for any other run.
+    wait_until(lambda: server.one("select count(*) from metrics where step is not null") > 0)
+    busy = run("import", folder, "--data", data, check=False)
+    assert busy.returncode == 1 and "serve --watch" in busy.stderr
+    # A run that was deleted does not come back with a restart; what is new does.
+    [wordle] = [r for r in runs if "wordle" in r]
+    assert requests.delete(f"{server.url}/api/v1/runs/{wordle}", timeout=30).ok
+    server.stop()
+    server = serve(data, *flags)
+    with open(file, "ab") as f:
+        f.write(lines[3])
+    wait_until(lambda: samples() > 0 and server.one(f"select count(*) from samples where run_id = '{wordle}'") == 1)
+
+
+def test_the_report_of_a_run_without_times_speaks_of_rewards(tmp_path):
+    data = tmp_path / "data"
+    run("import", TRL, "--data", data)
+    [name] = [row["run_id"] for row in sql(data, "select run_id from runs")]
+    said = run("report", name, "--data", data).stdout
+    assert "3 steps without spans: nothing is known about their times." in said and "0 s" not in said
+    means = {row["step"]: row["mean"] for row in sql(data, "select step, avg(reward) as mean from samples where split = 'train' group by step")}
+    table = [line.split()[:3] for line in said.split("mean reward")[1].splitlines()[1:]]
+    assert [[int(step), int(count), float(mean)] for step, count, mean in table if step.isdigit()] == [
+        [step, 8, round(mean, 3)] for step, mean in sorted(means.items())]
+    one = run("report", name, "--step", "2", "--data", data).stdout
+    assert one.startswith("Step 2 has no spans: nothing is known about its times.") and "Critical path" not in one and "Health" in one

@@ -32,6 +32,8 @@ const MAX_STEPS: i64 = 200;
 /// A run that sends is asked only so often whether it hangs. One that is quiet is asked in every round.
 const ASK_EVERY_MS: i64 = 60_000;
 const QUIET_NS: i64 = 30_000_000_000;
+/// What processes say of themselves, in the sentence about a hang.
+const MAX_PLACES: usize = 3;
 /// Steps are looked at when one was computed, else so often.
 const STEPS_EVERY_MS: i64 = 60_000;
 /// Samples and groups that make a share.
@@ -43,12 +45,16 @@ const DROPPED_WITHIN_MS: i64 = 300_000;
 /// What was rejected or dropped since the start, by what it was.
 pub type Dropped = Arc<dyn Fn() -> Vec<(&'static str, u64)> + Send + Sync>;
 
+/// Asks the processes of a run for their stacks.
+pub type AskStacks = Arc<dyn Fn(&str) + Send + Sync>;
+
 /// What the alarms look at.
 #[derive(Clone)]
 pub struct Sources {
     pub answers: Answers,
     pub store: Store,
     pub dropped: Dropped,
+    pub ask_stacks: AskStacks,
     pub steps: Arc<StepCounters>,
     pub perf: PerfRules,
 }
@@ -346,8 +352,15 @@ impl Builtin {
             let still = pauses.is_none_or(|pauses| pauses < spec.threshold || pauses >= chosen.threshold);
             match hang.state == Movement::Hanging && still {
                 true => {
+                    // Nobody may be there to ask. What they answer is in the sentence of the next round, before the first message.
+                    if hang.workers.iter().all(|worker| worker.place.is_none()) {
+                        (self.sources.ask_stacks)(&run.id);
+                    }
                     let place = format!("/run/{}/now", address_part(&run.id));
-                    let found = seen(spec, &[("run", &run.id)], hang.quiet_s, hang.text, place);
+                    // Where the processes stand belongs to it.
+                    let sentence = [hang.text].into_iter().chain(hang.dumps.into_iter().take(MAX_PLACES));
+                    let sentence = sentence.collect::<Vec<_>>().join(" ");
+                    let found = seen(spec, &[("run", &run.id)], hang.quiet_s, sentence, place);
                     self.hangs.insert(run.id.clone(), found);
                 }
                 false => drop(self.hangs.remove(&run.id)),

@@ -10,6 +10,8 @@ const IN_A_ROW: usize = 3;
 const SLOW: f64 = 1.5;
 /// Where all steps take the same time, this share of it is their spread.
 const LEAST_SPREAD: f64 = 0.05;
+/// Steps that tell what reward a run had last.
+const REWARD_WINDOW: usize = 10;
 /// A collapse loses at least this share of the reward.
 const LEAST_DROP: f64 = 0.3;
 /// Steps that tell what entropy a run had.
@@ -29,6 +31,13 @@ fn median(values: &[f64]) -> f64 {
 fn spread(values: &[f64], center: f64) -> f64 {
     let off: Vec<f64> = values.iter().map(|v| (v - center).abs()).collect();
     1.4826 * median(&off)
+}
+
+/// How much figures differ from one to the next by chance. Unlike `spread`, it does not grow with a trend: the reward of a run that
+/// learns well may be anywhere between nothing and everything.
+fn noise(values: &[f64]) -> f64 {
+    let changes: Vec<f64> = values.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    spread(&changes, median(&changes)) / std::f64::consts::SQRT_2
 }
 
 fn recent(values: &[f64]) -> &[f64] {
@@ -54,8 +63,9 @@ pub fn reward_collapse(rewards: &[f64], threshold: f64) -> Option<(f64, f64)> {
     }
     let (before, last) = rewards.split_at(rewards.len() - IN_A_ROW);
     let before = recent(before);
-    let usual = median(before);
-    let limit = usual - (threshold * spread(before, usual)).max(LEAST_DROP * usual.abs());
+    let usual = median(&before[before.len().saturating_sub(REWARD_WINDOW)..]);
+    let chance = (threshold * noise(before)).max(spread(before, median(before)));
+    let limit = usual - chance.max(LEAST_DROP * usual.abs());
     let fell = limit < usual && last.iter().all(|r| *r < limit);
     fell.then(|| (last.iter().sum::<f64>() / last.len() as f64, usual))
 }
@@ -113,6 +123,7 @@ mod tests {
         assert_eq!(reward_collapse(&[0.0; 30], 3.0), None);
         let rising: Vec<f64> = (0..40).map(|i| i as f64 / 40.0).collect();
         assert_eq!(reward_collapse(&rising, 3.0), None);
+        assert!(reward_collapse(&and(rising, &[0.1, 0.0, 0.0]), 3.0).is_some(), "after it rose");
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl<'a> Judge<'a> {
 
     /// What a step of this run usually takes, by all steps but this one that are over.
     pub fn usual_step(&self, index: usize) -> Option<UsualStep> {
-        let others = self.steps.iter().enumerate().filter(|(i, s)| *i != index && !s.running);
+        let others = self.steps.iter().enumerate().filter(|(i, s)| *i != index && s.is_timed());
         let walls: Vec<f64> = others.map(|(_, s)| s.wall_s).collect();
         let (median_s, spread_s) = middle(&walls).filter(|_| walls.len() >= PHASE_STEPS)?;
         Some(UsualStep { median_s, spread_s, steps: walls.len() })

@@ -44,6 +44,8 @@ pub struct StepReport {
     /// The sentence in parts, each with the finding it rests on.
     pub sentence: Vec<Clause>,
     pub wall_s: f64,
+    /// Without any, nothing is known about times.
+    pub spans: usize,
     pub running: bool,
     pub start_ns: String,
     pub end_ns: String,
@@ -63,6 +65,11 @@ pub struct StepLine {
     #[schema(required)]
     pub step: Option<i64>,
     pub wall_s: f64,
+    /// Without any, nothing is known about times.
+    pub spans: usize,
+    pub samples: usize,
+    #[schema(required)]
+    pub reward_mean: Option<f64>,
     pub running: bool,
     /// Seconds of its findings together.
     pub cost_s: f64,
@@ -87,13 +94,15 @@ pub fn answer(step: Option<i64>, data: &mut StepData) -> (StepSummary, StepAnswe
     let times = sample_times(data);
     let data = &*data;
     let others = || {
-        let (summary, path) = StepSummary::new(step, data, &times);
+        let (mut summary, path) = StepSummary::new(step, data, &times);
         let mut stragglers = stragglers(data, &times);
         let idle = idle(data, &summary.phases, stragglers.window);
         stragglers.idle_worker_s = super::robust::seconds(idle.in_tail.0);
         stragglers.gpu_hours = (idle.in_tail.1 > 0).then(|| super::robust::seconds(idle.in_tail.1) / 3600.0);
         let path = critical_path(data, &path, &Divided::of(&times.requests));
-        (summary, stragglers, idle, path, health(data, &times))
+        let health = health(data, &times);
+        summary.reward_mean = health.reward_mean;
+        (summary, stragglers, idle, path, health)
     };
     let ((summary, stragglers, idle, critical_path, health), (breakdown, tools)) =
         parallel::both(others, || (breakdown(data), by_tool(data)));
@@ -121,6 +130,7 @@ pub fn step_report(run: &str, judge: &Judge, index: usize, answers: Arc<AnswersJ
         text: sentence::join(&sentence),
         sentence,
         wall_s: step.wall_s,
+        spans: step.spans,
         running: step.running,
         start_ns: step.start_ns.to_string(),
         end_ns: step.end_ns.to_string(),
@@ -136,7 +146,7 @@ const SLOW: f64 = 1.5;
 
 /// What to say of several steps in which no cause stands out.
 fn without_findings(judge: &Judge, median_s: Option<f64>) -> String {
-    let over = judge.steps.iter().enumerate().filter(|(_, step)| !step.running);
+    let over = judge.steps.iter().enumerate().filter(|(_, step)| step.is_timed());
     let slowest = over.max_by(|a, b| a.1.wall_s.total_cmp(&b.1.wall_s));
     let median = median_s.unwrap_or(0.0);
     let few = (0..judge.steps.len()).all(|index| judge.usual_step(index).is_none());
@@ -162,6 +172,9 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         steps.push(StepLine {
             step: step.step,
             wall_s: step.wall_s,
+            spans: step.spans,
+            samples: step.known_samples,
+            reward_mean: step.reward_mean,
             running: step.running,
             cost_s: found.iter().map(|f| f.cost_s).fold(0.0, |sum, cost| sum + cost),
             findings: found.len(),
@@ -172,11 +185,14 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         b.cost_s.total_cmp(&a.cost_s).then_with(|| a.step.cmp(&b.step)).then_with(|| a.kind.cmp(b.kind))
     });
     findings.truncate(MAX_FINDINGS);
-    let median_s = median(judge.steps.iter().filter(|s| !s.running).map(|s| s.wall_s));
+    let median_s = median(judge.steps.iter().filter(|s| s.is_timed()).map(|s| s.wall_s));
+    let untimed = judge.steps.iter().filter(|s| s.spans == 0).count();
     let lost: f64 = steps.iter().map(|s| s.cost_s).sum();
     let with = steps.iter().filter(|s| s.findings > 0).count();
     let mut text = match (steps.len(), median_s) {
         (0, _) => format!("Run {run} has no steps yet."),
+        (1, _) if untimed == 1 => "One step without spans: nothing is known about its times.".to_string(),
+        (n, _) if untimed == n => format!("{n} steps without spans: nothing is known about their times."),
         (1, _) => format!("Run {run} has one step."),
         (n, Some(median)) => format!("{n} steps, usually {} each.", words::time(median)),
         (n, None) => format!("{n} steps."),
@@ -190,7 +206,7 @@ pub fn run_findings(run: &str, judge: &Judge, steps_left_out: usize) -> RunFindi
         }
         let at = first.step.map_or(String::new(), |s| format!("step {s}, "));
         text.push_str(&format!(". The costliest: {at}{}.", first.text));
-    } else if steps.len() > 1 {
+    } else if steps.len() - untimed > 1 {
         text.push_str(&without_findings(judge, median_s));
     }
     RunFindings { run: run.to_string(), text, steps, steps_left_out, median_s, findings }

@@ -28,6 +28,7 @@ pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause
     let took = time(step.wall_s);
     let only_requests = matches!(&step.phases[..], [only] if only.name == REQUESTS);
     let mut first = match (step.step, step.running) {
+        (Some(n), _) if step.spans == 0 => format!("Step {n} has no spans: nothing is known about its times"),
         (Some(n), true) => format!("Step {n} has been running for {took}"),
         (Some(n), false) => format!("Step {n} took {took}"),
         (None, _) if only_requests => format!("{} in {took}", words::count(step.samples.len(), "request")),
@@ -36,7 +37,7 @@ pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause
     };
     let causes: Vec<usize> = (0..findings.len()).filter(|i| findings[*i].cost_s > 0.0).take(TOLD).collect();
     let mut longer_by = 0.0;
-    if let Some(usual) = usual.filter(|_| !step.running) {
+    if let Some(usual) = usual.filter(|_| step.is_timed()) {
         let more = step.wall_s - usual.median_s;
         if more > usual.notable() {
             longer_by = more;
@@ -76,7 +77,7 @@ pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause
         out.push(plain(format!("; this explains {} of the {}", time(explained), time(longer_by))));
     }
     out.push(plain(".".to_string()));
-    if usual.is_none() && !step.running && step.step.is_some() {
+    if usual.is_none() && step.is_timed() && step.step.is_some() {
         out.push(plain(" There are too few other steps to compare it with.".to_string()));
     }
     for (i, finding) in findings.iter().enumerate().filter(|(_, f)| f.cost_s == 0.0) {

@@ -118,7 +118,10 @@ pub struct StepSummary {
     pub end_ns: i64,
     pub wall_s: f64,
     pub running: bool,
+    /// Without any, nothing is known about times.
     pub spans: usize,
+    pub known_samples: usize,
+    pub reward_mean: Option<f64>,
     pub phases: Vec<Phase>,
     /// Tokens of all sequences, and those of them that are prompts; 0: not known.
     pub tokens: f64,
@@ -162,6 +165,7 @@ impl StepSummary {
             wall_s: seconds(data.step_end - data.step_start),
             running: data.running,
             spans: data.len(),
+            known_samples: data.samples.len(),
             phases: phases(data, &ran, &path),
             clocks: data.clocks.clone(),
             missing_parents: data.missing_parents,
@@ -246,6 +250,11 @@ impl StepSummary {
             divided.each(segment, kind, |kind, ns| out.path[kind as usize] += seconds(ns));
         }
         (out, path)
+    }
+
+    /// It is over, and took the time it says.
+    pub fn is_timed(&self) -> bool {
+        !self.running && self.spans > 0
     }
 
     /// By sample. A sequence is what its sample's last request had before it, and what that made.

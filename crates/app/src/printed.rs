@@ -10,6 +10,8 @@ pub enum Style {
 
 /// Rows of a table.
 const ROWS: usize = 8;
+/// Rows of a table that shows how something goes on.
+const NEWEST: usize = 20;
 const WIDTH: usize = 100;
 const BAR: usize = 24;
 
@@ -144,11 +146,44 @@ fn findings(page: &mut Page, answer: &Value, with_step: bool) {
     }
 }
 
+/// A step without spans has a length of nothing.
+fn is_timed(step: &Value) -> bool {
+    step["spans"].as_u64() != Some(0)
+}
+
+/// What is known of steps without times: the newest of them.
+fn rewards(page: &mut Page, steps: &[&Value]) {
+    let means = || steps.iter().filter_map(|s| s["reward_mean"].as_f64());
+    let (low, high) = means().fold((0.0_f64, 1e-9_f64), |(low, high), mean| (low.min(mean), high.max(mean)));
+    let shown = &steps[steps.len().saturating_sub(NEWEST)..];
+    let rows: Vec<Vec<String>> = shown
+        .iter()
+        .map(|s| {
+            let mean = s["reward_mean"].as_f64();
+            vec![
+                s["step"].as_i64().map_or("-".to_string(), |s| s.to_string()),
+                s["samples"].as_u64().unwrap_or(0).to_string(),
+                mean.map_or("-".to_string(), |mean| format!("{mean:.3}")),
+                mean.map_or(String::new(), |mean| bar((mean - low) / (high - low))),
+            ]
+        })
+        .collect();
+    if !rows.is_empty() {
+        page.title(if shown.len() < steps.len() { "The newest steps" } else { "The steps" });
+        page.table(&["step", "samples", "mean reward", ""], &rows);
+    }
+}
+
 pub fn run(answer: &Value, style: Style) -> String {
     let mut page = page(style);
     page.paragraph(&format!("{}: {}", clean(&answer["run"]), clean(&answer["text"])));
     findings(&mut page, answer, true);
     let mut steps: Vec<&Value> = list(&answer["steps"]).iter().collect();
+    if steps.iter().all(|s| !is_timed(s)) {
+        rewards(&mut page, &steps);
+        return page.out;
+    }
+    steps.retain(|s| is_timed(s));
     steps.sort_by(|a, b| number(&b["wall_s"]).total_cmp(&number(&a["wall_s"])));
     let longest = steps.first().map_or(1.0, |s| number(&s["wall_s"])).max(1e-9);
     let rows: Vec<Vec<String>> = steps
@@ -173,8 +208,15 @@ pub fn step(answer: &Value, style: Style) -> String {
     let mut page = page(style);
     page.paragraph(&clean(&answer["text"]));
     findings(&mut page, answer, false);
-    let wall = number(&answer["wall_s"]).max(1e-9);
+    if is_timed(answer) {
+        times(&mut page, answer);
+    }
+    health(&mut page, &answer["health"]);
+    page.out
+}
 
+fn times(page: &mut Page, answer: &Value) {
+    let wall = number(&answer["wall_s"]).max(1e-9);
     page.title("Where the time went");
     let rows: Vec<Vec<String>> = list(&answer["phases"])
         .iter()
@@ -261,8 +303,6 @@ pub fn step(answer: &Value, style: Style) -> String {
             why.join(", ")
         ));
     }
-    health(&mut page, &answer["health"]);
-    page.out
 }
 
 fn health(page: &mut Page, health: &Value) {

@@ -129,6 +129,9 @@ pub struct ServeArgs {
     /// Keep every value of scraped series for this long, such as 7d. Older series are thinned [default: 7d].
     #[arg(long, value_name = "AGE", env = "ROLLSCOPE_SERIES_FULL_AGE", value_parser = parse_seconds)]
     pub series_full_age: Option<u64>,
+    /// Import what a trainer adds to this folder, and keep looking. Patterns such as 'dumps/rollout_*.pt' work, too. Can be repeated.
+    #[arg(long, value_name = "PATH", env = "ROLLSCOPE_WATCH", value_delimiter = ',')]
+    pub watch: Vec<PathBuf>,
     /// Write the metrics of every step as TensorBoard event files into this folder.
     #[arg(long, value_name = "DIR", env = "ROLLSCOPE_TENSORBOARD")]
     pub tensorboard: Option<PathBuf>,

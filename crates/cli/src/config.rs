@@ -30,6 +30,9 @@ pub struct Config {
     pub server: ServerConfig,
     pub query: QueryLimits,
     pub store: StoreOptions,
+    /// Folders that trainers write to. What is added is imported.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub watch: Vec<PathBuf>,
     /// The tokenizers of runs. The first that fits counts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tokenizers: Vec<TokenizerRule>,
@@ -93,6 +96,7 @@ impl Config {
         if let Some(seconds) = args.series_full_age {
             config.store.series_full_age_s = seconds;
         }
+        config.watch.extend(args.watch.iter().cloned());
         // Those of the command line come first.
         config.tokenizers.splice(..0, args.tokenizers.rules());
         config.log_json |= args.log_json;

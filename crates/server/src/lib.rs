@@ -234,10 +234,16 @@ impl Server {
         let cores = std::thread::available_parallelism().map_or(2, usize::from);
         let scheme = if config.tls.is_some() { "https" } else { "http" };
         let page_url = addresses.page.map_or_else(String::new, |at| format!("{scheme}://{at}"));
+        let ingest =
+            Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits, &config.scrape.limits);
+        let asked = ingest.clone();
         let sources = Sources {
             answers: answers.clone(),
             store: store.clone(),
             dropped: dropped(&counters, &scraping, &sinks, &store),
+            ask_stacks: Arc::new(move |run| {
+                asked.stacks().ask(run);
+            }),
             steps: steps.clone(),
             perf: config.perf.clone(),
         };
@@ -246,7 +252,7 @@ impl Server {
         let app = App(Arc::new(Shared {
             conversations: conversations.clone(),
             thumbnails: tokio::sync::Semaphore::new(cores),
-            ingest: Ingest::new(store.clone(), engine.clone(), counters.clone(), &config.limits, &config.scrape.limits),
+            ingest,
             store,
             engine,
             answers,

@@ -1352,7 +1352,12 @@ export interface components {
              */
             cost_s: number;
             findings: number;
+            /** Format: double */
+            reward_mean: number | null;
             running: boolean;
+            samples: number;
+            /** @description Without any, nothing is known about times. */
+            spans: number;
             /** Format: int64 */
             step: number | null;
             /** Format: double */
@@ -1374,6 +1379,8 @@ export interface components {
             running: boolean;
             /** @description The sentence in parts, each with the finding it rests on. */
             sentence: components["schemas"]["Clause"][];
+            /** @description Without any, nothing is known about times. */
+            spans: number;
             start_ns: string;
             /** Format: int64 */
             step: number | null;

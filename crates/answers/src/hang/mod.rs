@@ -25,6 +25,7 @@ use utoipa::ToSchema;
 pub use scene::Rows;
 use scene::Scene;
 pub use signs::{EngineNow, EngineState};
+pub use words::capital;
 
 /// The least time without any event that counts as standing still.
 const LEAST_QUIET_S: f64 = 30.0;

@@ -52,8 +52,12 @@ pub fn lasted(age: f64, usual: Option<(f64, f64)>) -> String {
     }
 }
 
-/// The first letter as a capital.
+/// The first letter as a capital, unless the first word is a name, such as that of a host.
 pub fn capital(text: &str) -> String {
+    let word = text.split(' ').next().unwrap_or_default();
+    if word.contains(|c: char| !c.is_alphabetic()) {
+        return text.to_string();
+    }
     let mut letters = text.chars();
     letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
@@ -69,6 +73,13 @@ mod tests {
         assert_eq!(moment(at - DAY_S * SECOND, at), "2026-09-20 14:13:20");
         assert_eq!(date(0), (1970, 1, 1));
         assert_eq!(date(11_016), (2000, 2, 29));
+    }
+
+    #[test]
+    fn names_stay_as_they_are() {
+        assert_eq!(capital("rank 3 is there"), "Rank 3 is there");
+        assert_eq!(capital("vm:17 is gone"), "vm:17 is gone");
+        assert_eq!(capital(""), "");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use rollscope_answers::hang::{Hang, Node, OpenSpan, Suspect, Wait, WorkerNow};
+use rollscope_answers::hang::{Hang, Node, OpenSpan, Suspect, Wait, WorkerNow, capital};
 use rollscope_formats::dumps::{Dump, Entry, Flight, MAX_FILE_BYTES, Process, Requests, read};
 
 use crate::problem::Problem;
@@ -175,11 +175,6 @@ fn ranks(ranks: &[i64]) -> String {
     let shown: Vec<String> = ranks.iter().take(SHOWN).map(i64::to_string).collect();
     let more = if ranks.len() > SHOWN { format!(" and {} more", ranks.len() - SHOWN) } else { String::new() };
     format!("rank{} {}{more}", if ranks.len() == 1 { "" } else { "s" }, shown.join(", "))
-}
-
-pub(super) fn capital(text: &str) -> String {
-    let mut letters = text.chars();
-    letters.next().map_or(String::new(), |first| first.to_uppercase().chain(letters).collect())
 }
 
 /// The process of a rank: by its rank, or by a name that ends with it, such as `actor_train-3`.

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use rollscope_answers::hang::{Hang, State};
+use rollscope_answers::hang::{Hang, State, capital};
 use rollscope_answers::words::time;
 use rollscope_formats::dumps::ray::{Actor, Ray, Task};
 
-use super::dumps::{SHOWN, capital, suspect};
+use super::dumps::{SHOWN, suspect};
 
 const NS_PER_MS: f64 = 1e6;
 /// States of actors that have not started.

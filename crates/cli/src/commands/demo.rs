@@ -66,7 +66,7 @@ async fn generate(store: &Store, args: &DemoArgs) -> anyhow::Result<Generator> {
             DemoShape::PerStep => Layout::PerStep,
             DemoShape::Async => Layout::Async,
         },
-        media_hash: |bytes| Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect(),
+        media_hash: |bytes| hex::encode(Sha256::digest(bytes)),
         ..DemoOptions::default()
     };
     let mut generator = Generator::ending_at(options, now_ns());

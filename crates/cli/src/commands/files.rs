@@ -45,6 +45,8 @@ pub fn present(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
             files.extend(found);
         } else if path.exists() {
             files.push(path.clone());
+        } else {
+            files.extend(matching(path).unwrap_or_default());
         }
     }
     Ok(files)

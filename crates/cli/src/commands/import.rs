@@ -26,7 +26,7 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
         return super::watch::run(args).await;
     }
     let files = files::expand(&args.files)?;
-    let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
+    let store = open(&args.folder.data).await?;
     let mut runs = Runs::default();
     let result = import_all(&store, &files, &options(args.run.clone()), &mut runs).await;
     // What was imported beside a failure is in the store: its runs should be, too, and its metrics.
@@ -37,6 +37,16 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     }
     store.close().await?;
     result.and(written)
+}
+
+/// The store, which a server may be using.
+pub async fn open(data: &Path) -> anyhow::Result<Store> {
+    Store::open(StoreOptions::at(data)).await.map_err(|e| match e {
+        StoreError::Locked { .. } => {
+            anyhow::anyhow!("{e}. A server imports by itself what it is started with: rollscope serve --watch PATH")
+        }
+        e => e.into(),
+    })
 }
 
 /// How files are read, all of them into `run` if one is named.

@@ -9,6 +9,7 @@ use rollscope_server::{Limits, Server, StartError};
 use rollscope_store::{Store, Vitals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::watch;
 use crate::args::ServeArgs;
 use crate::config::{Config, Usage};
 use crate::output;
@@ -28,7 +29,13 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         () = signals.received() => return Ok(()),
     };
     announce(&config, &server);
+    let watching = (!config.watch.is_empty())
+        .then(|| store.vitals().task("watch", watch::beside_server(store.clone(), config.watch.clone())));
     until_told_to_stop(&mut signals, store.vitals(), &config.server.limits).await;
+    if let Some(watching) = watching {
+        watching.abort();
+        let _ = watching.await;
+    }
     stop(store, server).await
 }
 
@@ -93,6 +100,9 @@ pub fn announce(config: &Config, server: &Server) {
         println!("OTLP HTTP       {scheme}://{http}");
     }
     println!("data            {}", config.data.display());
+    for path in &config.watch {
+        println!("watching        {}", path.display());
+    }
 }
 
 /// SIGTERM and SIGINT. Once we listen to these, a signal does not end the process by itself. This must happen before the

@@ -1,16 +1,20 @@
-//! `rollscope import --watch`: follows folders that grow while a run trains.
+//! `rollscope serve --watch` and `rollscope import --watch`: follow folders that grow while a run trains.
 //!
 //! Files are looked at from time to time. One with a record per line is read from where it ended last time, up to its last whole line.
-//! Any other is read as a whole, once it stopped changing. After a restart everything is read again, and changes nothing: rows
-//! have identities.
+//! Any other is read as a whole, once it stopped changing. Reading something again changes nothing, because rows have identities. A
+//! server remembers what it has read all the same: after a restart it need not read everything again, and what was deleted stays deleted.
 
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use rollscope_formats::import::ImportOptions;
-use rollscope_store::{Store, StoreOptions};
+use anyhow::Context;
+use rollscope_formats::export::atomically;
+use rollscope_formats::import::{ImportOptions, Imported};
+use rollscope_store::Store;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::import::{self, Runs};
 use super::serve::StopSignals;
@@ -18,85 +22,184 @@ use super::{files, metrics};
 use crate::args::ImportArgs;
 
 const EVERY: Duration = Duration::from_secs(1);
+/// Looking at large folders, or at those of a slow file system, takes no more than this share of the time.
+const LOOKING: u32 = 20;
+/// After something went wrong with the store.
+const PATIENCE: Duration = Duration::from_secs(30);
 /// What of a file's beginning must stay the same for it to be the same file.
 const HEAD_BYTES: u64 = 4096;
+/// In the folder of the store.
+const MEMORY: &str = "watched.json";
+const MAX_MEMORY: u64 = 256 << 20;
 
+/// Until a signal, with the store for itself.
 pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     let mut signals = StopSignals::listen()?;
-    let store = Store::open(StoreOptions::at(&args.folder.data)).await?;
-    let mut runs = Runs::default();
+    let store = import::open(&args.folder.data).await?;
+    let mut follower = Follower::new(&store, args.files, args.run, false);
     println!("watching; press Ctrl-C to stop");
-    let done = tokio::select! {
-        failed = follow(&store, &args, &mut runs) => failed,
+    let follow = async {
+        loop {
+            let pause = follower.round().await?.1;
+            tokio::time::sleep(pause).await;
+        }
+    };
+    let done: anyhow::Result<()> = tokio::select! {
+        failed = follow => failed,
         () = signals.received() => Ok(()),
     };
     // What was imported before it was stopped is in the store: its runs should be, too.
-    let written = runs.write(&store).await;
+    let written = follower.runs.write(&store).await;
     store.close().await?;
     done.and(written)
 }
 
+/// Beside a server, for as long as that runs.
+pub async fn beside_server(store: Store, named: Vec<PathBuf>) {
+    for path in named.iter().filter(|path| !path.exists()) {
+        tracing::warn!(path = %path.display(), "what is to be watched does not exist yet");
+    }
+    // What is remembered must not depend on where the server was started.
+    let named = named.into_iter().map(|path| std::path::absolute(&path).unwrap_or(path)).collect();
+    let memory = store.options().dir.join(MEMORY);
+    let mut follower = Follower::new(&store, named, None, true);
+    follower.known = remembered(&memory).unwrap_or_else(|e| {
+        tracing::warn!("{}: {e:#}; what is watched is read again", memory.display());
+        HashMap::new()
+    });
+    loop {
+        let pause = match follower.round().await {
+            Ok((imported, pause)) => {
+                if imported && let Err(e) = remember(&memory, &follower.known) {
+                    tracing::warn!("{}: {e:#}; after a restart, what is watched is read again", memory.display());
+                }
+                pause
+            }
+            Err(e) => {
+                tracing::warn!("watching: {e:#}");
+                PATIENCE
+            }
+        };
+        tokio::time::sleep(pause).await;
+    }
+}
+
+fn remembered(memory: &Path) -> anyhow::Result<HashMap<PathBuf, Seen>> {
+    let mut text = Vec::new();
+    match std::fs::File::open(memory) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(HashMap::new()),
+        file => file?.take(MAX_MEMORY).read_to_end(&mut text)?,
+    };
+    serde_json::from_slice(&text).context("it is damaged")
+}
+
+fn remember(memory: &Path, known: &HashMap<PathBuf, Seen>) -> anyhow::Result<()> {
+    let text = serde_json::to_vec(known)?;
+    atomically(memory, |mut file| Ok(file.write_all(&text)?))
+}
+
+type Version = (u64, Option<SystemTime>);
+
 /// What is known of a file.
-#[derive(Default)]
+#[derive(Default, Serialize, Deserialize)]
 struct Seen {
-    size: u64,
-    changed: Option<SystemTime>,
+    /// As it was when it was looked at last.
+    #[serde(skip)]
+    now: Option<Version>,
     /// As it was when it was imported last.
-    imported: Option<(u64, Option<SystemTime>)>,
-    head: Vec<u8>,
+    imported: Option<Version>,
+    /// How many bytes it began with then, and their digest.
+    head: (u64, String),
     lines: u64,
 }
 
-async fn follow(store: &Store, args: &ImportArgs, runs: &mut Runs) -> anyhow::Result<()> {
-    let mut known: HashMap<PathBuf, Seen> = HashMap::new();
-    loop {
+struct Follower {
+    store: Store,
+    named: Vec<PathBuf>,
+    run: Option<String>,
+    /// A server has a log, and works out the metrics of steps by itself.
+    beside_server: bool,
+    known: HashMap<PathBuf, Seen>,
+    runs: Runs,
+}
+
+impl Follower {
+    fn new(store: &Store, named: Vec<PathBuf>, run: Option<String>, beside_server: bool) -> Follower {
+        Follower { store: store.clone(), named, run, beside_server, known: HashMap::new(), runs: Runs::default() }
+    }
+
+    /// Imports what is new. Returns whether anything was, and when to look again.
+    async fn round(&mut self) -> anyhow::Result<(bool, Duration)> {
+        let named = self.named.clone();
+        let started = Instant::now();
+        let present = tokio::task::spawn_blocking(move || files::present(&named)).await??;
+        let pause = EVERY.max(started.elapsed() * LOOKING);
         let mut imported = false;
-        for path in files::present(&args.files)? {
-            imported |= look_at(store, &path, known.entry(path.clone()).or_default(), args, runs).await;
+        for path in present {
+            imported |= self.look_at(&path).await;
         }
         if imported {
-            runs.write(store).await?;
-            metrics::work_out(store).await?;
+            self.runs.write(&self.store).await?;
+            if !self.beside_server {
+                metrics::work_out(&self.store).await?;
+            }
         }
-        tokio::time::sleep(EVERY).await;
+        Ok((imported, pause))
+    }
+
+    /// Imports what is new in a file. A failure is reported, and the file is looked at again when it has changed.
+    async fn look_at(&mut self, path: &Path) -> bool {
+        let Ok(found) = std::fs::metadata(path) else { return false };
+        let seen = self.known.entry(path.to_path_buf()).or_default();
+        let now = (found.len(), found.modified().ok());
+        let settled = seen.now.replace(now) == Some(now);
+        let has_lines = path.extension().is_some_and(|e| e == "jsonl" || e == "log");
+        if now.0 == 0 || seen.imported == Some(now) || !(settled || has_lines) {
+            return false;
+        }
+        let head = head_of(path);
+        if seen.head != digest(&head, seen.head.0) {
+            // Another file took its name.
+            seen.lines = 0;
+        }
+        let options =
+            ImportOptions { lines_before: seen.lines, growing: has_lines, ..import::options(self.run.clone()) };
+        let started = Instant::now();
+        let done = import::file(&self.store, path, &options, &mut self.runs).await;
+        seen.imported = Some(now);
+        match done {
+            Ok((imported, new, format)) => {
+                seen.head = digest(&head, head.len() as u64);
+                seen.lines = imported.lines.unwrap_or(0);
+                match self.beside_server {
+                    true => log(path, format, &imported),
+                    false => import::report(path, format, &imported, new, started),
+                }
+                true
+            }
+            // Its first line may not be whole yet.
+            Err(_) if !settled => {
+                seen.imported = None;
+                false
+            }
+            Err(e) => {
+                match self.beside_server {
+                    true => tracing::warn!("{}: {e:#}", path.display()),
+                    false => eprintln!("rollscope: {}: {e:#}", path.display()),
+                }
+                false
+            }
+        }
     }
 }
 
-/// Imports what is new in a file. A failure is reported, and the file is looked at again when it has changed.
-async fn look_at(store: &Store, path: &Path, seen: &mut Seen, args: &ImportArgs, runs: &mut Runs) -> bool {
-    let Ok(now) = std::fs::metadata(path) else { return false };
-    let (size, changed) = (now.len(), now.modified().ok());
-    let settled = seen.size == size && seen.changed == changed;
-    (seen.size, seen.changed) = (size, changed);
-    let has_lines = path.extension().is_some_and(|e| e == "jsonl" || e == "log");
-    if size == 0 || seen.imported == Some((size, changed)) || !(settled || has_lines) {
-        return false;
-    }
-    let head = head_of(path);
-    if !head.starts_with(&seen.head) {
-        // Another file took its name.
-        seen.lines = 0;
-    }
-    let options = ImportOptions { lines_before: seen.lines, growing: has_lines, ..import::options(args.run.clone()) };
-    let started = Instant::now();
-    let done = import::file(store, path, &options, runs).await;
-    seen.imported = Some((size, changed));
-    match done {
-        Ok((imported, new, format)) => {
-            seen.head = head;
-            seen.lines = imported.lines.unwrap_or(0);
-            import::report(path, format, &imported, new, started);
-            true
-        }
-        // Its first line may not be whole yet.
-        Err(_) if !settled => {
-            seen.imported = None;
-            false
-        }
-        Err(e) => {
-            eprintln!("rollscope: {}: {e:#}", path.display());
-            false
-        }
+fn log(path: &Path, format: &str, imported: &Imported) {
+    let (path, rows, rejected) = (path.display(), imported.rows, imported.rejected);
+    if rejected > 0 {
+        let why = imported.reasons.join("; ");
+        tracing::warn!(%path, format, rows, rejected, why, "imported, but not all of it");
+    } else if rows > 0 {
+        tracing::info!(%path, format, rows, "imported");
     }
 }
 
@@ -106,4 +209,10 @@ fn head_of(path: &Path) -> Vec<u8> {
         let _ = file.take(HEAD_BYTES).read_to_end(&mut head);
     }
     head
+}
+
+/// Of so many bytes of a beginning, or of all if it is shorter.
+fn digest(head: &[u8], bytes: u64) -> (u64, String) {
+    let head = &head[..head.len().min(bytes as usize)];
+    (head.len() as u64, hex::encode(Sha256::digest(head)))
 }
