@@ -18,11 +18,14 @@ use rollscope_query::QueryLimits;
 use rollscope_store::{Store, StoreOptions};
 
 use crate::report::{Report, thousands};
+use crate::server::Server;
 
 /// For reading a million spans, for a report about them, and for what is known already.
 const READING_LIMIT_S: f64 = 1.0;
 const REPORT_LIMIT_S: f64 = 1.5;
 const AGAIN_LIMIT_S: f64 = 0.1;
+/// For who waits for whom.
+const HANG_LIMIT_S: f64 = 1.0;
 /// For the findings of ten million spans.
 const FINDINGS_LIMIT_S: f64 = 1.0;
 
@@ -118,7 +121,25 @@ async fn one_step(report: &mut Report) -> anyhow::Result<()> {
     let engine = Answers::new(store.clone(), QueryLimits::default())?;
     row("report of a step, seconds, after a restart", report_s(&engine).await?, AGAIN_LIMIT_S);
     store.close().await?;
+    let seconds = hang_s(dir.path(), &mut data.end)?;
+    row("who waits for whom, in the middle of the step, seconds per million spans", per_million(seconds), HANG_LIMIT_S);
     Ok(())
+}
+
+/// The median of five. At the median end of its spans, half of them are usual and some are open.
+fn hang_s(dir: &std::path::Path, ends: &mut [i64]) -> anyhow::Result<f64> {
+    let server = Server::start(dir)?;
+    let middle = ends.len() / 2;
+    let at = *ends.select_nth_unstable(middle).1;
+    let mut times = Vec::new();
+    for _ in 0..5 {
+        let started = Instant::now();
+        server.get(&format!("/api/v1/runs/demo/hang?at={}.{:09}", at / 1_000_000_000, at % 1_000_000_000))?;
+        times.push(started.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    server.stop()?;
+    Ok(times[2])
 }
 
 async fn report_s(answers: &Answers) -> anyhow::Result<f64> {

@@ -16,6 +16,7 @@ mod queries;
 mod report;
 mod sdk;
 mod server;
+mod tokens;
 mod traces;
 
 use report::Report;
@@ -33,6 +34,7 @@ const TOPICS: &[(&str, Topic)] = &[
     ("queries", queries::run),
     ("traces", traces::run),
     ("metrics", metrics::run),
+    ("tokens", tokens::run),
 ];
 
 #[global_allocator]

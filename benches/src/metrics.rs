@@ -18,7 +18,7 @@ use prost::Message as _;
 use rollscope_formats::import::prometheus;
 
 use crate::report::{Report, thousands};
-use crate::server::{Server, binary};
+use crate::server::{Server, binary, size};
 
 const INTERVAL_S: i64 = 10;
 
@@ -242,16 +242,6 @@ fn send(server: &Server, engine: usize, names: usize, start: i64, ticks: std::op
     let url = format!("{}/v1/metrics", server.page);
     ureq::post(url).header("content-type", "application/x-protobuf").send(&request.encode_to_vec()[..])?;
     Ok(())
-}
-
-fn size(folder: &Path) -> anyhow::Result<u64> {
-    let mut total = 0;
-    for entry in std::fs::read_dir(folder)? {
-        let entry = entry?;
-        let about = entry.metadata()?;
-        total += if about.is_dir() { size(&entry.path())? } else { about.len() };
-    }
-    Ok(total)
 }
 
 /// The same samples as Prometheus's blocks, by its own tool. None if it is not installed.

@@ -108,6 +108,17 @@ pub fn timed(command: &mut Command) -> anyhow::Result<(f64, u64)> {
     Ok((started.elapsed().as_secs_f64(), peak))
 }
 
+/// Bytes of all files in a folder.
+pub fn size(folder: &Path) -> anyhow::Result<u64> {
+    let mut total = 0;
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        let about = entry.metadata()?;
+        total += if about.is_dir() { size(&entry.path())? } else { about.len() };
+    }
+    Ok(total)
+}
+
 /// What a script of the page's folder prints last, as JSON.
 pub fn node(args: &[&str]) -> anyhow::Result<serde_json::Value> {
     let ui = Path::new(env!("CARGO_MANIFEST_DIR")).join("../ui");
