@@ -2,7 +2,7 @@
 
     python python/bench/tokens.py SAMPLES TOKENS STEPS FOLDER     (ROLLSCOPE_ENDPOINT names the server)
 
-Prints one JSON object: seconds until the server has acknowledged everything, and how long pyarrow takes and how much room it needs.
+Prints one JSON object: seconds until the server has acknowledged everything, and what pyarrow takes to write and read them.
 """
 
 import json
@@ -13,7 +13,6 @@ import time
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-
 import rollscope
 
 
@@ -39,8 +38,15 @@ def main():
     rollscope.init(project="bench", id="bench")
     started = time.perf_counter()
     for n, (ids, engine, trainer) in enumerate(made):
-        rollscope.log_tokens(f"s{n}", ids=ids, logprobs=engine, trainer_logprobs=trainer, step=n * steps // samples, engine=f"engine-{n % 4}",
-                             weight_version=n * steps // samples)
+        rollscope.log_tokens(
+            f"s{n}",
+            ids=ids,
+            logprobs=engine,
+            trainer_logprobs=trainer,
+            step=n * steps // samples,
+            engine=f"engine-{n % 4}",
+            weight_version=n * steps // samples,
+        )
         # A trainer does other things meanwhile. What does not fit the queue would go through the disk.
         while rollscope.stats()["queued_bytes"] > 32 << 20:
             time.sleep(0.002)
@@ -49,14 +55,21 @@ def main():
     sent = time.perf_counter() - started
     lost = {name: count for name, count in rollscope.stats().items() if count and ("drop" in name or "lost" in name)}
     started = time.perf_counter()
-    table = pa.table({"ids": [ids for ids, _, _ in made], "logprobs": [engine for _, engine, _ in made],
-                      "trainer_logprobs": [trainer for _, _, trainer in made]})
+    table = pa.table(
+        {
+            "ids": [ids for ids, _, _ in made],
+            "logprobs": [engine for _, engine, _ in made],
+            "trainer_logprobs": [trainer for _, _, trainer in made],
+        }
+    )
     path = os.path.join(folder, "tokens.parquet")
     pq.write_table(table, path, compression="zstd", compression_level=3)
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     took = time.perf_counter() - started
-    print(json.dumps({"sent_s": sent, "logged_s": logged, "lost": lost, "pyarrow_s": took, "pyarrow_bytes": os.path.getsize(path)}))
+    print(
+        json.dumps({"sent_s": sent, "logged_s": logged, "lost": lost, "pyarrow_s": took, "pyarrow_bytes": os.path.getsize(path)})
+    )
 
 
 if __name__ == "__main__":
