@@ -3,6 +3,7 @@ import type { Column } from '../generated/tables';
 
 export const SAMPLE_COLUMNS = [
   'sample_id',
+  'split',
   'group_id',
   'status',
   'reward',

@@ -429,6 +429,33 @@ it('an empty store says how to send the first data, and fills by itself', async 
   }
 });
 
+it('files of a trainer without times: rewards, samples, and what they said', async () => {
+  const watching = await serve('serve', ['--watch', join(ROOT, 'fixtures/nemo-rl')]);
+  try {
+    await page.goto(`${watching.url}/`);
+    await page.getByRole('link', { name: 'exp_001' }).first().click();
+    await page.getByRole('heading', { name: 'Mean reward by step' }).waitFor();
+    await page.getByText('2 steps without spans').waitFor();
+    expect(await page.getByRole('columnheader').allInnerTexts()).toEqual(['Step', 'Samples', 'Mean reward']);
+    await shot('untimed-run');
+    await page.getByRole('link', { name: 'step 2', exact: true }).click();
+    await page.getByText('Step 2 has no spans').waitFor();
+    const samples = page.locator('section', { has: page.getByRole('heading', { name: 'Samples by reward' }) });
+    // Those of the evaluation are not among them. The lowest reward comes first.
+    await expect.poll(() => samples.locator('tbody tr').count(), WAIT).toBe(4);
+    expect(await samples.locator('tbody tr td:last-child').allInnerTexts()).toEqual(['0', '0.5', '0.5', '1']);
+    for (const gone of ['Critical path', 'Idle', 'Time by phase', 'Slowest samples', 'Errors'])
+      expect(await page.getByRole('heading', { name: gone }).count()).toBe(0);
+    await shot('untimed-step');
+    await samples.getByRole('link').first().click();
+    // One that was trained on, and one of the evaluation.
+    await page.getByText('2 conversations', { exact: true }).waitFor();
+  } finally {
+    await page.goto('about:blank');
+    await watching.stop();
+  }
+});
+
 it('light and dark, by the system and by the switch', async () => {
   await page.context().close();
   await fresh('light');

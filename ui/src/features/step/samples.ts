@@ -22,8 +22,11 @@ export interface SampleRow {
 const num = (v: unknown): number | null => (v === null || v === undefined ? null : Number(v));
 const text = (v: unknown): string | null => (v === null || v === undefined ? null : String(v));
 
+/** The samples that were trained on; those of an evaluation only where there are no others. */
 export function sampleRows(stream: ArrowStream): SampleRow[] {
-  const list = rows<SampleColumn>(stream);
+  const every = rows<SampleColumn>(stream);
+  const trained = every.filter((r) => (text(r.split) ?? 'train') === 'train');
+  const list = trained.length > 0 ? trained : every;
   const starts = list.map((r) => r.start_ns as bigint | null).filter((t): t is bigint => t !== null);
   const first = starts.reduce((a, b) => (b < a ? b : a), starts[0] ?? 0n);
   const out = list.map((r): SampleRow => {
