@@ -653,6 +653,13 @@ def test_a_server_imports_what_is_added_and_remembers_it(tmp_path, serve):
     # A run that was deleted does not come back with a restart; what is new does.
     [wordle] = [r for r in runs if "wordle" in r]
     assert requests.delete(f"{server.url}/api/v1/runs/{wordle}", timeout=30).ok
+    # Nor when something else is imported.
+    shutil.copy(dumps[0], tmp_path / "dumps" / "rollout_9.pt")
+    memory = data / "watched.json"
+    wait_until(lambda: "rollout_9.pt" in memory.read_text())
+    assert known() == runs - {wordle}
+    # The dump that is cut off is not remembered: another version may read it.
+    assert "rollout_7.pt" not in memory.read_text()
     server.stop()
     server = serve(data, *flags)
     with open(file, "ab") as f:

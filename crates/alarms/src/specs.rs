@@ -49,7 +49,7 @@ pub const SPECS: [Spec; 10] = [
         threshold: 3.0,
         range: (1.0, 1000.0),
         hold_ms: 0,
-        about: "the mean reward of each of the last 3 steps is below the median of the 10 before by {} times the noise, by their spread, and by 30 %",
+        about: "the mean reward of each of the last 3 steps is below the median of the 10 before by {} times the noise from step to step, by the run's spread, and by 30 %",
     },
     Spec {
         key: ENTROPY_COLLAPSE,

@@ -31,6 +31,7 @@ pub fn sentence(judge: &Judge, index: usize, findings: &[Finding]) -> Vec<Clause
         (Some(n), _) if step.spans == 0 => format!("Step {n} has no spans: nothing is known about its times"),
         (Some(n), true) => format!("Step {n} has been running for {took}"),
         (Some(n), false) => format!("Step {n} took {took}"),
+        (None, _) if step.spans == 0 => "This run has no spans: nothing is known about its times".to_string(),
         (None, _) if only_requests => format!("{} in {took}", words::count(step.samples.len(), "request")),
         (None, true) => format!("This run has been running for {took}"),
         (None, false) => format!("The spans of this run cover {took}"),

@@ -103,7 +103,8 @@ async fn read_steps(engine: &Engine, run: &str, wanted: &[i64]) -> Result<BTreeM
          from spans where {of_run} group by step order by step"
     );
     let samples = format!(
-        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, count(*) as samples, \
+        "select step, min(start_ns) as start_ns, max(end_ns) as end_ns, \
+                coalesce(nullif(sum(case when split = 'train' then 1 else 0 end), 0), count(*)) as samples, \
                 avg(case when split = 'train' then reward end) as reward_mean \
          from samples where {of_run} group by step"
     );

@@ -44,10 +44,12 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     work_out(&store, &config, &generator).await?;
     let mut signals = serve::StopSignals::listen()?;
     serve::announce(&config, &server);
+    let watching = serve::start_watching(&config, &store);
     tokio::select! {
         played = play(&store, generator) => played?,
         () = serve::until_told_to_stop(&mut signals, store.vitals(), &config.server.limits) => {}
     }
+    watching.stop().await;
     serve::stop(store, server).await
 }
 

@@ -1,5 +1,6 @@
 //! Files as people name them: paths, folders that trainers write, patterns that the shell did not expand.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -35,21 +36,46 @@ pub fn expand(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// The same as far as it is there: folders may be empty, and files may still be written.
-pub fn present(named: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut files: Vec<PathBuf> = Vec::new();
+/// The same as far as it is there, and what cannot be looked at: folders may be empty, and files may still be written.
+pub fn present(named: &[PathBuf]) -> (Vec<PathBuf>, Vec<anyhow::Error>) {
+    let (mut files, mut problems): (Vec<PathBuf>, Vec<anyhow::Error>) = (Vec::new(), Vec::new());
     for path in named {
-        if path.is_dir() {
-            let mut found = named_in(path)?;
-            found.sort_by_cached_key(|p| natural(&p.to_string_lossy()));
-            files.extend(found);
-        } else if path.exists() {
-            files.push(path.clone());
-        } else {
-            files.extend(matching(path).unwrap_or_default());
+        let there = match path.exists() {
+            false if is_pattern(path) => glob::glob(&path.to_string_lossy())
+                .map_or(Vec::new(), |paths| paths.take(MAX_FILES).filter_map(Result::ok).collect()),
+            false => Vec::new(),
+            true => vec![path.clone()],
+        };
+        let mut found = Vec::new();
+        for path in there {
+            match path.is_dir() {
+                false => found.push(path),
+                true => match named_in(&path) {
+                    Ok(inside) => found.extend(inside),
+                    Err(e) => problems.push(e),
+                },
+            }
         }
+        found.sort_by_cached_key(|p| natural(&p.to_string_lossy()));
+        files.extend(found);
     }
-    Ok(files)
+    // What is looked at twice at once would seem not to change.
+    let mut seen = std::collections::HashSet::new();
+    files.retain(|f| seen.insert(std::fs::canonicalize(f).unwrap_or_else(|_| f.clone())));
+    (files, problems)
+}
+
+pub fn is_pattern(path: &Path) -> bool {
+    path.to_string_lossy().contains(['*', '?', '['])
+}
+
+/// A pattern that can match nothing is a mistake.
+pub fn check_patterns(named: &[PathBuf]) -> Result<(), Usage> {
+    for path in named.iter().filter(|path| is_pattern(path) && !path.exists()) {
+        let text = path.to_string_lossy();
+        glob::Pattern::new(&text).map_err(|e| Usage(format!("{text}: {e}")))?;
+    }
+    Ok(())
 }
 
 /// Files with the names that writers of known formats give, and that are what their names say.
@@ -73,8 +99,8 @@ fn named_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut waiting = vec![(folder.to_path_buf(), 0)];
     while let Some((at, depth)) = waiting.pop() {
         let list = match std::fs::read_dir(&at) {
-            // Trainers delete old checkpoints.
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound && depth > 0 => continue,
+            // Trainers delete old checkpoints, and some folders are not for everyone.
+            Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) && depth > 0 => continue,
             list => list.with_context(|| at.display().to_string())?,
         };
         for entry in list {
@@ -100,7 +126,7 @@ fn named_in(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 
 fn matching(pattern: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let text = pattern.to_string_lossy();
-    if !text.contains(['*', '?', '[']) {
+    if !is_pattern(pattern) {
         anyhow::bail!("{text}: no such file");
     }
     let paths = glob::glob(&text).map_err(|e| Usage(format!("{text}: {e}")))?;

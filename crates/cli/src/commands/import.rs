@@ -123,6 +123,8 @@ pub async fn file(
         if table == Table::Runs {
             runs.widen(&batch)?;
         } else {
+            // The deletion of a run must not come between an image and the conversation that has it.
+            let _held = store.hold_runs().await;
             let accepted = intake::append(store, table, batch).await?.accepted;
             // Rows of other tables replace what was there, so whether they are new is not known here.
             new += if table == Table::Spans { accepted } else { 0 };
@@ -214,6 +216,7 @@ impl Runs {
         if self.found.is_empty() {
             return Ok(());
         }
+        let _held = store.hold_runs().await;
         let names: Vec<String> = self.found.keys().map(|r| sql_text(r)).collect();
         let mut before: BTreeMap<String, KnownRun> = BTreeMap::new();
         let engine = engine(store.clone())?;

@@ -9,7 +9,7 @@ use rollscope_server::{Limits, Server, StartError};
 use rollscope_store::{Store, Vitals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::watch;
+use super::{files, watch};
 use crate::args::ServeArgs;
 use crate::config::{Config, Usage};
 use crate::output;
@@ -29,14 +29,32 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         () = signals.received() => return Ok(()),
     };
     announce(&config, &server);
-    let watching = (!config.watch.is_empty())
-        .then(|| store.vitals().task("watch", watch::beside_server(store.clone(), config.watch.clone())));
+    let watching = start_watching(&config, &store);
     until_told_to_stop(&mut signals, store.vitals(), &config.server.limits).await;
-    if let Some(watching) = watching {
-        watching.abort();
-        let _ = watching.await;
-    }
+    watching.stop().await;
     stop(store, server).await
+}
+
+/// Follows folders until it is stopped.
+pub struct Watching(Option<tokio::task::JoinHandle<()>>);
+
+pub fn start_watching(config: &Config, store: &Store) -> Watching {
+    if config.watch.is_empty() {
+        return Watching(None);
+    }
+    for path in &config.watch {
+        println!("watching        {}", path.display());
+    }
+    Watching(Some(store.vitals().task("watch", watch::beside_server(store.clone(), config.watch.clone()))))
+}
+
+impl Watching {
+    pub async fn stop(self) {
+        if let Some(task) = self.0 {
+            task.abort();
+            let _ = task.await;
+        }
+    }
 }
 
 pub fn start_logs(config: &Config) {
@@ -60,6 +78,7 @@ pub fn start_quiet_logs() {
 }
 
 pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
+    files::check_patterns(&config.watch)?;
     let tokenizers = config.open_tokenizers()?;
     let store = Store::open(config.store.clone()).await?;
     for problem in store.health().problems {
@@ -100,9 +119,6 @@ pub fn announce(config: &Config, server: &Server) {
         println!("OTLP HTTP       {scheme}://{http}");
     }
     println!("data            {}", config.data.display());
-    for path in &config.watch {
-        println!("watching        {}", path.display());
-    }
 }
 
 /// SIGTERM and SIGINT. Once we listen to these, a signal does not end the process by itself. This must happen before the
