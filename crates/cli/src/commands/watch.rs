@@ -162,6 +162,8 @@ impl Follower {
         for path in present {
             imported |= self.look_at(&path).await;
         }
+        // Those that could not be written last time are written now.
+        imported |= self.runs.first().is_some();
         if imported {
             self.runs.write(&self.store).await?;
             // What was written once must not come back after it was deleted.
