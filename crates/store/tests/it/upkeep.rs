@@ -162,7 +162,7 @@ async fn age_takes_what_is_old_and_not_what_has_no_time() {
 
 /// Of this many segments and nine files of a tenth of a segment each: how many segments went, and how many files stayed, where there is
 /// room for three segments and one such file.
-async fn expired_and_kept(segments: u64, expected: u64) -> (u64, usize) {
+async fn expired_and_kept(segments: u64) -> (u64, usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path()).await;
     for n in 0..segments {
@@ -179,8 +179,10 @@ async fn expired_and_kept(segments: u64, expected: u64) -> (u64, usize) {
     }
     let store = open_with(dir.path(), |o| o.retention_bytes = size * 31 / 10).await;
     let kept = || std::fs::read_dir(&folder).unwrap().count();
+    store.tidy().await.unwrap();
+    // The upkeep in the background may have taken some of the files on its list, and be deleting them still.
     for _ in 0..300 {
-        if kept() < 9 && store.stats().expired_segments >= expected {
+        if kept() <= 3 {
             break;
         }
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
@@ -192,7 +194,7 @@ async fn expired_and_kept(segments: u64, expected: u64) -> (u64, usize) {
 #[tokio::test]
 async fn retention_counts_what_was_worked_out_and_limits_it() {
     // A tenth of the room is for three files. With them, three segments are too much.
-    assert_eq!(tokio::join!(expired_and_kept(2, 0), expired_and_kept(3, 1)), ((0, 3), (1, 3)));
+    assert_eq!(tokio::join!(expired_and_kept(2), expired_and_kept(3)), ((0, 3), (1, 3)));
 }
 
 #[tokio::test]
