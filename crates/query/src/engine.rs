@@ -186,7 +186,7 @@ impl Engine {
                 (inner.sessions.clone(), limits.clone(), progress.clone(), sql.to_string());
             async move {
                 let _permit = permit;
-                let work = run(&sessions, &snapshot, &sql, &limits, &progress, schema_to, batches_to);
+                let work = run(&sessions, snapshot, &sql, &limits, &progress, schema_to, batches_to);
                 progress.stopping().run_until_cancelled(work).await;
             }
         };
@@ -268,12 +268,14 @@ impl Engine {
         let columns =
             columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
         Box::pin(self.direct(progress.clone(), async move {
-            let mut state = sessions.open(&snapshot, &progress)?;
+            let mut state = sessions.by_hand(&snapshot)?;
             state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
             let columns = columns.transpose()?;
             let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
-            let rows = sessions.table(&snapshot, table, &progress);
-            let scan = rows.plan(&state, columns.as_ref(), std::slice::from_ref(&filter), Some(predicate), None)?;
+            let mut rows = sessions.table(&snapshot, table, &progress);
+            rows.narrow_tail(&*predicate)?;
+            let filters = std::slice::from_ref(&filter);
+            let scan = rows.plan(&state, columns.as_ref(), filters, Some(predicate), None).await?;
             let shown = DFSchema::try_from(scan.schema())?;
             let found = Arc::new(FilterExec::try_new(state.create_physical_expr(filter, &shown)?, scan)?);
             let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
@@ -295,9 +297,9 @@ impl Engine {
         let sessions = inner.sessions.clone();
         let progress = Arc::new(Progress::new(0, "list of runs"));
         Box::pin(self.direct(progress.clone(), async move {
-            let state = sessions.open(&snapshot, &progress)?;
+            let state = sessions.by_hand(&snapshot)?;
             let table = sessions.table(&snapshot, Table::Runs, &progress);
-            let plan = Arc::new(CoalescePartitionsExec::new(table.plan(&state, None, &[], None, None)?));
+            let plan = Arc::new(CoalescePartitionsExec::new(table.plan(&state, None, &[], None, None).await?));
             let rows = collect(plan, state.task_ctx()).await?;
             Ok(describe::runs(&snapshot, &rows)?)
         }))
@@ -343,7 +345,7 @@ impl Engine {
         let snapshot = self.inner.source.snapshot();
         let sessions = self.inner.sessions.clone();
         self.direct(progress.clone(), async move {
-            let state = sessions.open(&snapshot, &progress)?;
+            let state = sessions.by_hand(&snapshot)?;
             let table = sessions.table(&snapshot, table, &progress);
             work(state, table).await
         })
@@ -436,8 +438,8 @@ impl Inner {
 
 /// The part of a query that runs on the query threads: plan, then rows until the reader has enough.
 async fn run(
-    sessions: &Sessions,
-    snapshot: &Snapshot,
+    sessions: &Arc<Sessions>,
+    snapshot: Snapshot,
     sql: &str,
     limits: &QueryLimits,
     progress: &Arc<Progress>,

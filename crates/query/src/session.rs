@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use datafusion::catalog::{
-    CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList, MemorySchemaProvider,
-    SchemaProvider,
+    CatalogProvider, CatalogProviderList, MemoryCatalogProvider, MemoryCatalogProviderList, SchemaProvider,
+    TableProvider,
 };
 use datafusion::common::config::ConfigNonZeroUsize;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
@@ -30,7 +31,7 @@ use crate::limits::QueryLimits;
 use crate::progress::Progress;
 use crate::projections;
 use crate::pushdown;
-use crate::tables::{CountingReaderFactory, STORE_URL, SnapshotTable, visible};
+use crate::tables::{CountingReaderFactory, IdFilters, STORE_URL, SnapshotTable, visible};
 
 /// Footers of segments, decoded, kept over all queries.
 const FOOTER_CACHE_BYTES: usize = 128 << 20;
@@ -50,6 +51,7 @@ const SCHEMA: &str = "public";
 pub struct Sessions {
     base: SessionState,
     runtime: RuntimeEnv,
+    ids: Arc<IdFilters>,
     tokenizers: Tokenizers,
 }
 
@@ -69,7 +71,7 @@ impl Sessions {
             .build();
         functions::register(&mut base)?;
         base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;
-        Ok(Sessions { base, runtime, tokenizers })
+        Ok(Sessions { base, runtime, ids: Arc::default(), tokenizers })
     }
 
     /// The same with these table functions.
@@ -79,30 +81,29 @@ impl Sessions {
     }
 
     /// A session in which a snapshot's tables are visible.
-    pub fn open(&self, snapshot: &Snapshot, progress: &Arc<Progress>) -> Result<SessionState> {
-        let url = ObjectStoreUrl::parse(STORE_URL)?;
-        let registry = DefaultObjectStoreRegistry::new();
-        let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..self.runtime.clone() };
-        runtime.register_object_store(url.as_ref(), snapshot.object_store.clone());
-
-        let schema = MemorySchemaProvider::new();
-        for table in Table::ALL {
-            let stored = Arc::new(self.table(snapshot, table, progress));
-            schema.register_table(table.name().to_string(), visible(table, stored, &self.tokenizers)?)?;
-        }
+    pub fn open(self: &Arc<Self>, snapshot: Snapshot, progress: &Arc<Progress>) -> Result<SessionState> {
+        let snapshot = Arc::new(snapshot);
+        let schema = Tables { sessions: self.clone(), snapshot: snapshot.clone(), progress: progress.clone() };
         let catalog = MemoryCatalogProvider::new();
         catalog.register_schema(SCHEMA, Arc::new(schema))?;
         let catalogs = MemoryCatalogProviderList::new();
         catalogs.register_catalog(CATALOG.to_string(), Arc::new(catalog));
 
-        let mut state = SessionStateBuilder::new_from_existing(self.base.clone())
-            .with_runtime_env(Arc::new(runtime))
-            .with_catalog_list(Arc::new(catalogs))
-            .build();
-        functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
-        // The time of `now()` and `current_date`, the same everywhere in the query.
-        state.mark_start_execution();
-        Ok(state)
+        let state = self.builder(&snapshot)?.with_catalog_list(Arc::new(catalogs)).build();
+        bound(state, &snapshot)
+    }
+
+    /// A session for a plan made by hand, over [`Sessions::table`].
+    pub fn by_hand(&self, snapshot: &Snapshot) -> Result<SessionState> {
+        bound(self.builder(snapshot)?.build(), snapshot)
+    }
+
+    fn builder(&self, snapshot: &Snapshot) -> Result<SessionStateBuilder> {
+        let url = ObjectStoreUrl::parse(STORE_URL)?;
+        let registry = DefaultObjectStoreRegistry::new();
+        let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..self.runtime.clone() };
+        runtime.register_object_store(url.as_ref(), snapshot.object_store.clone());
+        Ok(SessionStateBuilder::new_from_existing(self.base.clone()).with_runtime_env(Arc::new(runtime)))
     }
 
     pub fn tokenizers(&self) -> &Tokenizers {
@@ -114,7 +115,44 @@ impl Sessions {
         let footers = self.runtime.cache_manager.get_file_metadata_cache();
         let reader = CountingReaderFactory::new(snapshot.object_store.clone(), footers, progress.clone());
         let rows = snapshot.tables.get(&table).cloned().unwrap_or_default();
-        SnapshotTable::new(table, rows, Arc::new(reader), progress.clone())
+        SnapshotTable::new(table, rows, Arc::new(reader), self.ids.clone(), progress.clone())
+    }
+}
+
+fn bound(mut state: SessionState, snapshot: &Snapshot) -> Result<SessionState> {
+    functions::bind_attr(&mut state, AttrTypes(snapshot.attr_types.clone()))?;
+    // The time of `now()` and `current_date`, the same everywhere in the query.
+    state.mark_start_execution();
+    Ok(state)
+}
+
+/// The tables of a snapshot, each made when a query names it: to plan a view takes longer than to run a small query.
+struct Tables {
+    sessions: Arc<Sessions>,
+    snapshot: Arc<Snapshot>,
+    progress: Arc<Progress>,
+}
+
+impl std::fmt::Debug for Tables {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tables").finish_non_exhaustive()
+    }
+}
+
+#[async_trait]
+impl SchemaProvider for Tables {
+    fn table_names(&self) -> Vec<String> {
+        Table::ALL.iter().map(|table| table.name().to_string()).collect()
+    }
+
+    async fn table(&self, name: &str) -> Result<Option<Arc<dyn TableProvider>>> {
+        let Some(table) = Table::from_name(name) else { return Ok(None) };
+        let stored = Arc::new(self.sessions.table(&self.snapshot, table, &self.progress));
+        visible(table, stored, &self.sessions.tokenizers).map(Some)
+    }
+
+    fn table_exist(&self, name: &str) -> bool {
+        Table::from_name(name).is_some()
     }
 }
 

@@ -152,7 +152,7 @@ fn filter_all(all: &[&Wanted]) -> Vec<Expr> {
 }
 
 /// The scan of a selector: the given columns of the rows that may match.
-fn plan(
+async fn plan(
     state: &SessionState,
     table: &SnapshotTable,
     filters: Vec<Expr>,
@@ -162,7 +162,7 @@ fn plan(
     let projected: Vec<usize> = columns.iter().map(|c| schema.index_of(c)).collect::<Result<_, _>>()?;
     let all = filters.iter().cloned().reduce(Expr::and).expect("there is always a time");
     let predicate = state.create_physical_expr(all.clone(), &DFSchema::try_from(schema.clone())?)?;
-    let scan = table.plan(state, Some(&projected), &filters, Some(predicate), None)?;
+    let scan = table.plan(state, Some(&projected), &filters, Some(predicate), None).await?;
     let over = state.create_physical_expr(all, &DFSchema::try_from(scan.schema())?)?;
     Ok(Arc::new(FilterExec::try_new(over, scan)?))
 }
@@ -228,7 +228,7 @@ async fn read(
     budget: &mut Budget,
 ) -> Result<Vec<Arc<Stored>>> {
     let selectors = Arc::new(selectors);
-    let plan = plan(state, table, filters, &COLUMNS)?;
+    let plan = plan(state, table, filters, &COLUMNS).await?;
     let partitions = plan.output_partitioning().partition_count();
     let streams = execute_stream_partitioned(plan, state.task_ctx())?;
     debug_assert_eq!(streams.len(), partitions);
@@ -407,7 +407,7 @@ pub async fn list(
     wanted: &Wanted,
     limit: usize,
 ) -> Result<Vec<(Labels, String)>> {
-    let plan = plan(state, table, filter(wanted), &["run_id", "target", "name", "labels", "kind", "time_ns"])?;
+    let plan = plan(state, table, filter(wanted), &["run_id", "target", "name", "labels", "kind", "time_ns"]).await?;
     let mut known: HashMap<[Arc<str>; 5], ()> = HashMap::new();
     let mut found = Vec::new();
     for mut stream in execute_stream_partitioned(plan, state.task_ctx())? {

@@ -2,6 +2,7 @@
 //! the manifest rules out, Parquet's own footers, bloom filters and pages the rest) and its live tail, from plain
 //! operators. Filters are left to DataFusion, which pushes them into the Parquet scan.
 
+mod ids;
 mod prune;
 mod reader;
 mod spans;
@@ -10,9 +11,11 @@ mod tokens;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
+use arrow::compute::filter_record_batch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use async_trait::async_trait;
 use datafusion::catalog::{Session, TableProvider};
+use datafusion::common::cast::as_boolean_array;
 use datafusion::common::config::TableParquetOptions;
 use datafusion::common::stats::Precision;
 use datafusion::common::{ColumnStatistics, Result, ScalarValue, Statistics};
@@ -36,6 +39,7 @@ use rollscope_model::Table;
 use rollscope_store::{Segment, TableSnapshot};
 use rollscope_tokenizer::Tokenizers;
 
+pub(crate) use ids::IdFilters;
 pub(crate) use reader::CountingReaderFactory;
 
 use spans::spans_view;
@@ -69,6 +73,7 @@ pub struct SnapshotTable {
     schema: SchemaRef,
     snapshot: TableSnapshot,
     reader: Arc<dyn ParquetFileReaderFactory>,
+    ids: Arc<IdFilters>,
     progress: Arc<Progress>,
 }
 
@@ -102,14 +107,30 @@ impl SnapshotTable {
         table: Table,
         snapshot: TableSnapshot,
         reader: Arc<dyn ParquetFileReaderFactory>,
+        ids: Arc<IdFilters>,
         progress: Arc<Progress>,
     ) -> Self {
-        SnapshotTable { table, schema: schema(table), snapshot, reader, progress }
+        SnapshotTable { table, schema: schema(table), snapshot, reader, ids, progress }
+    }
+
+    /// Leaves only the rows of the tail for which `predicate` is true. For predicates that few batches have rows for: an
+    /// operator would make an empty batch of every column for each of the others.
+    pub(crate) fn narrow_tail(&mut self, predicate: &dyn PhysicalExpr) -> Result<()> {
+        let mut narrowed = Vec::new();
+        for batch in &self.snapshot.tail {
+            let found = predicate.evaluate(batch)?.into_array(batch.num_rows())?;
+            let found = as_boolean_array(&found)?;
+            if found.has_true() {
+                narrowed.push(filter_record_batch(batch, found)?);
+            }
+        }
+        self.snapshot.tail = narrowed;
+        Ok(())
     }
 
     /// Plans the scan. With a `predicate` the Parquet side applies it while it reads; the caller still has to apply it to
     /// the tail's rows (DataFusion's optimiser does both by itself for queries in SQL).
-    pub(crate) fn plan(
+    pub(crate) async fn plan(
         &self,
         state: &dyn Session,
         projection: Option<&Vec<usize>>,
@@ -117,7 +138,8 @@ impl SnapshotTable {
         predicate: Option<Arc<dyn PhysicalExpr>>,
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        let segments = prune::prune(state, self.table, &self.schema, &self.snapshot.segments, filters);
+        let known = &self.snapshot.segments;
+        let segments = prune::prune(state, self.table, &self.schema, known, filters, &self.ids, &self.reader).await;
         let tail: Vec<RecordBatch> = self.snapshot.tail.iter().filter(|b| b.num_rows() > 0).cloned().collect();
         self.progress.add_total(
             segments.iter().map(|s| s.rows).sum::<u64>() + tail.iter().map(|b| b.num_rows() as u64).sum::<u64>(),
@@ -297,7 +319,7 @@ impl TableProvider for SnapshotTable {
         filters: &[Expr],
         limit: Option<usize>,
     ) -> Result<Arc<dyn ExecutionPlan>> {
-        self.plan(state, projection, filters, None, limit)
+        self.plan(state, projection, filters, None, limit).await
     }
 
     /// Filters are wanted for pruning; DataFusion keeps applying them.

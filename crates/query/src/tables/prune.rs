@@ -1,5 +1,5 @@
-//! Leaves out segments that cannot hold a row of the result according to the manifest: another run, other steps, another time.
-//! Conservative: what is not known for certain is read.
+//! Leaves out segments that cannot hold a row of the result according to the manifest (another run, other steps, another time)
+//! and to the filters of their ids. Conservative: what is not known for certain is read.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -9,39 +9,57 @@ use arrow::datatypes::SchemaRef;
 use datafusion::catalog::Session;
 use datafusion::common::pruning::PruningStatistics;
 use datafusion::common::{Column, DFSchema, ScalarValue};
+use datafusion::datasource::physical_plan::ParquetFileReaderFactory;
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::utils::conjunction;
-use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
+use datafusion::physical_optimizer::pruning::{PruningPredicate, PruningPredicateBuilder};
 use rollscope_model::Table;
 use rollscope_store::Segment;
 
+use super::ids::{IdFilters, MayHold};
+
 /// The segments that may hold rows for which all `filters` are true, in their order.
-pub fn prune(
+pub async fn prune(
     state: &dyn Session,
     table: Table,
     schema: &SchemaRef,
     segments: &[Arc<Segment>],
     filters: &[Expr],
+    ids: &IdFilters,
+    reader: &Arc<dyn ParquetFileReaderFactory>,
 ) -> Vec<Arc<Segment>> {
-    let keep = (|| {
+    let predicate = (|| {
         let filter = conjunction(filters.iter().cloned())?;
         let expr = state.create_physical_expr(filter, &DFSchema::try_from(schema.clone()).ok()?).ok()?;
-        let predicate = PruningPredicateBuilder::new().with_file_schema(schema.clone()).try_build(expr).ok()?;
-        predicate.prune(&Manifest { table, segments }).ok()
+        PruningPredicateBuilder::new().with_file_schema(schema.clone()).try_build(expr).ok()
     })();
-    match keep {
-        Some(keep) => segments.iter().zip(keep).filter(|(_, keep)| *keep).map(|(s, _)| s.clone()).collect(),
-        None => segments.to_vec(),
+    let Some(predicate) = predicate else { return segments.to_vec() };
+    let left = kept(&predicate, &Known { table, segments, ids: None });
+    let named = |column: &&&'static str| predicate.literal_guarantees().iter().any(|g| g.column.name() == **column);
+    match table.bloom_columns().iter().find(named) {
+        Some(column) => {
+            let filters = ids.of(&left, column, reader).await;
+            kept(&predicate, &Known { table, segments: &left, ids: Some((column, &filters)) })
+        }
+        None => left,
     }
 }
 
-/// The manifest's ranges, one container a segment.
-struct Manifest<'a> {
-    table: Table,
-    segments: &'a [Arc<Segment>],
+fn kept(predicate: &PruningPredicate, known: &Known) -> Vec<Arc<Segment>> {
+    match predicate.prune(known) {
+        Ok(keep) => known.segments.iter().zip(keep).filter(|(_, keep)| *keep).map(|(s, _)| s.clone()).collect(),
+        Err(_) => known.segments.to_vec(),
+    }
 }
 
-impl Manifest<'_> {
+/// The manifest's ranges, and the filters of a column of ids, one container per segment.
+struct Known<'a> {
+    table: Table,
+    segments: &'a [Arc<Segment>],
+    ids: Option<(&'a str, &'a [Option<MayHold>])>,
+}
+
+impl Known<'_> {
     fn int(&self, value: impl Fn(&Segment) -> Option<i64>) -> Option<ArrayRef> {
         Some(Arc::new(self.segments.iter().map(|s| value(s)).collect::<Int64Array>()))
     }
@@ -52,7 +70,7 @@ impl Manifest<'_> {
     }
 }
 
-impl PruningStatistics for Manifest<'_> {
+impl PruningStatistics for Known<'_> {
     fn min_values(&self, column: &Column) -> Option<ArrayRef> {
         match column.name() {
             "run_id" => self.runs(|s| s.runs().min()),
@@ -87,6 +105,12 @@ impl PruningStatistics for Manifest<'_> {
 
     /// The manifest names the runs of each segment: also long lists of runs prune.
     fn contained(&self, column: &Column, values: &HashSet<ScalarValue>) -> Option<BooleanArray> {
+        if let Some((name, filters)) = self.ids
+            && name == column.name()
+        {
+            let ruled_out = |filter: &Option<MayHold>| filter.as_ref().is_some_and(|f| !f.any(values.iter()));
+            return Some(filters.iter().map(|filter| ruled_out(filter).then_some(false)).collect());
+        }
         if column.name() != "run_id" {
             return None;
         }

@@ -45,7 +45,7 @@ async fn ids_are_compared_with_hex_text() {
 }
 
 #[tokio::test]
-async fn an_id_reaches_the_bloom_filters_as_a_literal() {
+async fn an_id_is_looked_for_where_bloom_filters_have_it() {
     let store = Stored::new();
     for n in 0..4 {
         store.add_segment(Table::Spans, &spans("a", n * 1000, 400));
@@ -57,6 +57,7 @@ async fn an_id_reaches_the_bloom_filters_as_a_literal() {
         let sql = format!("select name, end_attrs from spans where {filter}");
         let text = plan(&engine, &sql).await;
         assert!(text.contains("required_guarantees=[trace_id in"), "{text}");
+        assert_eq!(text.matches(".parquet").count(), 1, "files that cannot have it are not opened: {text}");
         let analysed = lines(&engine, &format!("explain analyze {sql}")).await.join("\n");
         assert!(analysed.contains("row_groups_pruned_bloom_filter=1 total → 1 matched"), "{analysed}");
     }
