@@ -29,13 +29,20 @@ const UNSAID_NS: i64 = 3600 * 1_000_000_000;
 const MAX_RUNS: usize = 50;
 /// Steps of each.
 const MAX_STEPS: i64 = 200;
-/// A run that sends is asked only so often whether it hangs. One that is quiet is asked in every round.
+/// A run that sends is asked only so often whether it hangs.
 const ASK_EVERY_MS: i64 = 60_000;
-const QUIET_NS: i64 = 30_000_000_000;
+/// One that has sent nothing new for a while is asked in every round, but the later the rarer: always when it has been so for a
+/// tenth longer.
+const QUIET_MS: i64 = 30_000;
+/// Spans of a run for each millisecond between two times that it is asked, so that large runs take a hundredth of a core.
+const SPANS_PER_MS: i64 = 400;
+const ASK_LATER: i64 = 10;
 /// What processes say of themselves, in the sentence about a hang.
 const MAX_PLACES: usize = 3;
-/// Steps are looked at when one was computed, else so often.
+/// Steps are looked at when one was computed, else so often, and only those of runs that sent something.
 const STEPS_EVERY_MS: i64 = 60_000;
+/// Of a run whose steps are known, the last ones are read again.
+const STEPS_AGAIN: i64 = 5;
 /// Samples and groups that make a share.
 const LEAST_SAMPLES: i64 = 8;
 const LEAST_GROUPS: i64 = 4;
@@ -64,6 +71,15 @@ struct LiveRun {
     name: String,
     last_ns: i64,
     says_running: bool,
+    /// Its spans and samples.
+    rows: (i64, i64),
+}
+
+/// When a run was asked whether it hangs, the rows that it has, and since when.
+struct Asked {
+    at_ms: i64,
+    rows: (i64, i64),
+    since_ms: i64,
 }
 
 /// The figures of one step.
@@ -82,6 +98,21 @@ struct Step {
 
 type Steps = BTreeMap<i64, Step>;
 
+/// The steps of a run that are read: those above one.
+#[derive(Clone)]
+struct Wanted {
+    run: String,
+    above: i64,
+}
+
+/// The same as a condition in SQL. The list of runs, which each part implies, leaves out other runs' files.
+fn wanted_steps(wanted: &[Wanted]) -> String {
+    let runs: Vec<String> = wanted.iter().map(|w| sql_text(&w.run)).collect();
+    let each: Vec<String> =
+        wanted.iter().map(|w| format!("run_id = {} and step > {}", sql_text(&w.run), w.above)).collect();
+    format!("run_id in ({}) and ({})", runs.join(", "), each.join(" or "))
+}
+
 /// What each built-in alarm found, by the key of its spec.
 pub type Found = Vec<(&'static Spec, Chosen, Result<Vec<Seen>, String>)>;
 
@@ -89,9 +120,11 @@ pub struct Builtin {
     sources: Sources,
     config: AlarmsConfig,
     steps: HashMap<String, Steps>,
-    /// When steps were read, and how many had been computed and which runs there were.
-    steps_read: Option<(i64, u64, Vec<String>)>,
-    asked: HashMap<String, i64>,
+    /// When steps were read, and how many had been computed.
+    steps_read: Option<(i64, u64)>,
+    /// What each run had then: its last row, its spans and samples.
+    read: HashMap<String, (i64, (i64, i64))>,
+    asked: HashMap<String, Asked>,
     hangs: HashMap<String, Seen>,
     /// Sentences about slow steps.
     sentences: HashMap<(String, i64), String>,
@@ -115,6 +148,7 @@ impl Builtin {
             config: config.clone(),
             steps: HashMap::new(),
             steps_read: None,
+            read: HashMap::new(),
             asked: HashMap::new(),
             hangs: HashMap::new(),
             sentences: HashMap::new(),
@@ -161,6 +195,7 @@ impl Builtin {
         let (ids, names) = (text_column(&rows, "run_id")?, text_column(&rows, "name")?);
         let (statuses, ends) = (text_column(&rows, "status")?, int_column(&rows, "ended_ns")?);
         let lasts = int_column(&rows, "last_ns")?;
+        let (spans, samples) = (int_column(&rows, "spans")?, int_column(&rows, "samples")?);
         let mut live = Vec::new();
         for row in 0..rows.num_rows() {
             let (Some(id), Some(last_ns)) = (ids[row].clone(), lasts[row]) else { continue };
@@ -173,6 +208,7 @@ impl Builtin {
                     id,
                     last_ns,
                     says_running,
+                    rows: (spans[row].unwrap_or(0), samples[row].unwrap_or(0)),
                 });
             }
         }
@@ -183,54 +219,95 @@ impl Builtin {
 
     /// Reads the figures of steps, if there may be new ones.
     async fn read_steps(&mut self, live: &[LiveRun], at_ms: i64) -> Result<(), Problem> {
-        let ids: Vec<String> = live.iter().map(|run| run.id.clone()).collect();
+        self.steps.retain(|run, _| live.iter().any(|l| l.id == *run));
+        self.read.retain(|run, _| live.iter().any(|l| l.id == *run));
         let computed = self.sources.steps.computed.load(Relaxed);
-        if let Some((read_ms, before, runs)) = &self.steps_read
-            && *before == computed
-            && *runs == ids
+        let all_known = live.iter().all(|run| self.read.contains_key(&run.id));
+        if let Some((read_ms, before)) = self.steps_read
+            && before == computed
+            && all_known
             && at_ms - read_ms < STEPS_EVERY_MS
         {
             return Ok(());
         }
-        self.steps.clear();
-        if !ids.is_empty() {
-            self.read_spans(&ids).await?;
-            self.read_samples(&ids, "samples", "split = 'train'").await?;
+        let state = |run: &LiveRun| (run.last_ns, run.rows);
+        let changed: Vec<&LiveRun> = live.iter().filter(|run| self.read.get(&run.id) != Some(&state(run))).collect();
+        let newest = self.newest_steps(&changed).await?;
+        let mut wanted = Vec::new();
+        for run in &changed {
+            let steps = self.steps.entry(run.id.clone()).or_default();
+            let above = match newest.get(&run.id) {
+                Some(newest) => newest - MAX_STEPS,
+                None => steps.keys().next_back().map_or(-1, |known| known - STEPS_AGAIN),
+            };
+            steps.split_off(&(above + 1));
+            wanted.push(Wanted { run: run.id.clone(), above });
+            // If this fails, all is read again.
+            self.read.remove(&run.id);
+        }
+        if !wanted.is_empty() {
+            self.read_spans(&wanted).await?;
+            self.read_samples(&wanted, "samples", "split = 'train'").await?;
             // A run that sends no samples may send what its model said, with rewards.
             let without =
-                |run: &&String| self.steps.get(*run).is_none_or(|steps| steps.values().all(|step| step.samples == 0));
-            let others: Vec<String> = ids.iter().filter(without).cloned().collect();
+                |w: &&Wanted| self.steps.get(&w.run).is_none_or(|steps| steps.values().all(|step| step.samples == 0));
+            let others: Vec<Wanted> = wanted.iter().filter(without).cloned().collect();
             if !others.is_empty() {
                 self.read_samples(&others, "conversations", "true").await?;
             }
-            self.read_metrics(&ids).await?;
+            self.read_metrics(&wanted).await?;
         }
-        // What comes before the newest step is complete.
-        for steps in self.steps.values_mut() {
+        for run in changed {
+            let steps = self.steps.entry(run.id.clone()).or_default();
+            while steps.len() > MAX_STEPS as usize {
+                steps.pop_first();
+            }
+            // What comes before the newest step is complete.
             let newest = steps.keys().next_back().copied();
             for (number, step) in steps.iter_mut() {
                 step.complete |= Some(*number) != newest;
             }
+            self.read.insert(run.id.clone(), state(run));
         }
-        self.steps_read = Some((at_ms, computed, ids));
+        self.steps_read = Some((at_ms, computed));
         Ok(())
+    }
+
+    /// The newest step of each run that was not looked at yet.
+    async fn newest_steps(&self, runs: &[&LiveRun]) -> Result<HashMap<String, i64>, Problem> {
+        let new: Vec<String> =
+            runs.iter().filter(|run| !self.read.contains_key(&run.id)).map(|run| sql_text(&run.id)).collect();
+        let mut newest = HashMap::new();
+        if new.is_empty() {
+            return Ok(newest);
+        }
+        let new = new.join(", ");
+        let each = ["spans", "samples", "conversations"].map(|table| {
+            format!("select run_id, max(step) as step from {table} where run_id in ({new}) group by run_id")
+        });
+        let sql = format!(
+            "select run_id, max(step) as step from ({}) where step is not null group by run_id",
+            each.join(" union all ")
+        );
+        for batch in collect(self.sources.answers.engine(), &sql).await? {
+            let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
+            newest.extend(runs.into_iter().zip(steps).filter_map(|(run, step)| Some((run?, step?))));
+        }
+        Ok(newest)
     }
 
     fn step(&mut self, run: Option<String>, step: Option<i64>) -> Option<&mut Step> {
         Some(self.steps.entry(run?).or_default().entry(step?).or_default())
     }
 
-    async fn read_spans(&mut self, ids: &[String]) -> Result<(), Problem> {
-        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
+    async fn read_spans(&mut self, wanted: &[Wanted]) -> Result<(), Problem> {
         let names: Vec<String> = self.sources.perf.step_spans.iter().map(|n| sql_text(n)).collect();
         let is_step = if names.is_empty() { "false".into() } else { format!("name in ({})", names.join(", ")) };
         let sql = format!(
-            "with newest as (select run_id, max(step) - {MAX_STEPS} as least from spans where run_id in ({runs}) group by run_id) \
-             select s.run_id, s.step, min(s.start_ns) as start_ns, max(s.end_ns) as end_ns, \
-             max(case when {is_step} and state = 'closed' then s.end_ns - s.start_ns end) as own_ns \
-             from spans s join newest n on s.run_id = n.run_id where s.run_id in ({runs}) and s.step > n.least \
-             group by s.run_id, s.step",
-            runs = list.join(", ")
+            "select run_id, step, min(start_ns) as start_ns, max(end_ns) as end_ns, \
+             max(case when {is_step} and state = 'closed' then end_ns - start_ns end) as own_ns \
+             from spans where {} group by run_id, step",
+            wanted_steps(wanted)
         );
         for batch in collect(self.sources.answers.engine(), &sql).await? {
             let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
@@ -246,20 +323,17 @@ impl Builtin {
         Ok(())
     }
 
-    async fn read_samples(&mut self, ids: &[String], table: &str, which: &str) -> Result<(), Problem> {
-        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
+    async fn read_samples(&mut self, wanted: &[Wanted], table: &str, which: &str) -> Result<(), Problem> {
         let sql = format!(
-            "with newest as (select run_id, max(step) - {MAX_STEPS} as least from {table} where run_id in ({runs}) group by run_id), \
-             grouped as (select s.run_id, s.step, s.group_id, count(*) as n, count(reward) as rewards, sum(reward) as total, \
+            "with grouped as (select run_id, step, group_id, count(*) as n, count(reward) as rewards, sum(reward) as total, \
              min(reward) as low, max(reward) as high, sum(case when status = 'truncated' then 1 else 0 end) as truncated, \
              sum(case when status in ('aborted', 'failed') then 1 else 0 end) as aborted \
-             from {table} s join newest on s.run_id = newest.run_id \
-             where s.run_id in ({runs}) and s.step > least and {which} group by s.run_id, s.step, s.group_id) \
+             from {table} where {} and {which} group by run_id, step, group_id) \
              select run_id, step, sum(n) as samples, sum(total) / sum(rewards) as reward, sum(truncated) as truncated, \
              sum(aborted) as aborted, sum(case when group_id is not null and rewards > 1 then 1 else 0 end) as groups, \
              sum(case when group_id is not null and rewards > 1 and low = high then 1 else 0 end) as flat \
              from grouped group by run_id, step",
-            runs = list.join(", ")
+            wanted_steps(wanted)
         );
         for batch in collect(self.sources.answers.engine(), &sql).await? {
             let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
@@ -282,17 +356,16 @@ impl Builtin {
 
     /// Trainers log entropy under many names; those with the word at their end count. The same goes for the mean reward, where
     /// nothing else tells it.
-    async fn read_metrics(&mut self, ids: &[String]) -> Result<(), Problem> {
-        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
+    async fn read_metrics(&mut self, wanted: &[Wanted]) -> Result<(), Problem> {
         let ends = |word: &str| {
             let fits = ["", "/mean", "_mean"].map(|end| format!("lower(name) like '%{word}{end}'"));
             fits.join(" or ")
         };
         let sql = format!(
             "select run_id, step, name, lower(name) like '%entropy%' as entropy, avg(value) as value from metrics \
-             where run_id in ({}) and step is not null and lower(name) not like '%coef%' and lower(name) not like '%loss%' \
+             where {} and lower(name) not like '%coef%' and lower(name) not like '%loss%' \
              and ({} or {} or {}) group by run_id, step, name order by name",
-            list.join(", "),
+            wanted_steps(wanted),
             ends("entropy"),
             ends("reward"),
             ends("rewards"),
@@ -334,12 +407,23 @@ impl Builtin {
             if !run.says_running && self.steps.get(&run.id).is_none_or(BTreeMap::is_empty) {
                 continue;
             }
-            let quiet = at_ms * 1_000_000 - run.last_ns >= QUIET_NS;
-            let due = self.asked.get(&run.id).is_none_or(|asked| at_ms - asked >= ASK_EVERY_MS);
-            if !due && !quiet && !self.hangs.contains_key(&run.id) {
+            let asked =
+                self.asked.entry(run.id.clone()).or_insert(Asked { at_ms: i64::MIN, rows: run.rows, since_ms: at_ms });
+            let moved = asked.rows != run.rows;
+            if moved {
+                (asked.rows, asked.since_ms) = (run.rows, at_ms);
+            }
+            let (still_ms, asked_ms) = (at_ms - asked.since_ms, at_ms.saturating_sub(asked.at_ms));
+            let due = match moved {
+                true => self.hangs.contains_key(&run.id),
+                false => still_ms >= QUIET_MS && asked_ms >= still_ms / ASK_LATER,
+            };
+            let late = asked_ms >= ASK_EVERY_MS.max(still_ms / ASK_LATER);
+            let rest_ms = (run.rows.0 / SPANS_PER_MS).min(ASK_EVERY_MS);
+            if !(due || late) || asked_ms < rest_ms {
                 continue;
             }
-            self.asked.insert(run.id.clone(), at_ms);
+            asked.at_ms = at_ms;
             let hang = match hang::ask(self.sources.answers.engine(), &run.id, None).await {
                 Ok(hang) => hang,
                 Err(why) => {

@@ -117,6 +117,18 @@ fn extents(table: Table, snapshot: &Snapshot) -> BTreeMap<String, Extent> {
     runs
 }
 
+/// Rows of one run in a table, and the time of its newest, if there are times.
+pub fn extent(table: Table, snapshot: &Snapshot, run: &str) -> (u64, Option<i64>) {
+    let mut all = Extent::default();
+    let segments = snapshot.tables.get(&table).into_iter().flat_map(|rows| &rows.segments);
+    let in_tail = snapshot.tail_contents(table).flat_map(|batch| &batch.parts).map(|part| part.borrowed());
+    for part in segments.filter_map(|segment| segment.part(run)).chain(in_tail.filter(|part| part.run_id == run)) {
+        all.rows += part.rows;
+        all.widen(part.min_time, part.max_time);
+    }
+    (all.rows, all.range.map(|(_, last)| last).filter(|last| *last != 0))
+}
+
 pub fn table_stats(snapshot: &Snapshot) -> Vec<TableStats> {
     let empty = TableSnapshot::default();
     Table::ALL

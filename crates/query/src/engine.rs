@@ -289,6 +289,12 @@ impl Engine {
         describe::table_stats(&self.inner.source.snapshot())
     }
 
+    /// Rows of a run in a table (those that newer ones replace counted, too) and the time of the newest, from the manifest and
+    /// the tail alone.
+    pub fn extent(&self, table: Table, run: &str) -> (u64, Option<i64>) {
+        describe::extent(table, &self.inner.source.snapshot(), run)
+    }
+
     /// The rows of `runs`, newest first, with `first_ns`, `last_ns`, `spans` and `samples` of each run; these come from
     /// the manifest and the tail, without reading any spans. Runs that sent data but no row of their own are there too.
     pub fn runs(&self) -> BoxFuture<'_, Result<RecordBatch, QueryError>> {

@@ -10,6 +10,7 @@ use futures::future::BoxFuture;
 use rollscope_answers::hang::scene::{DETAIL_COLUMNS, SERIES_COLUMNS, SPAN_COLUMNS, sender_of};
 use rollscope_answers::hang::signs::{BEATS, series_names};
 use rollscope_answers::hang::{Hang, OpenSpan, Rows, State, hang};
+use rollscope_model::Table;
 use rollscope_model::names::event::STACKS;
 use rollscope_model::names::{SCRAPED_RUN, state};
 use rollscope_model::read::{Ids, Ints, Text, column};
@@ -24,9 +25,12 @@ const HISTORY_NS: i64 = 6 * 3600 * NS_PER_S;
 /// The same for open spans of other runs, which may serve this one.
 const SERVED_NS: i64 = 24 * 3600 * NS_PER_S;
 /// Spans that tell what is usual. Of a busy run, fewer hours are read.
-const MAX_HISTORY: i64 = 1_500_000;
-/// Parts that the history is divided into to find out.
-const HISTORY_PARTS: i64 = 72;
+const MAX_HISTORY: u64 = 1_500_000;
+/// To find out, spans are counted backwards: the last minutes first, then four times as many, each in so many parts.
+const FIRST_COUNTED_NS: i64 = 300 * NS_PER_S;
+const COUNTED_PARTS: i64 = 60;
+/// Where the last event is looked for first, before the end of what the store has of a run.
+const LATELY_NS: i64 = 600 * NS_PER_S;
 /// Rows that are read of each table.
 const MAX_SPANS: usize = 4_000_000;
 const MAX_OPEN: usize = 400_000;
@@ -123,10 +127,14 @@ async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows
     let of_run = format!("run_id = {}", sql_text(&run));
     // Stacks are sent because somebody asked: they are no progress.
     let own_spans = format!("{of_run} and name <> '{STACKS}'");
-    let last = last_event(engine, &of_run, &own_spans, at).await?;
+    let (stored, newest) = engine.extent(Table::Spans, &run);
+    let last = last_event(engine, &of_run, &own_spans, newest.map_or(at, |newest| newest.min(at)), at).await?;
     let over = over(engine, &of_run, asked, last).await?;
     let last = last.unwrap_or(at);
-    let from = history(engine, &own_spans, last, at).await?;
+    let from = match stored > MAX_HISTORY {
+        true => history(engine, &own_spans, last, at).await?,
+        false => last.saturating_sub(HISTORY_NS),
+    };
     let open = format!("(end_ns > {at} or end_ns is null and state = '{}')", state::OPEN);
     // Each request has an id of its own. Only what is open is looked up by it.
     let column = |name: &&str| match *name {
@@ -178,23 +186,28 @@ async fn gather(engine: &Engine, run: String, asked: Option<i64>) -> Result<Rows
     Ok(Rows { run, at_ns: at, over, spans, details, series, beats, metrics })
 }
 
-/// When something last happened.
-async fn last_event(engine: &Engine, of_run: &str, own_spans: &str, at: i64) -> Result<Option<i64>, Problem> {
-    let newest = |least: i64| {
-        format!(
-            "select greatest(max(start_ns), max(case when end_ns <= {at} then end_ns end)) as last from spans \
-             where {own_spans} and start_ns <= {at} and start_ns >= {least}"
-        )
-    };
+/// When something last happened. It is near `newest` as a rule, so the rest is left unread.
+async fn last_event(
+    engine: &Engine,
+    of_run: &str,
+    own_spans: &str,
+    newest: i64,
+    at: i64,
+) -> Result<Option<i64>, Problem> {
     let logged =
         format!("select max(time_ns) as last from metrics where {of_run} and source is null and time_ns <= {at}");
-    let (spans, metrics) =
-        futures::try_join!(rows(engine, newest(at.saturating_sub(SERVED_NS)), 1), rows(engine, logged, 1))?;
-    let mut last = number(&spans, "last")?.max(number(&metrics, "last")?);
-    if last.is_none() {
-        last = number(&rows(engine, newest(0), 1).await?, "last")?;
+    let logged = number(&rows(engine, logged, 1).await?, "last")?;
+    for least in [newest.saturating_sub(LATELY_NS), newest.saturating_sub(HISTORY_NS), 0] {
+        let sql = format!(
+            "select greatest(max(start_ns), max(case when end_ns <= {at} then end_ns end)) as last from spans \
+             where {own_spans} and start_ns <= {at} and (start_ns >= {least} or end_ns >= {least})"
+        );
+        // An open span that began long ago says nothing of what came after it.
+        if let Some(last) = number(&rows(engine, sql, 1).await?, "last")?.filter(|last| *last >= least) {
+            return Ok(logged.max(Some(last)));
+        }
     }
-    Ok(last)
+    Ok(logged)
 }
 
 /// What the run says of itself, if it is over. A run that was read from files says nothing: it is over unless a moment is asked for.
@@ -214,26 +227,29 @@ async fn over(
     Ok(ended.filter(|ended| asked.is_none_or(|at| *ended <= at)).map(|ended| (said, ended)))
 }
 
-/// The beginning of the history that is read.
+/// The beginning of the history that is read of a run with many spans.
 async fn history(engine: &Engine, own_spans: &str, last: i64, at: i64) -> Result<i64, Problem> {
-    let from = last.saturating_sub(HISTORY_NS);
-    let part = HISTORY_NS / HISTORY_PARTS;
-    let sql = format!(
-        "select ({last} - start_ns) / {part} as part, count(*) as spans from spans \
-         where {own_spans} and start_ns >= {from} and start_ns <= {at} group by 1 order by 1"
-    );
-    let mut spans = 0;
-    for batch in rows(engine, sql, 4 * HISTORY_PARTS as usize).await? {
-        let (parts, counts): (Ints, Ints) =
-            (column(&batch, "part").map_err(unreadable)?, column(&batch, "spans").map_err(unreadable)?);
-        for row in 0..batch.num_rows() {
-            spans += counts.at(row);
-            if spans > MAX_HISTORY {
-                return Ok(last - parts.at(row).max(1) * part);
+    let (mut near, mut far, mut spans) = (0, FIRST_COUNTED_NS, 0);
+    while near < HISTORY_NS {
+        let part = (far - near) / COUNTED_PARTS;
+        let (from, to) = (last.saturating_sub(far), if near == 0 { at } else { last.saturating_sub(near) });
+        let sql = format!(
+            "select ({last} - start_ns) / {part} as part, count(*) as spans from spans \
+             where {own_spans} and start_ns > {from} and start_ns <= {to} group by 1 order by 1"
+        );
+        for batch in rows(engine, sql, MAX_OPEN).await? {
+            let (parts, counts): (Ints, Ints) =
+                (column(&batch, "part").map_err(unreadable)?, column(&batch, "spans").map_err(unreadable)?);
+            for row in 0..batch.num_rows() {
+                spans += counts.at(row) as u64;
+                if spans > MAX_HISTORY {
+                    return Ok(last - parts.at(row).max(1) * part);
+                }
             }
         }
+        (near, far) = (far, (far * 4).min(HISTORY_NS));
     }
-    Ok(from)
+    Ok(last.saturating_sub(HISTORY_NS))
 }
 
 #[cfg(test)]
