@@ -18,6 +18,7 @@ mod describe;
 mod engine;
 mod error;
 pub mod functions;
+mod group_ids;
 mod interrupt;
 mod limits;
 mod progress;

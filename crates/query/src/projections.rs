@@ -16,18 +16,20 @@ use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
 use datafusion::optimizer::{Optimizer, OptimizerConfig, OptimizerRule};
 
+use crate::group_ids::GroupIds;
+
 /// Begins the inner alias.
 const MARK: &str = "__rollscope_projection_";
 
 type Rule = Arc<dyn OptimizerRule + Send + Sync>;
 
-/// DataFusion's own rules, with this one in place of the wrong one.
+/// DataFusion's own rules, with this one in place of the wrong one, and [`GroupIds`].
 pub fn rules() -> Vec<Rule> {
     let mended = |rule: Rule| match rule.name() {
         "optimize_projections" => Arc::new(Distinct::default()) as Rule,
         _ => rule,
     };
-    Optimizer::new().rules.into_iter().map(mended).collect()
+    Optimizer::new().rules.into_iter().map(mended).chain([Arc::new(GroupIds) as Rule]).collect()
 }
 
 #[derive(Debug, Default)]

@@ -111,3 +111,37 @@ async fn footers_are_read_once() {
     let fresh = store.engine();
     assert!(crate::fixture::try_rows(&fresh, "select count(name) from spans where step = 2").await.is_err());
 }
+
+/// Ids are grouped as numbers, which nobody may notice.
+#[tokio::test]
+async fn groups_of_ids_are_ids() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 400));
+    store.add_tail(Table::Spans, spans("a", 1000, 400));
+    let engine = store.engine();
+    let text = plan(&engine, "select trace_id, count(*) as n from spans group by trace_id").await;
+    assert!(text.contains("rollscope_id_number"), "{text}");
+    for (sql, expected) in [
+        ("select count(*) from (select trace_id from spans group by trace_id)", "200"),
+        ("select count(distinct trace_id) from spans", "200"),
+        ("select count(distinct span_id) from spans", "800"),
+        ("select count(*) from (select distinct trace_id, name from spans)", "400"),
+        (
+            "select count(*) from (select s.trace_id, count(*) as n from spans s group by s.trace_id having count(*) = 4) g \
+             join (select trace_id, min(start_ns) as first from spans group by 1) f on g.trace_id = f.trace_id",
+            "200",
+        ),
+        (
+            "select hex(trace_id) from (select trace_id, max(start_ns) as last from spans group by trace_id) \
+             order by last limit 1",
+            "07070707070707070000000000000000",
+        ),
+        ("select count(*) from (select parent_span_id, count(*) from spans group by parent_span_id)", "1"),
+        (
+            "select count(*) from (select trace_id, span_id, sum(step) from spans group by rollup(trace_id, span_id))",
+            "1001",
+        ),
+    ] {
+        assert_eq!(value(&engine, sql).await, expected, "{sql}");
+    }
+}
