@@ -1,13 +1,17 @@
 //! The store as it grows, and queries on the full store.
 
+use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::load::{SPANS, Template, send};
 use crate::report::{Report, thousands};
 use crate::server::Server;
 
 const CLIENTS: usize = 8;
+/// After its start, a server looks at what it has. Then it rests.
+const SETTLES: Duration = Duration::from_secs(120);
+const RESTS: Duration = Duration::from_secs(120);
 
 pub fn run(report: &mut Report) -> anyhow::Result<()> {
     let template = Arc::new(Template::new()?);
@@ -126,6 +130,35 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         "limit",
         "1".into(),
         per_10m(again),
+        "<= 1",
+    );
+    server.stop()?;
+    at_rest(report, dir.path())
+}
+
+/// What a server takes that nobody asks anything. The run was never ended, so the alarms look at it.
+fn at_rest(report: &mut Report, data: &Path) -> anyhow::Result<()> {
+    let server = Server::start(data)?;
+    std::thread::sleep(SETTLES);
+    let (before, started) = (server.cpu_s()?, Instant::now());
+    std::thread::sleep(RESTS);
+    let share = (server.cpu_s()? - before) / started.elapsed().as_secs_f64() * 100.0;
+    let (now, _) = server.memory()?;
+    report.row(
+        "at rest with 20 million spans of an unfinished run, % of a core",
+        format!("{share:.2}"),
+        "limit",
+        "0.5".into(),
+        share / 0.5,
+        "<= 1",
+    );
+    let limit = 150e6;
+    report.row(
+        "at rest, memory, MB",
+        format!("{:.0}", now as f64 / 1e6),
+        "limit",
+        "150".into(),
+        now as f64 / limit,
         "<= 1",
     );
     server.stop()

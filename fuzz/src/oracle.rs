@@ -24,7 +24,7 @@ fn fixed(target: &Target) -> (usize, Duration) {
         "search" => (48 << 20, Duration::from_millis(500)),
         // Values of a pickle may be shared, and are written wherever they occur: 32 MiB for the smallest file (`limits.rs`), and builders
         // for all tables.
-        "torch" => (8 << 20, Duration::from_secs(2)),
+        "torch" | "dumps" => (8 << 20, Duration::from_secs(2)),
         _ => (HEAP_FIXED, TIME_FIXED),
     }
 }
