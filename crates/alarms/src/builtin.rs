@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
 
 use rollscope_answers::Answers;
 use rollscope_answers::hang::State as Movement;
@@ -12,6 +13,7 @@ use rollscope_app::hang;
 use rollscope_app::problem::Problem;
 use rollscope_app::query::{collect, float_column, int_column, sql_text, text_column};
 use rollscope_app::steps::StepCounters;
+use rollscope_model::Table;
 use rollscope_query::promql::Labels;
 use rollscope_store::Store;
 
@@ -31,18 +33,22 @@ const MAX_RUNS: usize = 50;
 const MAX_STEPS: i64 = 200;
 /// A run that sends is asked only so often whether it hangs.
 const ASK_EVERY_MS: i64 = 60_000;
-/// One that has sent nothing new for a while is asked in every round, but the later the rarer: always when it has been so for a
-/// tenth longer.
+/// One that has sent nothing new for a while is asked in every round at first, and then when it has sent nothing for a tenth
+/// longer, but every five minutes. One that hangs is asked every minute.
 const QUIET_MS: i64 = 30_000;
-/// Spans of a run for each millisecond between two times that it is asked, so that large runs take a hundredth of a core.
-const SPANS_PER_MS: i64 = 400;
 const ASK_LATER: i64 = 10;
+const ASK_RARELY_MS: i64 = 300_000;
+/// One that was just found to hang is asked in every round, until it is certain and its processes have said where they stand.
+const JUST_FOUND_MS: i64 = 120_000;
+/// Of a run that sends very much, to look at it must not take a core: an answer that took longer than this is asked for again after
+/// so many times what it took longer, or after ten minutes.
+const TAKES_LONG_MS: i64 = 2_000;
+const REST: i64 = 20;
+const LONGEST_REST_MS: i64 = 600_000;
 /// What processes say of themselves, in the sentence about a hang.
 const MAX_PLACES: usize = 3;
 /// Steps are looked at when one was computed, else so often, and only those of runs that sent something.
 const STEPS_EVERY_MS: i64 = 60_000;
-/// Of a run whose steps are known, the last ones are read again.
-const STEPS_AGAIN: i64 = 5;
 /// Samples and groups that make a share.
 const LEAST_SAMPLES: i64 = 8;
 const LEAST_GROUPS: i64 = 4;
@@ -71,15 +77,25 @@ struct LiveRun {
     name: String,
     last_ns: i64,
     says_running: bool,
-    /// Its spans and samples.
-    rows: (i64, i64),
+    sent: Sent,
 }
 
-/// When a run was asked whether it hangs, the rows that it has, and since when.
+/// Rows of a run and the newest time in them, without series: processes send signs of life also if nothing moves.
+type Sent = (u64, i64);
+
+/// When a run was asked whether it hangs and how long that took, what it had sent, and since when it has sent no more.
 struct Asked {
     at_ms: i64,
-    rows: (i64, i64),
+    took_ms: i64,
+    sent: Sent,
     since_ms: i64,
+    /// When it was found to hang.
+    hangs_ms: Option<i64>,
+}
+
+/// How long something rests that took this long.
+fn rest_ms(took_ms: i64) -> i64 {
+    ((took_ms - TAKES_LONG_MS).max(0) * REST).min(LONGEST_REST_MS)
 }
 
 /// The figures of one step.
@@ -98,21 +114,6 @@ struct Step {
 
 type Steps = BTreeMap<i64, Step>;
 
-/// The steps of a run that are read: those above one.
-#[derive(Clone)]
-struct Wanted {
-    run: String,
-    above: i64,
-}
-
-/// The same as a condition in SQL. The list of runs, which each part implies, leaves out other runs' files.
-fn wanted_steps(wanted: &[Wanted]) -> String {
-    let runs: Vec<String> = wanted.iter().map(|w| sql_text(&w.run)).collect();
-    let each: Vec<String> =
-        wanted.iter().map(|w| format!("run_id = {} and step > {}", sql_text(&w.run), w.above)).collect();
-    format!("run_id in ({}) and ({})", runs.join(", "), each.join(" or "))
-}
-
 /// What each built-in alarm found, by the key of its spec.
 pub type Found = Vec<(&'static Spec, Chosen, Result<Vec<Seen>, String>)>;
 
@@ -120,10 +121,10 @@ pub struct Builtin {
     sources: Sources,
     config: AlarmsConfig,
     steps: HashMap<String, Steps>,
-    /// When steps were read, and how many had been computed.
-    steps_read: Option<(i64, u64)>,
-    /// What each run had then: its last row, its spans and samples.
-    read: HashMap<String, (i64, (i64, i64))>,
+    /// When steps were read, how long that took, and how many had been computed.
+    steps_read: Option<(i64, i64, u64)>,
+    /// What each run had sent then.
+    read: HashMap<String, Sent>,
     asked: HashMap<String, Asked>,
     hangs: HashMap<String, Seen>,
     /// Sentences about slow steps.
@@ -195,7 +196,6 @@ impl Builtin {
         let (ids, names) = (text_column(&rows, "run_id")?, text_column(&rows, "name")?);
         let (statuses, ends) = (text_column(&rows, "status")?, int_column(&rows, "ended_ns")?);
         let lasts = int_column(&rows, "last_ns")?;
-        let (spans, samples) = (int_column(&rows, "spans")?, int_column(&rows, "samples")?);
         let mut live = Vec::new();
         for row in 0..rows.num_rows() {
             let (Some(id), Some(last_ns)) = (ids[row].clone(), lasts[row]) else { continue };
@@ -208,106 +208,83 @@ impl Builtin {
                     id,
                     last_ns,
                     says_running,
-                    rows: (spans[row].unwrap_or(0), samples[row].unwrap_or(0)),
+                    sent: Sent::default(),
                 });
             }
         }
         live.sort_by_key(|run| std::cmp::Reverse(run.last_ns));
         live.truncate(MAX_RUNS);
+        let engine = self.sources.answers.engine();
+        for run in &mut live {
+            for table in [Table::Spans, Table::Samples, Table::Conversations, Table::Metrics, Table::Tokens] {
+                let (rows, newest) = engine.extent(table, &run.id);
+                run.sent = (run.sent.0 + rows, run.sent.1.max(newest.unwrap_or(0)));
+            }
+        }
         Ok(live)
     }
 
-    /// Reads the figures of steps, if there may be new ones.
+    /// Reads the figures of steps, of runs that may have new ones.
     async fn read_steps(&mut self, live: &[LiveRun], at_ms: i64) -> Result<(), Problem> {
         self.steps.retain(|run, _| live.iter().any(|l| l.id == *run));
         self.read.retain(|run, _| live.iter().any(|l| l.id == *run));
         let computed = self.sources.steps.computed.load(Relaxed);
         let all_known = live.iter().all(|run| self.read.contains_key(&run.id));
-        if let Some((read_ms, before)) = self.steps_read
-            && before == computed
-            && all_known
-            && at_ms - read_ms < STEPS_EVERY_MS
-        {
-            return Ok(());
+        if let Some((read_ms, took_ms, before)) = self.steps_read {
+            let wait_ms = if before == computed { STEPS_EVERY_MS } else { 0 };
+            if all_known && at_ms - read_ms < wait_ms.max(rest_ms(took_ms)) {
+                return Ok(());
+            }
         }
-        let state = |run: &LiveRun| (run.last_ns, run.rows);
-        let changed: Vec<&LiveRun> = live.iter().filter(|run| self.read.get(&run.id) != Some(&state(run))).collect();
-        let newest = self.newest_steps(&changed).await?;
-        let mut wanted = Vec::new();
-        for run in &changed {
-            let steps = self.steps.entry(run.id.clone()).or_default();
-            let above = match newest.get(&run.id) {
-                Some(newest) => newest - MAX_STEPS,
-                None => steps.keys().next_back().map_or(-1, |known| known - STEPS_AGAIN),
-            };
-            steps.split_off(&(above + 1));
-            wanted.push(Wanted { run: run.id.clone(), above });
-            // If this fails, all is read again.
-            self.read.remove(&run.id);
+        let begun = Instant::now();
+        let changed = live.iter().filter(|run| self.read.get(&run.id) != Some(&run.sent));
+        let ids: Vec<String> = changed.clone().map(|run| run.id.clone()).collect();
+        for id in &ids {
+            self.steps.remove(id);
+            // If this fails, it is read again.
+            self.read.remove(id);
         }
-        if !wanted.is_empty() {
-            self.read_spans(&wanted).await?;
-            self.read_samples(&wanted, "samples", "split = 'train'").await?;
+        if !ids.is_empty() {
+            self.read_spans(&ids).await?;
+            self.read_samples(&ids, "samples", "split = 'train'").await?;
             // A run that sends no samples may send what its model said, with rewards.
             let without =
-                |w: &&Wanted| self.steps.get(&w.run).is_none_or(|steps| steps.values().all(|step| step.samples == 0));
-            let others: Vec<Wanted> = wanted.iter().filter(without).cloned().collect();
+                |run: &&String| self.steps.get(*run).is_none_or(|steps| steps.values().all(|step| step.samples == 0));
+            let others: Vec<String> = ids.iter().filter(without).cloned().collect();
             if !others.is_empty() {
                 self.read_samples(&others, "conversations", "true").await?;
             }
-            self.read_metrics(&wanted).await?;
+            self.read_metrics(&ids).await?;
         }
-        for run in changed {
-            let steps = self.steps.entry(run.id.clone()).or_default();
-            while steps.len() > MAX_STEPS as usize {
-                steps.pop_first();
-            }
-            // What comes before the newest step is complete.
+        // What comes before the newest step is complete.
+        for steps in self.steps.values_mut() {
             let newest = steps.keys().next_back().copied();
             for (number, step) in steps.iter_mut() {
                 step.complete |= Some(*number) != newest;
             }
-            self.read.insert(run.id.clone(), state(run));
         }
-        self.steps_read = Some((at_ms, computed));
+        for run in live {
+            self.read.insert(run.id.clone(), run.sent);
+        }
+        self.steps_read = Some((at_ms, begun.elapsed().as_millis() as i64, computed));
         Ok(())
-    }
-
-    /// The newest step of each run that was not looked at yet.
-    async fn newest_steps(&self, runs: &[&LiveRun]) -> Result<HashMap<String, i64>, Problem> {
-        let new: Vec<String> =
-            runs.iter().filter(|run| !self.read.contains_key(&run.id)).map(|run| sql_text(&run.id)).collect();
-        let mut newest = HashMap::new();
-        if new.is_empty() {
-            return Ok(newest);
-        }
-        let new = new.join(", ");
-        let each = ["spans", "samples", "conversations"].map(|table| {
-            format!("select run_id, max(step) as step from {table} where run_id in ({new}) group by run_id")
-        });
-        let sql = format!(
-            "select run_id, max(step) as step from ({}) where step is not null group by run_id",
-            each.join(" union all ")
-        );
-        for batch in collect(self.sources.answers.engine(), &sql).await? {
-            let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
-            newest.extend(runs.into_iter().zip(steps).filter_map(|(run, step)| Some((run?, step?))));
-        }
-        Ok(newest)
     }
 
     fn step(&mut self, run: Option<String>, step: Option<i64>) -> Option<&mut Step> {
         Some(self.steps.entry(run?).or_default().entry(step?).or_default())
     }
 
-    async fn read_spans(&mut self, wanted: &[Wanted]) -> Result<(), Problem> {
+    async fn read_spans(&mut self, ids: &[String]) -> Result<(), Problem> {
+        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
         let names: Vec<String> = self.sources.perf.step_spans.iter().map(|n| sql_text(n)).collect();
         let is_step = if names.is_empty() { "false".into() } else { format!("name in ({})", names.join(", ")) };
         let sql = format!(
-            "select run_id, step, min(start_ns) as start_ns, max(end_ns) as end_ns, \
-             max(case when {is_step} and state = 'closed' then end_ns - start_ns end) as own_ns \
-             from spans where {} group by run_id, step",
-            wanted_steps(wanted)
+            "with newest as (select run_id, max(step) - {MAX_STEPS} as least from spans where run_id in ({runs}) group by run_id) \
+             select s.run_id, s.step, min(s.start_ns) as start_ns, max(s.end_ns) as end_ns, \
+             max(case when {is_step} and state = 'closed' then s.end_ns - s.start_ns end) as own_ns \
+             from spans s join newest n on s.run_id = n.run_id where s.run_id in ({runs}) and s.step > n.least \
+             group by s.run_id, s.step",
+            runs = list.join(", ")
         );
         for batch in collect(self.sources.answers.engine(), &sql).await? {
             let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
@@ -323,17 +300,20 @@ impl Builtin {
         Ok(())
     }
 
-    async fn read_samples(&mut self, wanted: &[Wanted], table: &str, which: &str) -> Result<(), Problem> {
+    async fn read_samples(&mut self, ids: &[String], table: &str, which: &str) -> Result<(), Problem> {
+        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
         let sql = format!(
-            "with grouped as (select run_id, step, group_id, count(*) as n, count(reward) as rewards, sum(reward) as total, \
+            "with newest as (select run_id, max(step) - {MAX_STEPS} as least from {table} where run_id in ({runs}) group by run_id), \
+             grouped as (select s.run_id, s.step, s.group_id, count(*) as n, count(reward) as rewards, sum(reward) as total, \
              min(reward) as low, max(reward) as high, sum(case when status = 'truncated' then 1 else 0 end) as truncated, \
              sum(case when status in ('aborted', 'failed') then 1 else 0 end) as aborted \
-             from {table} where {} and {which} group by run_id, step, group_id) \
+             from {table} s join newest on s.run_id = newest.run_id \
+             where s.run_id in ({runs}) and s.step > least and {which} group by s.run_id, s.step, s.group_id) \
              select run_id, step, sum(n) as samples, sum(total) / sum(rewards) as reward, sum(truncated) as truncated, \
              sum(aborted) as aborted, sum(case when group_id is not null and rewards > 1 then 1 else 0 end) as groups, \
              sum(case when group_id is not null and rewards > 1 and low = high then 1 else 0 end) as flat \
              from grouped group by run_id, step",
-            wanted_steps(wanted)
+            runs = list.join(", ")
         );
         for batch in collect(self.sources.answers.engine(), &sql).await? {
             let (runs, steps) = (text_column(&batch, "run_id")?, int_column(&batch, "step")?);
@@ -356,16 +336,17 @@ impl Builtin {
 
     /// Trainers log entropy under many names; those with the word at their end count. The same goes for the mean reward, where
     /// nothing else tells it.
-    async fn read_metrics(&mut self, wanted: &[Wanted]) -> Result<(), Problem> {
+    async fn read_metrics(&mut self, ids: &[String]) -> Result<(), Problem> {
+        let list: Vec<String> = ids.iter().map(|id| sql_text(id)).collect();
         let ends = |word: &str| {
             let fits = ["", "/mean", "_mean"].map(|end| format!("lower(name) like '%{word}{end}'"));
             fits.join(" or ")
         };
         let sql = format!(
             "select run_id, step, name, lower(name) like '%entropy%' as entropy, avg(value) as value from metrics \
-             where {} and lower(name) not like '%coef%' and lower(name) not like '%loss%' \
+             where run_id in ({}) and step is not null and lower(name) not like '%coef%' and lower(name) not like '%loss%' \
              and ({} or {} or {}) group by run_id, step, name order by name",
-            wanted_steps(wanted),
+            list.join(", "),
             ends("entropy"),
             ends("reward"),
             ends("rewards"),
@@ -407,24 +388,32 @@ impl Builtin {
             if !run.says_running && self.steps.get(&run.id).is_none_or(BTreeMap::is_empty) {
                 continue;
             }
-            let asked =
-                self.asked.entry(run.id.clone()).or_insert(Asked { at_ms: i64::MIN, rows: run.rows, since_ms: at_ms });
-            let moved = asked.rows != run.rows;
+            let asked = self.asked.entry(run.id.clone()).or_insert(Asked {
+                at_ms: i64::MIN,
+                took_ms: 0,
+                sent: run.sent,
+                since_ms: at_ms,
+                hangs_ms: None,
+            });
+            let moved = asked.sent != run.sent;
             if moved {
-                (asked.rows, asked.since_ms) = (run.rows, at_ms);
+                (asked.sent, asked.since_ms) = (run.sent, at_ms);
             }
-            let (still_ms, asked_ms) = (at_ms - asked.since_ms, at_ms.saturating_sub(asked.at_ms));
-            let due = match moved {
-                true => self.hangs.contains_key(&run.id),
-                false => still_ms >= QUIET_MS && asked_ms >= still_ms / ASK_LATER,
+            let still_ms = at_ms - asked.since_ms;
+            let wait_ms = match asked.hangs_ms {
+                Some(found_ms) if at_ms - found_ms < JUST_FOUND_MS => 0,
+                Some(_) if moved => rest_ms(asked.took_ms),
+                Some(_) => (still_ms / ASK_LATER).min(ASK_EVERY_MS).max(rest_ms(asked.took_ms)),
+                None if still_ms >= QUIET_MS => (still_ms / ASK_LATER).min(ASK_RARELY_MS).max(rest_ms(asked.took_ms)),
+                None => ASK_EVERY_MS.max(rest_ms(asked.took_ms)),
             };
-            let late = asked_ms >= ASK_EVERY_MS.max(still_ms / ASK_LATER);
-            let rest_ms = (run.rows.0 / SPANS_PER_MS).min(ASK_EVERY_MS);
-            if !(due || late) || asked_ms < rest_ms {
+            if at_ms.saturating_sub(asked.at_ms) < wait_ms {
                 continue;
             }
-            asked.at_ms = at_ms;
-            let hang = match hang::ask(self.sources.answers.engine(), &run.id, None).await {
+            let begun = Instant::now();
+            let answer = hang::ask(self.sources.answers.engine(), &run.id, None).await;
+            (asked.at_ms, asked.took_ms) = (at_ms, begun.elapsed().as_millis() as i64);
+            let hang = match answer {
                 Ok(hang) => hang,
                 Err(why) => {
                     failed = Some(format!("run {}: {why}", run.name));
@@ -445,9 +434,13 @@ impl Builtin {
                     let sentence = [hang.text].into_iter().chain(hang.dumps.into_iter().take(MAX_PLACES));
                     let sentence = sentence.collect::<Vec<_>>().join(" ");
                     let found = seen(spec, &[("run", &run.id)], hang.quiet_s, sentence, place);
+                    asked.hangs_ms.get_or_insert(at_ms);
                     self.hangs.insert(run.id.clone(), found);
                 }
-                false => drop(self.hangs.remove(&run.id)),
+                false => {
+                    asked.hangs_ms = None;
+                    self.hangs.remove(&run.id);
+                }
             }
         }
         match failed {

@@ -34,7 +34,7 @@ impl OptimizerRule for GroupIds {
 
     fn rewrite(&self, plan: LogicalPlan, _: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
         let LogicalPlan::Aggregate(aggregate) = &plan else { return Ok(Transformed::no(plan)) };
-        let size = |expr: &Expr| match (expr, expr.get_type(aggregate.input.schema())) {
+        let size = |expr: &Expr| match (bare(expr), expr.get_type(aggregate.input.schema())) {
             (Expr::Column(_), Ok(DataType::FixedSizeBinary(size @ (8 | 16)))) => Some(size),
             _ => None,
         };
@@ -44,7 +44,7 @@ impl OptimizerRule for GroupIds {
             return Ok(Transformed::no(plan));
         }
         let number = |(expr, size): (&Expr, &Option<i32>)| match size {
-            Some(size) => number_of(*size).call(vec![expr.clone()]),
+            Some(size) => number_of(*size).call(vec![bare(expr).clone()]),
             None => expr.clone(),
         };
         let numbers = aggregate.group_expr.iter().zip(&sizes).map(number).collect();
@@ -63,6 +63,14 @@ impl OptimizerRule for GroupIds {
             aggregate.schema.clone(),
         )?;
         Ok(Transformed::yes(LogicalPlan::Projection(projection)))
+    }
+}
+
+/// Without the alias that DataFusion gives to what it counts distinct values of.
+fn bare(expr: &Expr) -> &Expr {
+    match expr {
+        Expr::Alias(alias) => &alias.expr,
+        expr => expr,
     }
 }
 

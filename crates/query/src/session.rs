@@ -169,6 +169,8 @@ fn config(threads: usize) -> SessionConfig {
     // The tables divide their rows themselves. Whoever passes rows on holds slices of large batches, each of which counts as
     // the whole batch against the memory that queries may use.
     options.optimizer.enable_round_robin_repartition = false;
+    // It reserves room for ten times the limit of a query, which the memory of queries does not bound.
+    options.optimizer.enable_topk_aggregation = false;
     // Decode the columns of a filter first, and the wide ones (attributes) only for rows that pass it.
     options.execution.parquet.pushdown_filters = true;
     options.execution.parquet.reorder_filters = true;

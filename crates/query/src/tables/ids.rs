@@ -1,6 +1,7 @@
 //! Which segments may hold an id, by the bloom filters in their files. The filters are kept over all queries: otherwise each
 //! query for an id opens every file to ask for them, which takes half a millisecond per file.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use datafusion::common::{Result, ScalarValue};
@@ -24,8 +25,8 @@ pub struct MayHold(Arc<Vec<Sbbf>>);
 
 impl MayHold {
     /// True also if that is not known.
-    pub fn any<'a>(&self, mut ids: impl Iterator<Item = &'a ScalarValue>) -> bool {
-        ids.any(|id| match id {
+    pub fn any(&self, ids: &HashSet<ScalarValue>) -> bool {
+        ids.iter().any(|id| match id {
             ScalarValue::FixedSizeBinary(_, Some(bytes)) | ScalarValue::Binary(Some(bytes)) => {
                 self.0.iter().any(|filter| filter.check(bytes.as_slice()))
             }
@@ -59,23 +60,37 @@ impl Default for IdFilters {
 }
 
 impl IdFilters {
-    /// For each segment its filter, `None` if it has none or cannot be read: whoever reads the rows then finds out why.
-    pub async fn of(
+    /// The segments whose filter of a column fits, in their order. One without a filter, or that cannot be read, stays: whoever reads
+    /// its rows then finds out why.
+    pub async fn fitting(
         &self,
-        segments: &[Arc<Segment>],
+        segments: Vec<Arc<Segment>>,
         column: &'static str,
         reader: &Arc<dyn ParquetFileReaderFactory>,
-    ) -> Vec<Option<MayHold>> {
+        fits: impl Fn(&MayHold) -> bool,
+    ) -> Vec<Arc<Segment>> {
+        let fits = &fits;
         let one = |segment: Arc<Segment>| async move {
-            let key = (segment.path.clone(), column);
-            if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).files.get(&key) {
-                return known.clone();
-            }
-            let filter = read(segment, column, reader).await.ok()?;
-            self.keep(key, filter.clone());
-            filter
+            let filter = self.of(&segment, column, reader).await;
+            filter.is_none_or(|filter| fits(&filter)).then_some(segment)
         };
-        stream::iter(segments.iter().cloned()).map(one).buffered(FILES_AT_ONCE).collect().await
+        let kept = stream::iter(segments).map(one).buffered(FILES_AT_ONCE);
+        kept.filter_map(std::future::ready).collect().await
+    }
+
+    async fn of(
+        &self,
+        segment: &Segment,
+        column: &'static str,
+        reader: &Arc<dyn ParquetFileReaderFactory>,
+    ) -> Option<MayHold> {
+        let key = (segment.path.clone(), column);
+        if let Some(known) = self.0.lock().unwrap_or_else(PoisonError::into_inner).files.get(&key) {
+            return known.clone();
+        }
+        let filter = read(segment, column, reader).await.ok()?;
+        self.keep(key, filter.clone());
+        filter
     }
 
     fn keep(&self, key: Key, filter: Option<MayHold>) {
@@ -93,11 +108,7 @@ impl IdFilters {
     }
 }
 
-async fn read(
-    segment: Arc<Segment>,
-    column: &str,
-    reader: &Arc<dyn ParquetFileReaderFactory>,
-) -> Result<Option<MayHold>> {
+async fn read(segment: &Segment, column: &str, reader: &Arc<dyn ParquetFileReaderFactory>) -> Result<Option<MayHold>> {
     let file = PartitionedFile::new(segment.path.clone(), segment.bytes);
     let mut reader = reader.create_reader(0, file, None, &ExecutionPlanMetricsSet::new())?;
     let footer = reader.get_metadata(None).await?;

@@ -1,5 +1,5 @@
 //! The tables of one snapshot as DataFusion sees them. A table is the union of its segments ([`prune`] leaves out what
-//! the manifest rules out, Parquet's own footers, bloom filters and pages the rest) and its live tail, from plain
+//! the manifest and bloom filters rule out, Parquet's own footers and pages the rest) and its live tail, from plain
 //! operators. Filters are left to DataFusion, which pushes them into the Parquet scan.
 
 mod ids;

@@ -12,7 +12,8 @@ use datafusion::common::{Column, DFSchema, ScalarValue};
 use datafusion::datasource::physical_plan::ParquetFileReaderFactory;
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::utils::conjunction;
-use datafusion::physical_optimizer::pruning::{PruningPredicate, PruningPredicateBuilder};
+use datafusion::physical_expr::utils::{Guarantee, LiteralGuarantee};
+use datafusion::physical_optimizer::pruning::PruningPredicateBuilder;
 use rollscope_model::Table;
 use rollscope_store::Segment;
 
@@ -34,32 +35,30 @@ pub async fn prune(
         PruningPredicateBuilder::new().with_file_schema(schema.clone()).try_build(expr).ok()
     })();
     let Some(predicate) = predicate else { return segments.to_vec() };
-    let left = kept(&predicate, &Known { table, segments, ids: None });
-    let named = |column: &&&'static str| predicate.literal_guarantees().iter().any(|g| g.column.name() == **column);
-    match table.bloom_columns().iter().find(named) {
-        Some(column) => {
-            let filters = ids.of(&left, column, reader).await;
-            kept(&predicate, &Known { table, segments: &left, ids: Some((column, &filters)) })
+    let left = match predicate.prune(&Manifest { table, segments }) {
+        Ok(keep) => segments.iter().zip(keep).filter(|(_, keep)| *keep).map(|(s, _)| s.clone()).collect(),
+        Err(_) => segments.to_vec(),
+    };
+    let of = |column: &str| -> Vec<&LiteralGuarantee> {
+        let all = predicate.literal_guarantees().iter();
+        all.filter(|g| g.guarantee == Guarantee::In && g.column.name() == column).collect()
+    };
+    match table.bloom_columns().iter().map(|column| (*column, of(column))).find(|(_, wanted)| !wanted.is_empty()) {
+        Some((column, wanted)) => {
+            let fits = |filter: &MayHold| wanted.iter().all(|guarantee| filter.any(&guarantee.literals));
+            ids.fitting(left, column, reader, fits).await
         }
         None => left,
     }
 }
 
-fn kept(predicate: &PruningPredicate, known: &Known) -> Vec<Arc<Segment>> {
-    match predicate.prune(known) {
-        Ok(keep) => known.segments.iter().zip(keep).filter(|(_, keep)| *keep).map(|(s, _)| s.clone()).collect(),
-        Err(_) => known.segments.to_vec(),
-    }
-}
-
-/// The manifest's ranges, and the filters of a column of ids, one container per segment.
-struct Known<'a> {
+/// The manifest's ranges, one container per segment.
+struct Manifest<'a> {
     table: Table,
     segments: &'a [Arc<Segment>],
-    ids: Option<(&'a str, &'a [Option<MayHold>])>,
 }
 
-impl Known<'_> {
+impl Manifest<'_> {
     fn int(&self, value: impl Fn(&Segment) -> Option<i64>) -> Option<ArrayRef> {
         Some(Arc::new(self.segments.iter().map(|s| value(s)).collect::<Int64Array>()))
     }
@@ -70,7 +69,7 @@ impl Known<'_> {
     }
 }
 
-impl PruningStatistics for Known<'_> {
+impl PruningStatistics for Manifest<'_> {
     fn min_values(&self, column: &Column) -> Option<ArrayRef> {
         match column.name() {
             "run_id" => self.runs(|s| s.runs().min()),
@@ -105,12 +104,6 @@ impl PruningStatistics for Known<'_> {
 
     /// The manifest names the runs of each segment: also long lists of runs prune.
     fn contained(&self, column: &Column, values: &HashSet<ScalarValue>) -> Option<BooleanArray> {
-        if let Some((name, filters)) = self.ids
-            && name == column.name()
-        {
-            let ruled_out = |filter: &Option<MayHold>| filter.as_ref().is_some_and(|f| !f.any(values.iter()));
-            return Some(filters.iter().map(|filter| ruled_out(filter).then_some(false)).collect());
-        }
         if column.name() != "run_id" {
             return None;
         }
