@@ -100,6 +100,7 @@ it('goes from step to step, and says where nothing stands out', async () => {
   await page.getByText('nats off since version 202 (step 2)').waitFor();
   await page.keyboard.press('k');
   await expect.poll(() => page.url()).toContain('step=2');
+  await page.getByText('it missed a weight sync').waitFor();
   await page.keyboard.press('k');
   await page.getByText('nothing stands out').waitFor();
   await page.getByRole('button', { name: /^All \d+ groups$/ }).click();
