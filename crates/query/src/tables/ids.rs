@@ -117,10 +117,11 @@ async fn read(segment: &Segment, column: &str, reader: &Arc<dyn ParquetFileReade
     let mut ranges = Vec::new();
     for group in footer.row_groups() {
         let column = group.column(index);
-        let (Some(at), Some(length)) = (column.bloom_filter_offset(), column.bloom_filter_length()) else {
-            return Ok(None);
-        };
-        ranges.push(at as u64..at as u64 + length as u64);
+        // Numbers of a damaged footer may be anything.
+        let at = column.bloom_filter_offset().and_then(|at| u64::try_from(at).ok());
+        let length = column.bloom_filter_length().and_then(|length| u64::try_from(length).ok());
+        let (Some(at), Some(length)) = (at, length) else { return Ok(None) };
+        ranges.push(at..at.saturating_add(length));
     }
     let filters = reader.get_byte_ranges(ranges).await?;
     let filters = filters.iter().map(|bytes| Sbbf::from_bytes(bytes)).collect::<Result<Vec<_>, ParquetError>>()?;
