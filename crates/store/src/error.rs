@@ -34,6 +34,11 @@ pub enum StoreError {
     WrongSchema(&'static str),
     #[error("the store is closed")]
     Closed,
+    /// Of a lake.
+    #[error(
+        "another process has taken over the log of this one, because it was silent or started under the same name; restart rollscope (what was acknowledged is safe)"
+    )]
+    Fenced,
     #[error("{0}")]
     Failed(Death),
     #[error("{0} is not a rollscope store; pass another folder with --data")]
@@ -55,6 +60,7 @@ impl StoreError {
         match self {
             StoreError::Full(path) => StoreError::Full(path.clone()),
             StoreError::Failed(death) => StoreError::Failed(death.clone()),
+            StoreError::Fenced => StoreError::Fenced,
             other => StoreError::Busy(other.to_string()),
         }
     }
@@ -87,7 +93,9 @@ impl StoreError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             StoreError::Full(_) => Some(Duration::from_secs(5)),
-            StoreError::Busy(_) | StoreError::Closed | StoreError::Failed(_) => Some(Duration::from_secs(1)),
+            StoreError::Busy(_) | StoreError::Closed | StoreError::Failed(_) | StoreError::Fenced => {
+                Some(Duration::from_secs(1))
+            }
             StoreError::Io { .. } | StoreError::ObjectStore(_) => Some(Duration::from_secs(5)),
             _ => None,
         }

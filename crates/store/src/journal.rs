@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::disk::DiskFile;
 use crate::error::StoreError;
 use crate::manifest::{Commit, Manifest, VERSION};
-use crate::root::Root;
+use crate::root::{Folder, Root};
 
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const COMMITS: &str = "commits.log";
@@ -144,7 +144,7 @@ pub(crate) fn judge(manifest: Option<&[u8]>, commits: Option<&[u8]>) -> Result<F
 }
 
 /// Why a commit failed.
-pub(crate) struct Uncommitted {
+pub(crate) struct Unwritten {
     pub error: io::Error,
     /// The next start will not find it either.
     pub is_certain: bool,
@@ -162,8 +162,8 @@ pub(crate) struct Journal {
 
 impl Journal {
     /// Goes on in the file that was found.
-    pub fn open(mut self, root: &Root) -> io::Result<Journal> {
-        let mut file = root.disk.open(&root.path(COMMITS))?;
+    pub fn open(mut self, folder: &Folder) -> io::Result<Journal> {
+        let mut file = folder.disk.open(&folder.path(COMMITS))?;
         // A process that was killed may not have come to it.
         file.sync()?;
         self.file = Some(file);
@@ -175,9 +175,9 @@ impl Journal {
     }
 
     /// Returns when a commit is on disk. `manifest` is what it leads to.
-    pub fn commit(&mut self, root: &Root, commit: Commit, manifest: &Manifest) -> Result<(), Uncommitted> {
+    pub fn commit(&mut self, folder: &Folder, commit: Commit, manifest: &Manifest) -> Result<(), Unwritten> {
         let is_due = self.synced > self.whole.max(REWRITE_BYTES) + self.whole;
-        let Some(file) = self.file.as_mut().filter(|_| !is_due) else { return self.rewrite(root, manifest) };
+        let Some(file) = self.file.as_mut().filter(|_| !is_due) else { return self.rewrite(folder, manifest) };
         let line = encode::<Manifest>(&Line::Commit(commit));
         match file.write(&line).and_then(|()| file.sync()) {
             Ok(()) => {
@@ -189,22 +189,22 @@ impl Journal {
                 if undone.is_err() {
                     self.file = None;
                 }
-                Err(Uncommitted { error, is_certain: undone.is_ok() })
+                Err(Unwritten { error, is_certain: undone.is_ok() })
             }
         }
     }
 
     /// Begins again with a whole manifest.
-    pub fn rewrite(&mut self, root: &Root, manifest: &Manifest) -> Result<(), Uncommitted> {
+    pub fn rewrite(&mut self, folder: &Folder, manifest: &Manifest) -> Result<(), Unwritten> {
         let line = encode(&Line::Whole(manifest));
-        let path = root.path(COMMITS);
-        let staged = root.disk.stage(&path, &line).map_err(|error| Uncommitted { error, is_certain: true })?;
+        let path = folder.path(COMMITS);
+        let staged = folder.disk.stage(&path, &line).map_err(|error| Unwritten { error, is_certain: true })?;
         self.file = None;
-        staged.publish().map_err(|error| Uncommitted { error, is_certain: false })?;
+        staged.publish().map_err(|error| Unwritten { error, is_certain: false })?;
         (self.synced, self.whole) = (line.len() as u64, line.len() as u64);
-        self.file = root.disk.open(&path).ok();
+        self.file = folder.disk.open(&path).ok();
         let json = serde_json::to_vec(manifest).expect("a manifest is plain data");
-        if let Err(e) = root.disk.stage(&root.path(MANIFEST), &json).and_then(|mut copy| copy.name()) {
+        if let Err(e) = folder.disk.stage(&folder.path(MANIFEST), &json).and_then(|mut copy| copy.name()) {
             tracing::warn!(error = %e, "cannot write {MANIFEST}; {COMMITS} has everything");
         }
         Ok(())

@@ -21,6 +21,7 @@
 
 mod attr_types;
 mod census;
+mod commits;
 mod contents;
 mod disk;
 mod error;
@@ -28,7 +29,9 @@ mod foreign;
 mod identity;
 mod journal;
 mod known;
+mod lake;
 mod lock;
+mod logs;
 mod manifest;
 mod media;
 mod open;
@@ -54,6 +57,7 @@ pub use disk::{Change, Disk, Watch};
 pub use error::StoreError;
 pub use foreign::read_parquet;
 pub use identity::{identity_hashes, identity_hashes_of};
+pub use lake::{Lake, TableChange, TableVersion, Tables};
 pub use manifest::{AttrTypes, Part, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;

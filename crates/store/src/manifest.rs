@@ -162,6 +162,25 @@ pub(crate) struct Commit {
     pub set_aside: Vec<SetAside>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doomed_media: Option<Vec<String>>,
+    /// In a lake: what the log has for this table below this number is in the table now.
+    #[serde(skip)]
+    pub flushed: Option<(Table, u64)>,
+}
+
+impl Commit {
+    /// What it changes in each table. What belongs to no table is left out.
+    pub fn by_table(mut self) -> Vec<Commit> {
+        let part = |table: &Table| {
+            let added: Vec<_> = self.added.extract_if(.., |segment| segment.table == table.name()).collect();
+            let is_of = |path: &mut String| path.split('/').next() == Some(table.name());
+            let removed: Vec<_> = self.removed.extract_if(.., is_of).collect();
+            let flushed = self.flushed.filter(|(flushed, _)| flushed == table);
+            Commit { version: self.version, added, removed, flushed, ..Commit::default() }
+        };
+        let mut parts: Vec<Commit> = Table::ALL.iter().map(part).collect();
+        parts.retain(|part| !part.added.is_empty() || !part.removed.is_empty() || part.flushed.is_some());
+        parts
+    }
 }
 
 /// Segments are shared in memory and plain on disk.
@@ -239,6 +258,7 @@ impl Manifest {
             attr_types: types_since(&self.attr_types, &old.attr_types),
             set_aside: self.set_aside.iter().filter(|item| !old.set_aside.contains(item)).cloned().collect(),
             doomed_media: (self.doomed_media != old.doomed_media).then(|| self.doomed_media.clone()),
+            flushed: None,
         }
     }
 

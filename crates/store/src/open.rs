@@ -3,9 +3,9 @@
 //! and the rest is served.
 
 use std::collections::HashSet;
-use std::path::Path;
 use std::sync::Arc;
 
+use arrow::array::RecordBatch;
 use rollscope_model::Table;
 use rollscope_model::tables::FORMAT_VERSION;
 use rollscope_model::time::now_ns;
@@ -13,9 +13,10 @@ use rollscope_model::time::now_ns;
 use crate::error::StoreError;
 use crate::journal::{self, Journal};
 use crate::known::KnownSegments;
+use crate::logs::WAL;
 use crate::manifest::{self, Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
-use crate::root::Root;
+use crate::root::{Folder, Root};
 use crate::segment;
 use crate::tail::{Incoming, State, TableIndex};
 use crate::wal;
@@ -33,11 +34,11 @@ fn aside(file: &str, why: impl Into<String>) -> SetAside {
 }
 
 /// Reads the manifest and checks the newest segments.
-pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, StoreError> {
+pub(crate) async fn load(root: &Root, folder: &Folder, options: &StoreOptions) -> Result<Loaded, StoreError> {
     let mut set_aside = Vec::new();
     let found = journal::find(root).await?;
     let lacks_nothing = |manifest: &Manifest| {
-        !found.is_incomplete && (!found.is_torn || has_everything(root, manifest).unwrap_or(false))
+        !found.is_incomplete && (!found.is_torn || has_everything(folder, manifest).unwrap_or(false))
     };
     let is_whole = found.manifest.as_ref().is_some_and(lacks_nothing);
     for (file, why) in found.damage {
@@ -54,14 +55,14 @@ pub(crate) async fn load(root: &Root, options: &StoreOptions) -> Result<Loaded, 
     }
     manifest.format_version = manifest::VERSION;
     let journal = match found.end {
-        Some(end) => end.open(root),
+        Some(end) => end.open(folder),
         // From now on files that no manifest names are leftovers, those of a first flush that was cut off too.
         None => {
             let mut journal = Journal::default();
-            journal.rewrite(root, &manifest).map(|()| journal).map_err(|failed| failed.error)
+            journal.rewrite(folder, &manifest).map(|()| journal).map_err(|failed| failed.error)
         }
     };
-    let journal = journal.map_err(|e| StoreError::io(root.path(journal::COMMITS), e))?;
+    let journal = journal.map_err(|e| StoreError::io(folder.path(journal::COMMITS), e))?;
     manifest.segments.extend(manifest.unread.drain(..).map(|unread| Arc::new(unread.segment)));
     let mut budget = options.check_at_start_bytes;
     let mut unchecked = Vec::new();
@@ -106,11 +107,11 @@ pub(crate) async fn check(root: &Root, segment: &Segment) -> Result<(), StoreErr
 /// Are all segments and logs still there that a manifest needs? A commit removes some only once it is on disk. So if it was cut
 /// off and nothing is missing, it was never acknowledged, or does not matter: what it would have stored is in the log.
 /// Segments without a commit must not count then. An attempt that failed may have left some, with the same rows.
-fn has_everything(root: &Root, manifest: &Manifest) -> Result<bool, StoreError> {
-    let mut logs = wal::list(&root.path("wal"))?;
+fn has_everything(folder: &Folder, manifest: &Manifest) -> Result<bool, StoreError> {
+    let mut logs = wal::list(&folder.path(WAL))?;
     logs.retain(|number| *number >= manifest.wal_floor);
     let has_logs = logs.iter().copied().eq((manifest.wal_floor.max(1)..).take(logs.len().max(1)));
-    Ok(has_logs && manifest.kept().all(|segment| root.path(&segment.path).exists()))
+    Ok(has_logs && manifest.kept().all(|segment| folder.path(&segment.path).exists()))
 }
 
 /// Adds to a manifest that lacks commits what the files of segments say of themselves: which there are, which others they
@@ -137,6 +138,7 @@ async fn rebuild(root: &Root, mut manifest: Manifest) -> Result<Manifest, StoreE
     Ok(manifest)
 }
 
+/// The tail, as it is read from logs.
 pub(crate) struct Replayed {
     pub state: State,
     pub indices: [TableIndex; Table::COUNT],
@@ -144,38 +146,57 @@ pub(crate) struct Replayed {
     pub set_aside: Vec<SetAside>,
 }
 
+impl Replayed {
+    pub fn new(manifest: Manifest, options: &StoreOptions) -> Replayed {
+        Replayed {
+            state: State::new(manifest),
+            indices: Default::default(),
+            known: KnownSegments::new(options.duplicate_check_bytes),
+            set_aside: Vec::new(),
+        }
+    }
+
+    /// Puts a batch into the tail. Not for a thread of the reactor: segments may have to be read.
+    pub fn take(
+        &mut self,
+        table: Table,
+        batch: &RecordBatch,
+        root: &Root,
+        handle: &tokio::runtime::Handle,
+    ) -> Result<(), StoreError> {
+        let incoming = Incoming::new(table, segment::upgrade(table, batch)?);
+        let candidates = self.known.of(&incoming, &self.state.manifest, root, handle);
+        let admitted = self.indices[table as usize].admit(incoming, &candidates);
+        self.state.publish(admitted);
+        self.state.coalesce(&mut self.indices);
+        Ok(())
+    }
+}
+
 /// Puts every good record of the log into a fresh tail. With `mend` (the writer), what is torn is cut off and what is
 /// damaged is copied to `quarantine/`; a reader leaves the files alone.
 pub(crate) fn replay(
     root: &Root,
+    folder: &Folder,
     options: &StoreOptions,
-    wal_dir: &Path,
     manifest: Manifest,
     numbers: &[u64],
     handle: &tokio::runtime::Handle,
     mend: bool,
 ) -> Result<Replayed, StoreError> {
-    let mut state = State::new(manifest);
-    let mut indices: [TableIndex; Table::COUNT] = Default::default();
-    let mut known = KnownSegments::new(options.duplicate_check_bytes);
-    let mut set_aside = Vec::new();
+    let mut replayed = Replayed::new(manifest, options);
+    let wal_dir = folder.path(WAL);
     for (i, number) in numbers.iter().enumerate() {
-        let path = wal::path(wal_dir, *number);
+        let path = wal::path(&wal_dir, *number);
         let io = |e| StoreError::io(&path, e);
         let bytes = std::fs::read(&path).map_err(io)?;
         let file = format!("wal/{number:016}.log");
         let mut refused = Vec::new();
         let report = wal::replay(&bytes, |table, batch| {
-            let batch = match segment::upgrade(table, &batch) {
-                Ok(batch) => batch,
-                Err(e) => return refused.push(e.to_string()),
-            };
-            let incoming = Incoming::new(table, batch);
-            let candidates = known.of(&incoming, &state.manifest, root, handle);
-            let admitted = indices[table as usize].admit(incoming, &candidates);
-            state.publish(admitted);
-            state.coalesce(&mut indices);
+            let taken = replayed.take(table, &batch, root, handle);
+            refused.extend(taken.err().map(|e| e.to_string()));
         })?;
+        let set_aside = &mut replayed.set_aside;
         tracing::debug!(file, records = report.records, checksummed = report.checksummed, "read a log");
         set_aside.extend(refused.into_iter().map(|why| aside(&file, why)));
         for damage in &report.damage {
@@ -200,16 +221,16 @@ pub(crate) fn replay(
             if i + 1 < numbers.len() {
                 set_aside.push(aside(&file, format!("{} (from byte {})", torn.why, torn.from)));
             } else {
-                root.disk.open(&path).and_then(|mut log| log.cut(torn.from as u64)).map_err(io)?;
+                folder.disk.open(&path).and_then(|mut log| log.cut(torn.from as u64)).map_err(io)?;
             }
         }
         if mend {
             // The process that wrote it may have been killed before it synced. From now on its rows count as stored: when
             // they come again, they are acknowledged.
-            root.disk.open(&path).and_then(|mut log| log.sync()).map_err(io)?;
+            folder.disk.open(&path).and_then(|mut log| log.sync()).map_err(io)?;
         }
     }
-    Ok(Replayed { state, indices, known, set_aside })
+    Ok(replayed)
 }
 
 fn keep_copy(root: &Root, number: u64, damage: &wal::Damage, bytes: &[u8], handle: &tokio::runtime::Handle) {

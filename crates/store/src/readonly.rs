@@ -1,12 +1,15 @@
-//! A folder opened for reading, while a server may be writing it. Takes no lock and changes nothing.
+//! A folder or a lake opened for reading, while servers may be writing it. Takes no lock and changes nothing.
 
 use std::path::Path;
 
 use crate::disk::Disk;
 use crate::error::StoreError;
+use crate::lake::{AllLogs, Lake, LakeTables};
+use crate::logs::WAL;
 use crate::manifest::Manifest;
+use crate::open::Replayed;
 use crate::options::StoreOptions;
-use crate::root::Root;
+use crate::root::{Folder, Root};
 use crate::snapshot::{Snapshot, SnapshotSource};
 use crate::tail::State;
 use crate::{journal, open, wal};
@@ -21,13 +24,13 @@ const TRIES: usize = 10;
 
 impl ReadOnlyStore {
     pub async fn open(dir: &Path) -> Result<ReadOnlyStore, StoreError> {
-        if !dir.join("wal").is_dir() {
+        if !dir.join(WAL).is_dir() {
             return Err(StoreError::NoStore(dir.to_path_buf()));
         }
-        let root = Root::new(dir, Disk::default())?;
+        let (root, folder) = Root::new(dir, Disk::default())?;
         let mut last = None;
         for _ in 0..TRIES {
-            match Self::read_state(&root, dir).await {
+            match Self::read_state(&root, &folder).await {
                 Ok(Some(state)) => return Ok(ReadOnlyStore { root, state }),
                 Ok(None) => {}
                 Err(e @ StoreError::Newer { .. }) => return Err(e),
@@ -41,6 +44,31 @@ impl ReadOnlyStore {
         }))
     }
 
+    /// The tables of a lake, and what the logs of its writers hold beside.
+    pub async fn open_lake(lake: Lake) -> Result<ReadOnlyStore, StoreError> {
+        let root = Root::of_lake(lake.objects);
+        let mut tables = LakeTables::new(lake.tables, "");
+        for _ in 0..TRIES {
+            let logs = AllLogs::read(&root).await?;
+            let manifest = tables.manifest().await?;
+            let mut rows = Vec::new();
+            if !logs.replay(&tables, |table, batch| rows.push((table, batch))).await? {
+                continue;
+            }
+            let (task_root, handle) = (root.clone(), tokio::runtime::Handle::current());
+            let replayed = tokio::task::spawn_blocking(move || {
+                let mut replayed = Replayed::new(manifest, &StoreOptions::default());
+                for (table, batch) in rows {
+                    replayed.take(table, &batch, &task_root, &handle)?;
+                }
+                Ok::<_, StoreError>(replayed.state)
+            });
+            let state = replayed.await.expect("replay does not panic")?;
+            return Ok(ReadOnlyStore { root, state });
+        }
+        Err(StoreError::Busy("the lake changes faster than it can be read; try again".into()))
+    }
+
     async fn manifest(root: &Root) -> Result<Manifest, StoreError> {
         let found = journal::find(root).await?;
         match (found.manifest, found.damage.into_iter().next()) {
@@ -52,15 +80,14 @@ impl ReadOnlyStore {
         }
     }
 
-    async fn read_state(root: &Root, dir: &Path) -> Result<Option<State>, StoreError> {
+    async fn read_state(root: &Root, folder: &Folder) -> Result<Option<State>, StoreError> {
         let before = Self::manifest(root).await?;
         let (version, floor) = (before.version, before.wal_floor);
-        let wal_dir = dir.join("wal");
-        let options = StoreOptions::at(dir);
-        let (task_root, handle) = (root.clone(), tokio::runtime::Handle::current());
+        let options = StoreOptions::default();
+        let (task_root, folder, handle) = (root.clone(), folder.clone(), tokio::runtime::Handle::current());
         let replayed = tokio::task::spawn_blocking(move || {
-            let numbers: Vec<u64> = wal::list(&wal_dir)?.into_iter().filter(|n| *n >= floor).collect();
-            open::replay(&task_root, &options, &wal_dir, before, &numbers, &handle, false)
+            let numbers: Vec<u64> = wal::list(&folder.path(WAL))?.into_iter().filter(|n| *n >= floor).collect();
+            open::replay(&task_root, &folder, &options, before, &numbers, &handle, false)
         })
         .await
         .expect("replay does not panic")?;

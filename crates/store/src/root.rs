@@ -1,10 +1,13 @@
-//! Files of the store: read through `object_store`, changed through [`Disk`].
+//! Files of the store: read through `object_store`. Those of a folder are changed through [`Disk`], those of a lake through
+//! `object_store`, too.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
 use object_store::{ObjectStore, ObjectStoreExt};
@@ -17,19 +20,52 @@ use crate::segment;
 #[derive(Clone)]
 pub(crate) struct Root {
     pub objects: Arc<dyn ObjectStore>,
+    /// `None`: the files are objects of a lake.
+    folder: Option<Folder>,
+}
+
+/// A folder on a disk, with paths below it.
+#[derive(Clone)]
+pub(crate) struct Folder {
     pub disk: Disk,
-    folder: PathBuf,
+    path: PathBuf,
+}
+
+impl Folder {
+    pub fn path(&self, path: &str) -> PathBuf {
+        self.path.join(path)
+    }
+
+    pub fn make(&self, path: &Path) -> std::io::Result<()> {
+        self.disk.make_folder(&self.path, path)
+    }
+
+    fn make_folder_of(&self, file: &Path) -> std::io::Result<()> {
+        file.parent().map_or(Ok(()), |folder| self.make(folder))
+    }
+
+    /// Waiting for a disk is no work for the reactor.
+    async fn change<T: Send + 'static>(
+        &self,
+        path: &str,
+        change: impl FnOnce(&Folder, PathBuf) -> std::io::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (folder, file) = (self.clone(), self.path(path));
+        let changed =
+            tokio::task::spawn_blocking(move || change(&folder, file.clone()).map_err(|e| StoreError::io(file, e)));
+        changed.await.map_err(|e| StoreError::Busy(e.to_string()))?
+    }
 }
 
 impl Root {
-    pub fn new(dir: &Path, disk: Disk) -> Result<Root, StoreError> {
+    pub fn new(dir: &Path, disk: Disk) -> Result<(Root, Folder), StoreError> {
         let objects = Arc::new(LocalFileSystem::new_with_prefix(dir)?);
-        let folder = dir.canonicalize().map_err(|e| StoreError::io(dir, e))?;
-        Ok(Root { objects, disk, folder })
+        let folder = Folder { disk, path: dir.canonicalize().map_err(|e| StoreError::io(dir, e))? };
+        Ok((Root { objects, folder: Some(folder.clone()) }, folder))
     }
 
-    pub fn path(&self, path: &str) -> PathBuf {
-        self.folder.join(path)
+    pub fn of_lake(objects: Arc<dyn ObjectStore>) -> Root {
+        Root { objects, folder: None }
     }
 
     pub async fn get(&self, path: &str) -> Result<Bytes, StoreError> {
@@ -38,39 +74,55 @@ impl Root {
 
     /// Writes a file whole or not at all, and returns when it will survive a power cut.
     pub async fn put(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {
-        self.change(path, move |root, file| {
-            root.make_folder_of(&file)?;
-            root.disk.put(&file, &data)
-        })
-        .await
+        let Some(folder) = &self.folder else { return self.put_object(path, data).await };
+        let put = move |folder: &Folder, file: PathBuf| {
+            folder.make_folder_of(&file)?;
+            folder.disk.put(&file, &data)
+        };
+        folder.change(path, put).await
     }
 
     /// The same for what can be lost.
     pub async fn put_unsynced(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {
-        self.change(path, move |root, file| {
-            root.make_folder_of(&file)?;
-            root.disk.put_unsynced(&file, &data)
-        })
-        .await
+        let Some(folder) = &self.folder else { return self.put_object(path, data).await };
+        let put = move |folder: &Folder, file: PathBuf| {
+            folder.make_folder_of(&file)?;
+            folder.disk.put_unsynced(&file, &data)
+        };
+        folder.change(path, put).await
     }
 
+    async fn put_object(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {
+        Ok(self.objects.put(&ObjectPath::from(path), data.into()).await.map(drop)?)
+    }
+
+    /// One that is not there is deleted already.
     pub async fn delete(&self, path: &str) -> Result<(), StoreError> {
-        self.change(path, |root, file| root.disk.remove(&file)).await
+        if let Some(folder) = &self.folder {
+            return folder.change(path, |folder, file| folder.disk.remove(&file)).await;
+        }
+        match self.objects.delete(&ObjectPath::from(path)).await {
+            Err(object_store::Error::NotFound { .. }) => Ok(()),
+            done => Ok(done?),
+        }
     }
 
     /// The bytes of a segment, if they are what was written. [`StoreError::of_segment`] says what an error means.
     pub async fn read_segment(&self, segment: &Segment) -> Result<Bytes, StoreError> {
-        let data = self.get(&segment.path).await.map_err(StoreError::of_segment)?;
+        let data = self.get(&segment.path).await;
+        // In a lake, another process may have merged and deleted it, or the network is at fault.
+        let data = if self.folder.is_some() { data.map_err(StoreError::of_segment)? } else { data? };
         segment::verify(segment, &data).map_err(StoreError::Damaged)?;
         Ok(data)
     }
 
     /// After files were deleted: a power cut does not bring them back.
     pub async fn sync_folders_of(&self, paths: &[String]) -> Result<(), StoreError> {
+        let Some(folder) = &self.folder else { return Ok(()) };
         let folders: BTreeSet<&str> = paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.0)).collect();
         let mut synced = Ok(());
-        for folder in folders {
-            let one = self.change(folder, |root, folder| match root.disk.sync_folder(&folder) {
+        for path in folders {
+            let one = folder.change(path, |folder, path| match folder.disk.sync_folder(&path) {
                 // What was never made holds nothing that could come back.
                 Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
                 done => done,
@@ -83,74 +135,82 @@ impl Root {
     /// Moves a damaged file to `quarantine/`. One that is missing need not be moved. The error says that it is damaged, and why it
     /// is still where it was.
     pub async fn set_aside(&self, path: &str, why: &str) -> Result<(), String> {
-        let to = self.path(&format!("quarantine/{}", path.replace('/', "__")));
-        let moved = self.change(path, move |root, from| {
-            root.make_folder_of(&to)?;
-            match root.disk.rename(&from, &to) {
-                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-                renamed => renamed,
-            }?;
-            root.disk.sync_folder(to.parent().expect("it is in a folder"))
-        });
-        let stays = |e| {
+        let to = format!("quarantine/{}", path.replace('/', "__"));
+        let moved = match &self.folder {
+            Some(folder) => folder.change(path, move |folder, from| move_file(folder, &from, &folder.path(&to))).await,
+            None => match self.objects.rename(&ObjectPath::from(path), &ObjectPath::from(to)).await {
+                Err(object_store::Error::NotFound { .. }) => Ok(()),
+                moved => moved.map_err(StoreError::from),
+            },
+        };
+        moved.map_err(|e| {
             tracing::warn!(file = path, why, error = %e, "cannot move a damaged file to quarantine");
             format!("it is damaged: {why}; it cannot be moved to quarantine: {e}")
-        };
-        moved.await.map_err(stays)
+        })
     }
 
     /// Paths of all files below a folder.
-    pub async fn list(&self, folder: &str) -> Result<Vec<String>, StoreError> {
-        self.change(folder, |root, folder| {
-            let mut found = Vec::new();
-            files_below(&folder, &mut found)?;
-            Ok(found.iter().filter_map(|f| Some(f.strip_prefix(&root.folder).ok()?.to_str()?.to_string())).collect())
-        })
-        .await
+    pub async fn list(&self, path: &str) -> Result<Vec<String>, StoreError> {
+        let Some(folder) = &self.folder else {
+            return Ok(self.objects_below(path).await?.into_iter().map(|o| o.1).collect());
+        };
+        folder
+            .change(path, |folder, path| {
+                let mut found = Vec::new();
+                files_below(&path, &mut found)?;
+                Ok(found
+                    .iter()
+                    .filter_map(|f| Some(f.strip_prefix(&folder.path).ok()?.to_str()?.to_string()))
+                    .collect())
+            })
+            .await
     }
 
     /// The files below a folder, with their sizes; what was written last comes first.
-    pub async fn sizes(&self, folder: &str) -> Result<Vec<(String, u64)>, StoreError> {
-        let mut found = self
-            .change(folder, |root, folder| {
-                let (mut files, mut found) = (Vec::new(), Vec::new());
-                files_below(&folder, &mut files)?;
-                for file in files {
-                    // One that has gone meanwhile takes no room.
-                    let (Ok(path), Ok(about)) = (file.strip_prefix(&root.folder), file.metadata()) else { continue };
-                    found.extend(path.to_str().map(|path| (about.modified().ok(), path.to_string(), about.len())));
-                }
-                Ok(found)
-            })
-            .await?;
+    pub async fn sizes(&self, path: &str) -> Result<Vec<(String, u64)>, StoreError> {
+        let mut found = match &self.folder {
+            Some(folder) => folder.change(path, |folder, path| sizes_below(folder, &path)).await?,
+            None => self.objects_below(path).await?,
+        };
         found.sort_unstable_by(|a, b| b.cmp(a));
         Ok(found.into_iter().map(|(_, path, bytes)| (path, bytes)).collect())
     }
 
-    /// Removes what writers that were killed had not finished.
-    pub async fn remove_partial(&self) -> Result<(), StoreError> {
-        self.change("", |root, folder| {
+    async fn objects_below(&self, path: &str) -> Result<Vec<(Option<SystemTime>, String, u64)>, StoreError> {
+        let found = self.objects.list(Some(&ObjectPath::from(path)));
+        let about = |o: object_store::ObjectMeta| (Some(o.last_modified.into()), o.location.to_string(), o.size);
+        Ok(found.map_ok(about).try_collect().await?)
+    }
+}
+
+/// Removes what writers that were killed had not finished.
+pub(crate) async fn remove_partial(folder: &Folder) -> Result<(), StoreError> {
+    folder
+        .change("", |folder, path| {
             let mut found = Vec::new();
-            files_below(&folder, &mut found)?;
+            files_below(&path, &mut found)?;
             let partial = |file: &&PathBuf| file.to_str().is_some_and(|name| name.ends_with(PARTIAL));
-            found.iter().filter(partial).try_for_each(|file| root.disk.remove(file))
+            found.iter().filter(partial).try_for_each(|file| folder.disk.remove(file))
         })
         .await
-    }
+}
 
-    fn make_folder_of(&self, file: &Path) -> std::io::Result<()> {
-        file.parent().map_or(Ok(()), |folder| self.disk.make_folder(&self.folder, folder))
-    }
+fn move_file(folder: &Folder, from: &Path, to: &Path) -> std::io::Result<()> {
+    folder.make_folder_of(to)?;
+    match folder.disk.rename(from, to) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        renamed => renamed,
+    }?;
+    folder.disk.sync_folder(to.parent().expect("it is in a folder"))
+}
 
-    /// Waiting for a disk is no work for the reactor.
-    async fn change<T: Send + 'static>(
-        &self,
-        path: &str,
-        change: impl FnOnce(&Root, PathBuf) -> std::io::Result<T> + Send + 'static,
-    ) -> Result<T, StoreError> {
-        let (root, file) = (self.clone(), self.path(path));
-        let changed =
-            tokio::task::spawn_blocking(move || change(&root, file.clone()).map_err(|e| StoreError::io(file, e)));
-        changed.await.map_err(|e| StoreError::Busy(e.to_string()))?
+fn sizes_below(folder: &Folder, path: &Path) -> std::io::Result<Vec<(Option<SystemTime>, String, u64)>> {
+    let (mut files, mut found) = (Vec::new(), Vec::new());
+    files_below(path, &mut files)?;
+    for file in files {
+        // One that has gone meanwhile takes no room.
+        let (Ok(path), Ok(about)) = (file.strip_prefix(&folder.path), file.metadata()) else { continue };
+        found.extend(path.to_str().map(|path| (about.modified().ok(), path.to_string(), about.len())));
     }
+    Ok(found)
 }

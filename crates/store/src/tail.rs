@@ -438,7 +438,7 @@ impl State {
         }
     }
 
-    fn learn(&mut self, table: Table, found: &AttrTypes) {
+    pub fn learn(&mut self, table: Table, found: &AttrTypes) {
         let known = self.attr_types.get(&table);
         let is_new = |column: &String, key: &String, bits: &u8| {
             known.and_then(|k| k.get(column)).and_then(|c| c.get(key)).is_none_or(|old| old | bits != *old)

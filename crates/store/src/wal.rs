@@ -8,6 +8,7 @@
 //! All numbers are little-endian; the checksum covers the table byte and the stream.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use arrow::buffer::Buffer;
@@ -43,6 +44,50 @@ pub(crate) fn encode(table: Table, batch: &RecordBatch) -> Result<Vec<u8>, Store
     Ok(out)
 }
 
+/// In the log of a lake, in the place of a table: the log of another writer was copied here.
+const ADOPTED: u8 = u8::MAX;
+
+/// What a record of a lake holds.
+pub(crate) enum Kind {
+    Rows(Table, Vec<RecordBatch>),
+    /// All that the log of this writer had is in this part or the tables.
+    Adopted(String),
+}
+
+/// A record that says that the log of a writer was copied.
+pub(crate) fn encode_adopted(writer: &str) -> Vec<u8> {
+    let mut out = vec![0; RECORD_HEADER];
+    out[0..4].copy_from_slice(RECORD_MAGIC);
+    out[4..8].copy_from_slice(&(writer.len() as u32).to_le_bytes());
+    out[8..12].copy_from_slice(&checksum(ADOPTED, writer.as_bytes()).to_le_bytes());
+    out[12] = ADOPTED;
+    out.extend_from_slice(writer.as_bytes());
+    out
+}
+
+/// The records of a part of a lake's log, whose bytes are known to be as they were written, each with its own bytes.
+pub(crate) fn records(bytes: &[u8]) -> impl Iterator<Item = Result<(Kind, &[u8]), StoreError>> {
+    let mut sums = Sums::new(bytes);
+    let mut at = 0;
+    std::iter::from_fn(move || {
+        if at >= bytes.len() {
+            return None;
+        }
+        let from = at;
+        let read = record_at(&mut sums, at).and_then(|record| {
+            at = record.end;
+            match record.table {
+                ADOPTED => Ok(Kind::Adopted(String::from_utf8_lossy(record.payload).into_owned())),
+                _ => decode(&record).map(|(table, batches)| Kind::Rows(table, batches)),
+            }
+        });
+        if read.is_err() && at == from {
+            at = bytes.len();
+        }
+        Some(read.map(|kind| (kind, &bytes[from..at])).map_err(StoreError::Damaged))
+    })
+}
+
 fn checksum(table: u8, payload: &[u8]) -> u32 {
     let mut crc = crc32fast::Hasher::new();
     crc.update(&[table]);
@@ -50,11 +95,92 @@ fn checksum(table: u8, payload: &[u8]) -> u32 {
     crc.finalize()
 }
 
+/// The log that is being written. It has parts, which are numbered: files of a folder, objects of a lake.
+pub(crate) trait Log: Send {
+    fn write(&mut self, record: &[u8]) -> Result<(), StoreError>;
+
+    /// Returns when everything that was written will survive.
+    fn sync(&mut self) -> Result<(), StoreError>;
+
+    /// After a failure: forgets everything that was not synced, so that the next record starts at a clean place.
+    fn rewind(&mut self);
+
+    /// Begins a new part, with this record, synced. Returns its number: everything before is in parts below it. After an error,
+    /// the log goes on as it was.
+    fn begin(&mut self, first: Option<&[u8]>) -> Result<u64, StoreError>;
+
+    /// Nothing will come. Returns the number behind the last part.
+    fn close(&mut self) -> Result<u64, StoreError>;
+
+    /// Bytes of the part that is being written.
+    fn bytes(&self) -> u64;
+
+    /// How long the next sync should wait for others to join it.
+    fn pause(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+/// A log of files.
+pub(crate) struct Files {
+    disk: Disk,
+    dir: PathBuf,
+    current: LogFile,
+}
+
+impl Files {
+    pub fn create(disk: &Disk, dir: &Path, number: u64) -> Result<Files, StoreError> {
+        let current = LogFile::create(disk, dir, number)?;
+        Ok(Files { disk: disk.clone(), dir: dir.to_path_buf(), current })
+    }
+}
+
+impl Log for Files {
+    fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
+        self.current.write(record)
+    }
+
+    fn sync(&mut self) -> Result<(), StoreError> {
+        self.current.sync()
+    }
+
+    fn rewind(&mut self) {
+        if self.current.rewind().is_err() {
+            // The file cannot be brought back to a clean place: leave it as it is and go on in a new one. What was
+            // not acknowledged may come back from it at the next start, where duplicates are recognised.
+            match LogFile::create(&self.disk, &self.dir, self.current.number + 1) {
+                Ok(file) => self.current = file,
+                Err(e) => tracing::error!(error = %e, "cannot write the log"),
+            }
+        }
+    }
+
+    fn begin(&mut self, first: Option<&[u8]>) -> Result<u64, StoreError> {
+        let mut file = LogFile::create(&self.disk, &self.dir, self.current.number + 1)?;
+        if let Some(record) = first
+            && let Err(e) = file.write(record).and_then(|()| file.sync())
+        {
+            let _ = self.disk.remove(&file.path);
+            return Err(e);
+        }
+        self.current = file;
+        Ok(self.current.number)
+    }
+
+    fn close(&mut self) -> Result<u64, StoreError> {
+        Ok(self.current.number + 1)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.current.synced
+    }
+}
+
 /// The log file that is being written.
-pub(crate) struct Log {
+struct LogFile {
     file: DiskFile,
     path: PathBuf,
-    pub number: u64,
+    number: u64,
     /// Everything before this is on disk.
     synced: u64,
     written: u64,
@@ -62,8 +188,8 @@ pub(crate) struct Log {
     is_unclear: bool,
 }
 
-impl Log {
-    pub fn create(disk: &Disk, dir: &Path, number: u64) -> Result<Log, StoreError> {
+impl LogFile {
+    fn create(disk: &Disk, dir: &Path, number: u64) -> Result<LogFile, StoreError> {
         let path = path(dir, number);
         let io = |e| StoreError::io(&path, e);
         // Left by an attempt that failed, and could not be undone. It never became the log, so nothing in it was acknowledged.
@@ -80,10 +206,10 @@ impl Log {
             let _ = disk.remove(&path);
             return Err(io(e));
         }
-        Ok(Log { file, path, number, synced: FILE_HEADER as u64, written: FILE_HEADER as u64, is_unclear: false })
+        Ok(LogFile { file, path, number, synced: FILE_HEADER as u64, written: FILE_HEADER as u64, is_unclear: false })
     }
 
-    pub fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
+    fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
         self.make_clear()?;
         self.is_unclear = true;
         self.file.write(record).map_err(|e| StoreError::io(&self.path, e))?;
@@ -92,7 +218,7 @@ impl Log {
         Ok(())
     }
 
-    pub fn sync(&mut self) -> Result<(), StoreError> {
+    fn sync(&mut self) -> Result<(), StoreError> {
         self.make_clear()?;
         self.is_unclear = true;
         self.file.sync().map_err(|e| StoreError::io(&self.path, e))?;
@@ -103,7 +229,7 @@ impl Log {
 
     /// After a failure: forgets everything that was not synced, so that the next record starts at a clean place. Until this is
     /// done, nothing is written: half a record may be in between, and what follows it would be cut off with it later.
-    pub fn rewind(&mut self) -> Result<(), StoreError> {
+    fn rewind(&mut self) -> Result<(), StoreError> {
         self.is_unclear = true;
         self.file.cut(self.synced).map_err(|e| StoreError::io(&self.path, e))?;
         self.is_unclear = false;
@@ -113,10 +239,6 @@ impl Log {
 
     fn make_clear(&mut self) -> Result<(), StoreError> {
         if self.is_unclear { self.rewind() } else { Ok(()) }
-    }
-
-    pub fn bytes(&self) -> u64 {
-        self.synced
     }
 }
 

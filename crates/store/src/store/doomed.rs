@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use rollscope_model::Table;
 
-use super::shared::Shared;
+use super::shared::{Shared, What};
 use crate::error::StoreError;
 use crate::manifest::Manifest;
 use crate::snapshot::{DERIVED, derived_folder};
@@ -34,7 +34,7 @@ impl Shared {
             let mut commit = self.commit.lock().await;
             let mut manifest = Manifest::clone(&self.state.read().manifest);
             manifest.doomed_media.retain(|hash| !doomed.contains(hash));
-            self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
+            self.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await
         };
         if let Err(e) = swept.await {
             tracing::warn!(error = %e, "cannot delete the media of a deleted run; trying again later");
@@ -47,10 +47,13 @@ impl Shared {
         looked_at: &mut HashSet<String>,
     ) -> Result<(), StoreError> {
         let snapshot = self.state.read().snapshot(self.root.objects.clone());
-        crate::media::leave_named(&snapshot, unnamed, looked_at).await.map_err(|(path, error)| {
-            self.writer.lock().known.note_unreadable(path);
-            error
-        })
+        match crate::media::leave_named(&snapshot, unnamed, looked_at).await {
+            Ok(()) => Ok(()),
+            Err((path, error)) => {
+                self.writer.lock().await.known.note_unreadable(path);
+                Err(error)
+            }
+        }
     }
 
     /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.

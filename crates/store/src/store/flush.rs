@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
 
-use super::shared::Shared;
+use super::shared::{Shared, What};
 use super::writer::WRITER;
+use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::journal::Journal;
 use crate::manifest::{Manifest, Segment, Unread};
 use crate::segment::{self, Effort, NewSegment};
-use crate::tail::{Replaced, TableIndex, TableState};
-use crate::wal::{self, Log};
+use crate::tail::Replaced;
+use crate::wal;
 
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
@@ -58,7 +58,7 @@ impl Shared {
 
     async fn try_flush(&self) -> Result<(), StoreError> {
         let mut commit = self.commit.lock().await;
-        match self.seal(None)? {
+        match self.seal(None).await? {
             true => self.write_sealed(&mut commit, None).await,
             false => Ok(()),
         }
@@ -79,7 +79,7 @@ impl Shared {
             if self.state.read().has_sealed() {
                 self.write_sealed(&mut commit, None).await?;
             }
-            self.seal(Some(run_id))?;
+            self.seal(Some(run_id)).await?;
             self.write_sealed(&mut commit, Some(run_id)).await?;
             // No segment says that others are deleted: it stands in both files of the manifest.
             self.write_manifest(&mut commit).await;
@@ -91,20 +91,42 @@ impl Shared {
     }
 
     /// Makes segments of the sealed generation, without the rows and segments of the run `but`.
-    async fn write_sealed(&self, journal: &mut Journal, but: Option<&str>) -> Result<(), StoreError> {
+    async fn write_sealed(&self, commits: &mut Commits, but: Option<&str>) -> Result<(), StoreError> {
         if self.vitals.is_dead(WRITER) {
             // It may have died half-way through a change of the tail. The log has all that was acknowledged.
             return Err(self.gone());
         }
         let started = Instant::now();
-        let floor = self.writer.lock().sealed_floor;
+        let floor = self.writer.lock().await.sealed_floor;
+        self.refresh(commits).await?;
+        for tables in commits.groups() {
+            self.write_tables(commits, &tables, floor, but).await?;
+        }
+        self.logs.forget(floor).await?;
+        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
+        self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// The same for tables that are committed together.
+    async fn write_tables(
+        &self,
+        commits: &mut Commits,
+        tables: &[Table],
+        floor: u64,
+        but: Option<&str>,
+    ) -> Result<(), StoreError> {
         let work: Vec<(Table, Vec<RecordBatch>, Replaced)> = {
             let state = self.state.read();
             let rows = |table: Table| {
                 let t = &state.tables[table as usize];
                 (table, t.sealed.iter().map(|c| c.visible()).collect(), t.replaced_by_sealed.clone())
             };
-            Table::ALL.into_iter().map(rows).collect()
+            tables.iter().copied().map(rows).collect()
+        };
+        let flushed = match tables {
+            [table] => (!self.state.read().tables[*table as usize].sealed.is_empty()).then_some((*table, floor)),
+            _ => None,
         };
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         let mut fresh: Vec<NewSegment> = Vec::new();
@@ -112,7 +134,8 @@ impl Shared {
         let mut doomed_media: HashSet<String> = manifest.doomed_media.drain(..).collect();
         let mut deleted = Vec::new();
         if let Some(run) = but {
-            let is_own = |s: &Segment| !s.is_shared() && s.part(run).is_some();
+            let is_of = |s: &Segment| tables.iter().any(|table| table.name() == s.table);
+            let is_own = |s: &Segment| is_of(s) && !s.is_shared() && s.part(run).is_some();
             let own: Vec<Segment> = manifest.kept().filter(|s| is_own(s)).cloned().collect();
             manifest.remove(is_own);
             self.media_named_in(&own, &mut doomed_media).await;
@@ -164,27 +187,22 @@ impl Shared {
         manifest.remove(|s| gone.contains(&s.path));
         let identities = self.put_segments(fresh).await?;
         manifest.segments.extend(identities.iter().map(|(segment, _)| segment.clone()));
-        manifest.wal_floor = manifest.wal_floor.max(floor);
-        self.commit_manifest(journal, manifest, &deleted, |state, writer| {
-            state.tables.iter_mut().for_each(TableState::drop_sealed);
+        if self.logs.are_files() {
+            manifest.wal_floor = manifest.wal_floor.max(floor);
+        }
+        let what = What { deleted: &deleted, flushed };
+        self.commit_manifest(commits, manifest, what, |state, writer| {
+            tables.iter().for_each(|table| state.tables[*table as usize].drop_sealed());
             state.settled = match but {
                 None => state.settled.max(state.sealed_at),
                 Some(_) => state.version + 1,
             };
-            writer.indices.iter_mut().for_each(TableIndex::drop_sealed);
+            tables.iter().for_each(|table| writer.indices[*table as usize].drop_sealed());
             for (segment, set) in identities {
                 writer.known.insert(&segment, set);
             }
         })
-        .await?;
-        let old: Vec<u64> = wal::list(&self.wal_dir)?.into_iter().filter(|n| *n < floor).collect();
-        for number in &old {
-            let path = wal::path(&self.wal_dir, *number);
-            self.root.disk.remove(&path).map_err(|e| StoreError::io(path, e))?;
-        }
-        self.counters.flushes.fetch_add(1, Ordering::Relaxed);
-        self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
-        Ok(())
+        .await
     }
 
     /// What a segment becomes without rows that are replaced, and without the run `but`, whose media are `doomed`. `None`:
@@ -200,7 +218,7 @@ impl Shared {
         let but = but.filter(|run| old.part(run).is_some());
         let holds_one = |identities: &IdentitySet| replaced.iter().any(|key| identities.contains(*key));
         let damaged = |e: StoreError| StoreError::Damaged(e.to_string());
-        let known = self.writer.lock().known.get(old);
+        let known = self.writer.lock().await.known.get(old);
         if but.is_none() && known.as_deref().is_some_and(|identities| !holds_one(identities)) {
             return Ok(None);
         }
@@ -240,28 +258,24 @@ impl Shared {
 
     /// Starts a new log file and a new generation. False if there is nothing to flush. A sealed generation left over
     /// from a flush that failed is taken up again. Open spans go on in the new generation, except those of the run `but`.
-    fn seal(&self, but: Option<&str>) -> Result<bool, StoreError> {
-        let mut writer = self.writer.lock();
-        let mut state = self.state.write();
-        if state.has_sealed() {
-            return Ok(true);
-        }
-        // A deletion starts a new log in any case: the old one may hold rows of the run that were refused, because they could
-        // not be synced, and that would come back with the next start.
-        if !state.has_active() && but.is_none() {
-            return Ok(false);
-        }
-        let mut log = Log::create(&self.root.disk, &self.wal_dir, writer.log.number + 1)?;
-        let carried = if self.is_closed() { None } else { state.open_spans(MAX_CARRIED, but)? };
-        if let Some(batch) = &carried {
-            let logged = wal::encode(Table::Spans, batch).and_then(|r| log.write(&r)).and_then(|()| log.sync());
-            if let Err(e) = logged {
-                let _ = self.root.disk.remove(&wal::path(&self.wal_dir, log.number));
-                return Err(e);
+    async fn seal(&self, but: Option<&str>) -> Result<bool, StoreError> {
+        let mut writer = self.writer.lock().await;
+        let carried = {
+            let state = self.state.read();
+            if state.has_sealed() {
+                return Ok(true);
             }
-        }
-        writer.sealed_floor = log.number;
-        writer.log = log;
+            // A deletion starts a new log in any case: the old one may hold rows of the run that were refused, because they
+            // could not be synced, and that would come back with the next start.
+            if !state.has_active() && but.is_none() {
+                return Ok(false);
+            }
+            if self.is_closed() { None } else { state.open_spans(MAX_CARRIED, but)? }
+        };
+        let record = carried.as_ref().map(|batch| wal::encode(Table::Spans, batch)).transpose()?;
+        // Readers go on meanwhile. Nobody changes what they see, because that takes the writer.
+        writer.sealed_floor = writer.log.begin(record.as_deref())?;
+        let mut state = self.state.write();
         state.seal(&mut writer.indices, carried);
         Ok(state.has_sealed())
     }

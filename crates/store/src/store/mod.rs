@@ -19,12 +19,16 @@ use serde::Serialize;
 use tokio::sync::{mpsc, oneshot, watch};
 use utoipa::ToSchema;
 
+use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
+use crate::lake::{self, Lake, LakeTables, NodeEntry, ObjectLog, WriterLog};
 use crate::lock::Lock;
-use crate::manifest::SetAside;
+use crate::logs::{Logs, WAL};
+use crate::manifest::{Segment, SetAside};
+use crate::open::Replayed;
 use crate::options::StoreOptions;
-use crate::root::Root;
+use crate::root::{self, Root};
 use crate::snapshot::{Keeper, Snapshot, SnapshotSource};
 use crate::tail::Incoming;
 use crate::touched::{self, Step, Touched};
@@ -39,6 +43,21 @@ pub struct Appended {
     pub accepted: u64,
     /// Rows that were there already.
     pub duplicates: u64,
+}
+
+/// What a store is started with.
+struct Start {
+    options: StoreOptions,
+    root: Root,
+    writer_id: String,
+    log: Box<dyn Log>,
+    commits: Commits,
+    logs: Logs,
+    lock: Option<Lock>,
+    node: Option<NodeEntry>,
+    replayed: Replayed,
+    set_aside: Vec<SetAside>,
+    unchecked: Vec<Arc<Segment>>,
 }
 
 /// Requests that may wait for the writer thread.
@@ -113,39 +132,106 @@ impl Store {
         let dir = options.dir.clone();
         disk.make_folder(&dir, &dir).map_err(|e| StoreError::io(&dir, e))?;
         let lock = Lock::take(&dir)?;
-        let root = Root::new(&dir, disk)?;
-        let wal_dir = root.path("wal");
-        root.disk.make_folder(&root.path(""), &wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
-        root.remove_partial().await?;
-        let mut opened = crate::open::load(&root, &options).await?;
+        let (root, folder) = Root::new(&dir, disk)?;
+        let wal_dir = folder.path(WAL);
+        folder.make(&wal_dir).map_err(|e| StoreError::io(&wal_dir, e))?;
+        root::remove_partial(&folder).await?;
+        let mut opened = crate::open::load(&root, &folder, &options).await?;
         let numbers = wal::list(&wal_dir)?;
         let next = numbers.last().map_or(opened.manifest.wal_floor, |n| n + 1).max(opened.manifest.wal_floor).max(1);
         for stale in numbers.iter().filter(|n| **n < opened.manifest.wal_floor) {
-            let _ = root.disk.remove(&wal::path(&wal_dir, *stale));
+            let _ = folder.disk.remove(&wal::path(&wal_dir, *stale));
         }
         let live: Vec<u64> = numbers.into_iter().filter(|n| *n >= opened.manifest.wal_floor).collect();
         let replayed = {
-            let (root, options, wal_dir) = (root.clone(), options.clone(), wal_dir.clone());
+            let (root, folder, options) = (root.clone(), folder.clone(), options.clone());
             let (manifest, handle) = (opened.manifest.clone(), tokio::runtime::Handle::current());
             tokio::task::spawn_blocking(move || {
-                crate::open::replay(&root, &options, &wal_dir, manifest, &live, &handle, true)
+                crate::open::replay(&root, &folder, &options, manifest, &live, &handle, true)
             })
             .await
             .expect("replay does not panic")?
         };
-        opened.set_aside.extend(replayed.set_aside);
-        let log = Log::create(&root.disk, &wal_dir, next)?;
+        opened.set_aside.extend(replayed.set_aside.iter().cloned());
+        let log = wal::Files::create(&folder.disk, &wal_dir, next)?;
         let mut id = [0; 4];
         getrandom::fill(&mut id).map_err(|e| StoreError::Busy(format!("cannot get random numbers: {e}")))?;
-        let writer_id = format!("{:08x}", u32::from_be_bytes(id));
+        let start = Start {
+            options,
+            root,
+            writer_id: format!("{:08x}", u32::from_be_bytes(id)),
+            log: Box::new(log),
+            commits: Commits::Folder(folder.clone(), opened.journal),
+            logs: Logs::Folder(folder),
+            lock: Some(lock),
+            node: None,
+            replayed,
+            set_aside: opened.set_aside,
+            unchecked: opened.unchecked,
+        };
+        Store::start(start).await
+    }
+
+    /// Opens a lake as a new writer, and takes over what an earlier process of the same node has left. Must be called inside a tokio
+    /// runtime with several threads. `options.dir` is for what can be lost.
+    pub fn open_lake(options: StoreOptions, lake: Lake) -> BoxFuture<'static, Result<Store, StoreError>> {
+        Box::pin(Store::open_lake_here(options, lake))
+    }
+
+    async fn open_lake_here(options: StoreOptions, lake: Lake) -> Result<Store, StoreError> {
+        let dir = &options.dir;
+        Disk::default().make_folder(dir, dir).map_err(|e| StoreError::io(dir, e))?;
+        let root = Root::of_lake(lake.objects);
+        let writer = lake::new_writer()?;
+        let (node, before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
+        let mut tables = LakeTables::new(lake.tables, &writer);
+        let place = WriterLog { objects: root.objects.clone(), writer: writer.clone() };
+        let mut log = ObjectLog::new(place.clone(), lake.log_every);
+        let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
+        let take = |table, batch| rows.push((table, batch));
+        lake::adopt_dead(&root, &mut tables, &mut log, &writer, before, &mut set_aside, take).await?;
+        node.settle().await?;
+        let manifest = tables.manifest().await?;
+        let (task_root, task_options, handle) = (root.clone(), options.clone(), tokio::runtime::Handle::current());
+        let replayed = tokio::task::spawn_blocking(move || {
+            let mut replayed = Replayed::new(manifest, &task_options);
+            for (table, batch) in rows {
+                replayed.take(table, &batch, &task_root, &handle)?;
+            }
+            Ok::<_, StoreError>(replayed)
+        });
+        let replayed = replayed.await.expect("replay does not panic")?;
+        let start = Start {
+            options,
+            root,
+            writer_id: writer[..16].to_string(),
+            log: Box::new(log),
+            commits: Commits::Lake(Box::new(tables)),
+            logs: Logs::Lake(place),
+            lock: None,
+            node: Some(node),
+            replayed,
+            set_aside,
+            unchecked: Vec::new(),
+        };
+        Store::start(start).await
+    }
+
+    async fn start(start: Start) -> Result<Store, StoreError> {
+        let Start { options, root, writer_id, log, commits, logs, lock, node, replayed, set_aside, unchecked } = start;
         let (queue, requests) = mpsc::channel(QUEUE);
         let shared = Arc::new(Shared {
             root,
             state: RwLock::new(replayed.state),
-            writer: Mutex::new(Writer { log, indices: replayed.indices, known: replayed.known, sealed_floor: 0 }),
+            writer: tokio::sync::Mutex::new(Writer {
+                log,
+                indices: replayed.indices,
+                known: replayed.known,
+                sealed_floor: 0,
+            }),
             queue: Mutex::new(Some(queue)),
             gate: tokio::sync::RwLock::new(()),
-            commit: tokio::sync::Mutex::new(opened.journal),
+            commit: tokio::sync::Mutex::new(commits),
             flush_wanted: tokio::sync::Notify::new(),
             flush_state: Mutex::default(),
             flush_done: Condvar::new(),
@@ -155,14 +241,16 @@ impl Store {
             names: AtomicU64::new(0),
             doomed: Mutex::default(),
             unsettled: Mutex::default(),
-            wal_dir,
+            logs,
             closed: AtomicBool::new(false),
-            lock: Mutex::new(Some(lock)),
+            lock: Mutex::new(lock),
+            node,
             set_aside_now: Mutex::default(),
             touched: Touched::default(),
             vitals: Vitals::default(),
             options,
         });
+        shared.counters.note(&*shared.writer.lock().await);
         for table in [Table::Spans, Table::Samples, Table::Metrics] {
             let state = shared.state.read();
             let rows = &state.tables[table as usize];
@@ -171,12 +259,14 @@ impl Store {
             }
         }
         // Before any commit: the manifest that was found says which of them readers may use.
-        shared.doom_leftovers().await?;
-        if !opened.set_aside.is_empty() {
-            for problem in &opened.set_aside {
+        if shared.logs.are_files() {
+            shared.doom_leftovers().await?;
+        }
+        if !set_aside.is_empty() {
+            for problem in &set_aside {
                 tracing::warn!(file = problem.file, why = problem.why, "moved a damaged file to quarantine");
             }
-            if let Err(e) = shared.record_set_aside(opened.set_aside).await {
+            if let Err(e) = shared.record_set_aside(set_aside).await {
                 tracing::warn!(error = %e, "cannot record a quarantined file");
             }
         }
@@ -186,7 +276,7 @@ impl Store {
             .thread(WRITER, move || write_loop(&writer, requests, &handle))
             .map_err(|e| StoreError::io(&shared.options.dir, e))?;
         vitals.task("store-upkeep", upkeep::run(Arc::downgrade(&shared)));
-        vitals.task("store-check", upkeep::check_rest(Arc::downgrade(&shared), opened.unchecked));
+        vitals.task("store-check", upkeep::check_rest(Arc::downgrade(&shared), unchecked));
         Ok(Store { _handle: Arc::new(LastHandle(shared.clone())), shared })
     }
 
@@ -295,10 +385,6 @@ impl Store {
     pub fn stats(&self) -> StoreStats {
         let c = &self.shared.counters;
         let get = |a: &AtomicU64| a.load(Ordering::Relaxed);
-        let (log_bytes, known_bytes, skipped) = {
-            let writer = self.shared.writer.lock();
-            (writer.log.bytes(), writer.known.bytes() as u64, writer.known.skipped)
-        };
         let state = self.shared.state.read();
         let tail = |t: Table| {
             let s = &state.tables[t as usize];
@@ -310,7 +396,7 @@ impl Store {
             append_errors: get(&c.append_errors),
             log_bytes_written: get(&c.log_bytes),
             log_syncs: get(&c.log_syncs),
-            log_bytes,
+            log_bytes: get(&c.part_bytes),
             tail_rows: Table::ALL.map(|t| (t.name(), tail(t))).into(),
             tail_bytes: (state.active_bytes() + state.sealed_bytes()) as u64,
             segments: state.manifest.segments.len() as u64,
@@ -321,8 +407,8 @@ impl Store {
             flush_ms: get(&c.flush_ms),
             compactions: get(&c.compactions),
             expired_segments: get(&c.expired_segments),
-            duplicate_check_bytes: known_bytes,
-            duplicate_check_skipped: skipped,
+            duplicate_check_bytes: get(&c.known_bytes),
+            duplicate_check_skipped: get(&c.known_skipped),
         }
     }
 
@@ -364,8 +450,23 @@ impl Store {
         self.shared.closed.store(true, Ordering::Relaxed);
         let result = self.flush().await;
         self.shared.write_manifest(&mut *self.shared.commit.lock().await).await;
+        if result.is_ok()
+            && let Some(node) = &self.shared.node
+            && let Err(e) = self.leave(node).await
+        {
+            tracing::warn!(error = %e, "cannot sign off; the next start looks after it");
+        }
         self.shared.lock.lock().take();
         result
+    }
+}
+
+impl Store {
+    /// Leaves a lake, after everything was flushed.
+    async fn leave(&self, node: &NodeEntry) -> Result<(), StoreError> {
+        let end = self.shared.writer.lock().await.log.close()?;
+        self.shared.logs.forget(end).await?;
+        node.leave().await
     }
 }
 

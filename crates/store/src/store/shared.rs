@@ -1,6 +1,5 @@
 //! What the handles, the writer thread and the background work of a store share.
 
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -13,10 +12,12 @@ use tokio::sync::{mpsc, watch};
 
 use super::flush::FlushState;
 use super::writer::{Request, WRITER, Writer};
+use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::journal::{COMMITS, Journal, MANIFEST};
+use crate::lake::NodeEntry;
 use crate::lock::Lock;
+use crate::logs::Logs;
 use crate::manifest::{Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
@@ -29,12 +30,13 @@ pub(super) struct Shared {
     pub(super) options: StoreOptions,
     pub(super) root: Root,
     pub(super) state: RwLock<State>,
-    pub(super) writer: Mutex<Writer>,
+    /// It may be held while the log waits for a network, so nobody who waits for it may keep a thread of the reactor.
+    pub(super) writer: tokio::sync::Mutex<Writer>,
     pub(super) queue: Mutex<Option<mpsc::Sender<Request>>>,
     /// Held for writing while a run is deleted.
     pub(super) gate: tokio::sync::RwLock<()>,
     /// Commits to the manifest happen one at a time.
-    pub(super) commit: tokio::sync::Mutex<Journal>,
+    pub(super) commit: tokio::sync::Mutex<Commits>,
     pub(super) flush_wanted: tokio::sync::Notify,
     pub(super) flush_state: Mutex<FlushState>,
     pub(super) flush_done: Condvar,
@@ -47,9 +49,11 @@ pub(super) struct Shared {
     pub(super) doomed: Mutex<Vec<(Instant, String)>>,
     /// Segments of commits that failed, but may be there at the next start: to be deleted after the next commit.
     pub(super) unsettled: Mutex<Vec<String>>,
-    pub(super) wal_dir: PathBuf,
+    pub(super) logs: Logs,
     pub(super) closed: AtomicBool,
     pub(super) lock: Mutex<Option<Lock>>,
+    /// Of a lake.
+    pub(super) node: Option<NodeEntry>,
     pub(super) set_aside_now: Mutex<Vec<SetAside>>,
     pub(super) touched: Touched,
     pub(super) vitals: Vitals,
@@ -57,6 +61,14 @@ pub(super) struct Shared {
 
 /// How long running queries may use what a user deleted.
 const DELETED_GRACE: Duration = Duration::from_secs(5);
+
+/// What a commit is about.
+#[derive(Clone, Copy, Default)]
+pub(super) struct What<'a> {
+    /// Files that a user deleted.
+    pub(super) deleted: &'a [String],
+    pub(super) flushed: Option<(Table, u64)>,
+}
 
 /// Background work holds the store weakly: it ends when the last handle is gone.
 pub(super) type WeakShared = Weak<Shared>;
@@ -73,6 +85,18 @@ pub(super) struct Counters {
     pub(super) flush_ms: AtomicU64,
     pub(super) compactions: AtomicU64,
     pub(super) expired_segments: AtomicU64,
+    /// Of the writer, so that nobody has to wait for it to ask how it is.
+    pub(super) part_bytes: AtomicU64,
+    pub(super) known_bytes: AtomicU64,
+    pub(super) known_skipped: AtomicU64,
+}
+
+impl Counters {
+    pub(super) fn note(&self, writer: &Writer) {
+        self.part_bytes.store(writer.log.bytes(), Ordering::Relaxed);
+        self.known_bytes.store(writer.known.bytes() as u64, Ordering::Relaxed);
+        self.known_skipped.store(writer.known.skipped, Ordering::Relaxed);
+    }
 }
 
 impl Shared {
@@ -93,63 +117,102 @@ impl Shared {
     /// Changes the manifest on disk, then in memory together with `also`, so that readers see both or neither, and the
     /// writer admits every group of rows against one of them. What was removed is deleted once readers had time to finish:
     /// little for what a user `deleted`, which no query finds any more.
+    ///
+    /// A lake may take a part of it, which stays then.
     pub(super) async fn commit_manifest(
         &self,
-        journal: &mut Journal,
+        commits: &mut Commits,
         mut manifest: Manifest,
-        deleted: &[String],
+        what: What<'_>,
         also: impl FnOnce(&mut State, &mut Writer),
     ) -> Result<(), StoreError> {
-        let commit = {
+        let mut commit = {
             let state = self.state.read();
             manifest.version = state.manifest.version + 1;
             manifest.attr_types =
                 state.attr_types.iter().map(|(t, types)| (t.name().to_string(), types.clone())).collect();
             manifest.since(&state.manifest)
         };
-        let (added, removed): (Vec<String>, Vec<String>) =
-            (commit.added.iter().map(|s| s.path.clone()).collect(), commit.removed.clone());
+        commit.flushed = what.flushed;
+        let removed = commit.removed.clone();
         manifest.gone = self.doomed.lock().iter().map(|(_, path)| path).chain(&removed).cloned().collect();
         let manifest = Arc::new(manifest);
-        let (root, next) = (self.root.clone(), manifest.clone());
-        let committed = on_disk(journal, move |journal| journal.commit(&root, commit, &next)).await?;
-        if let Err(failed) = committed {
-            match failed.is_certain {
-                true => self.discard(&added).await,
-                // The next start may find it, and then needs its segments.
-                false => self.unsettled.lock().extend(added),
+        let mut parts = commits.split(commit).into_iter();
+        while let Some(part) = parts.next() {
+            let added: Vec<String> = part.added.iter().map(|s| s.path.clone()).collect();
+            let (table_added, table_removed) = (part.added.clone(), part.removed.clone());
+            if let Err(failed) = commits.commit(part, &manifest).await {
+                match failed.is_certain {
+                    true => self.discard(&added).await,
+                    // The next start may find it, and then needs its segments.
+                    false if self.logs.are_files() => self.unsettled.lock().extend(added),
+                    // So may anybody else. Files that are in no table are deleted much later.
+                    false => {}
+                }
+                let rest: Vec<String> = parts.flat_map(|part| part.added).map(|s| s.path.clone()).collect();
+                self.discard(&rest).await;
+                return Err(failed.error);
             }
-            return Err(StoreError::io(self.root.path(COMMITS), failed.error));
+            if parts.len() > 0 {
+                let mut state = self.state.write();
+                let mut now = Manifest::clone(&state.manifest);
+                now.segments.retain(|segment| !table_removed.contains(&segment.path));
+                now.segments.extend(table_added);
+                state.manifest = Arc::new(now);
+                state.version += 1;
+            }
         }
         {
-            let mut writer = self.writer.lock();
+            let mut writer = self.writer.lock().await;
             let mut state = self.state.write();
             state.manifest = manifest;
             also(&mut state, &mut writer);
+            self.counters.note(&writer);
             state.version += 1;
             self.changes.send_replace(state.version);
         }
         let settled = std::mem::take(&mut *self.unsettled.lock());
         settled.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
         for path in removed {
-            let grace = if deleted.contains(&path) { DELETED_GRACE } else { Duration::MAX };
+            let grace = if what.deleted.contains(&path) { DELETED_GRACE } else { Duration::MAX };
             self.doom(path, grace);
         }
         Ok(())
     }
 
-    /// Brings `manifest.json` up to date.
-    pub(super) async fn write_manifest(&self, journal: &mut Journal) {
-        if journal.has_commits() {
-            let mut manifest = Manifest::clone(&self.state.read().manifest);
-            manifest.gone = self.doomed.lock().iter().map(|(_, path)| path.clone()).collect();
-            let root = self.root.clone();
-            match on_disk(journal, move |journal| journal.rewrite(&root, &manifest)).await {
-                Ok(Ok(())) => {}
-                Ok(Err(failed)) => tracing::warn!(error = %failed.error, "cannot write {MANIFEST}"),
-                Err(e) => tracing::warn!(error = %e, "cannot write {MANIFEST}"),
+    /// In a lake: takes in what others have committed, and what this process has, if it could not tell.
+    pub(super) async fn refresh(&self, commits: &mut Commits) -> Result<(), StoreError> {
+        let Commits::Lake(tables) = commits else { return Ok(()) };
+        let listed = tables.list().await?;
+        let mut writer = self.writer.lock().await;
+        let mut state = self.state.write();
+        let floor = writer.sealed_floor;
+        let mut manifest = Manifest::clone(&state.manifest);
+        manifest.segments = listed.iter().flat_map(|(_, listed)| listed.segments.iter().cloned()).collect();
+        let is_unread = |path: &str| manifest.unread.iter().any(|unread| unread.segment.path == path);
+        manifest.segments = manifest.segments.extract_if(.., |s| !is_unread(&s.path)).collect();
+        state.manifest = Arc::new(manifest);
+        for (table, listed) in listed {
+            state.learn(table, &listed.attr_types);
+            if listed.logged.is_some_and(|logged| logged + 1 >= floor) {
+                state.tables[table as usize].drop_sealed();
+                writer.indices[table as usize].drop_sealed();
+                state.settled = state.settled.max(state.sealed_at);
             }
         }
+        state.version += 1;
+        self.changes.send_replace(state.version);
+        Ok(())
+    }
+
+    /// Brings `manifest.json` up to date.
+    pub(super) async fn write_manifest(&self, commits: &mut Commits) {
+        let manifest = || {
+            let mut manifest = Manifest::clone(&self.state.read().manifest);
+            manifest.gone = self.doomed.lock().iter().map(|(_, path)| path.clone()).collect();
+            manifest
+        };
+        commits.write_manifest(manifest).await;
     }
 
     /// Writes new segments. If one cannot be written, none is left.
@@ -186,7 +249,7 @@ impl Shared {
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         manifest.remove(|s| items.iter().any(|i| i.file == s.path));
         manifest.set_aside.extend(items.iter().cloned());
-        let committed = self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await;
+        let committed = self.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await;
         // Reported also if it could not be recorded, and not before readers do without it.
         self.set_aside_now.lock().extend(items);
         committed
@@ -207,7 +270,7 @@ impl Shared {
         let mut commit = self.commit.lock().await;
         let mut manifest = Manifest::clone(&self.state.read().manifest);
         manifest.leave_out(path, why);
-        self.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await
+        self.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await
     }
 
     /// A live segment turned out to be damaged, or cannot be read: stop serving it, and report it. A damaged one is moved
@@ -229,7 +292,7 @@ impl Shared {
 
     /// Segments that the writer stumbled over.
     pub(super) async fn check_unreadable(&self) {
-        let paths = self.writer.lock().known.take_unreadable();
+        let paths = self.writer.lock().await.known.take_unreadable();
         for path in paths {
             let segment = self.state.read().manifest.segments.iter().find(|s| s.path == path).cloned();
             if let Some(segment) = segment
@@ -261,19 +324,4 @@ impl Shared {
         .await
         .map_err(|e| StoreError::Busy(e.to_string()))?
     }
-}
-
-/// Lets the journal wait for the disk, away from the reactor.
-async fn on_disk<T: Send + 'static>(
-    journal: &mut Journal,
-    work: impl FnOnce(&mut Journal) -> T + Send + 'static,
-) -> Result<T, StoreError> {
-    let mut taken = std::mem::take(journal);
-    let done = tokio::task::spawn_blocking(move || {
-        let result = work(&mut taken);
-        (taken, result)
-    });
-    let (taken, result) = done.await.map_err(|e| StoreError::Busy(e.to_string()))?;
-    *journal = taken;
-    Ok(result)
 }

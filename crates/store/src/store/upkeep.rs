@@ -9,7 +9,7 @@ use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 use rollscope_model::time::{NS_PER_S, now_ns};
 
-use super::shared::{Shared, WeakShared};
+use super::shared::{Shared, WeakShared, What};
 use crate::error::StoreError;
 use crate::identity::{identity_hashes, open_rows};
 use crate::manifest::{Manifest, Segment};
@@ -61,6 +61,7 @@ pub(super) async fn run(weak: WeakShared) {
 /// Retention, thinning, merging, and the media of deleted runs.
 pub(super) async fn tidy(shared: &Shared) -> Result<(), StoreError> {
     let tidied = async {
+        shared.refresh(&mut *shared.commit.lock().await).await?;
         expire(shared).await?;
         thin(shared).await?;
         compact(shared, false).await
@@ -114,7 +115,7 @@ async fn expire(shared: &Shared) -> Result<(), StoreError> {
     }
     manifest.segments.retain(|s| !expired.contains(&s.path));
     let count = (before - manifest.segments.len()) as u64;
-    shared.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await?;
+    shared.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await?;
     shared.counters.expired_segments.fetch_add(count, Ordering::Relaxed);
     Ok(())
 }
@@ -248,7 +249,7 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     manifest.segments.retain(|s| !paths.contains(&s.path));
     let fresh = shared.put_segments(fresh).await?;
     manifest.segments.extend(fresh.into_iter().map(|(segment, _)| segment));
-    shared.commit_manifest(&mut commit, manifest, &[], |_, _| {}).await?;
+    shared.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await?;
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

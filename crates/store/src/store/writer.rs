@@ -20,7 +20,7 @@ pub(super) const WRITER: &str = "store-writer";
 
 /// Behind one lock: the log, and the index of what is in the tail.
 pub(super) struct Writer {
-    pub(super) log: Log,
+    pub(super) log: Box<dyn Log>,
     pub(super) indices: [TableIndex; Table::COUNT],
     pub(super) known: KnownSegments,
     /// Once the sealed generation is in segments, log files below this are not needed.
@@ -36,6 +36,10 @@ pub(super) struct Request {
 /// Group commit: takes what is waiting, writes it, syncs once, then makes it visible and answers.
 pub(super) fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Request>, handle: &tokio::runtime::Handle) {
     while let Some(first) = requests.blocking_recv() {
+        let pause = shared.writer.blocking_lock().log.pause();
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
         let mut bytes = first.record.len();
         let mut group = vec![first];
         while bytes < GROUP_BYTES
@@ -57,7 +61,7 @@ pub(super) fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Requ
 }
 
 fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtime::Handle) {
-    let mut writer = shared.writer.lock();
+    let mut writer = shared.writer.blocking_lock();
     let writer = &mut *writer;
     let manifest = shared.state.read().manifest.clone();
     let mut admitted: Vec<(Admitted, oneshot::Sender<Result<Appended, StoreError>>)> = Vec::new();
@@ -90,14 +94,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
             index.undo(one);
             rest.push(reply);
         }
-        if writer.log.rewind().is_err() {
-            // The file cannot be brought back to a clean place: leave it as it is and go on in a new one. What was
-            // not acknowledged may come back from it at the next start, where duplicates are recognised.
-            match Log::create(&shared.root.disk, &shared.wal_dir, writer.log.number + 1) {
-                Ok(log) => writer.log = log,
-                Err(e) => tracing::error!(error = %e, "cannot write the log"),
-            }
-        }
+        writer.log.rewind();
         tracing::warn!(error = %error, "refused {} requests", rest.len());
         refuse(shared, rest.into_iter(), &error);
         return;
@@ -114,6 +111,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
     state.coalesce(&mut writer.indices);
     let version = state.version;
     drop(state);
+    shared.counters.note(writer);
     shared.changes.send_replace(version);
     for (reply, answer) in answers {
         // The caller may be gone, but the rows stay.

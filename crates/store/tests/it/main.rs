@@ -2,6 +2,7 @@
 
 mod damage;
 mod faults;
+mod lake;
 mod once;
 mod power;
 mod rows;

@@ -1,0 +1,233 @@
+//! The log of a writer, as objects. Each holds the records of one group of batches, compressed. They are created, never replaced.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use tokio::runtime::Handle;
+
+use crate::error::StoreError;
+use crate::wal::Log;
+
+const MAGIC: &[u8; 8] = b"RSLAKE1\0";
+const FENCE: &[u8; 8] = b"RSFENCE\0";
+/// Compresses to a third in a tenth of the time that encoding takes.
+const LEVEL: i32 = 1;
+/// Most bytes of a log object when it is read: twice what the tail may hold.
+const MAX_BYTES: usize = 1 << 30;
+
+/// How long a put is tried before senders are told to come again.
+const PATIENCE: Duration = Duration::from_secs(20);
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// Folder of all writers.
+pub(super) const WRITERS: &str = "writers";
+
+/// Where the log of a writer is.
+#[derive(Clone)]
+pub(crate) struct WriterLog {
+    pub objects: Arc<dyn ObjectStore>,
+    pub writer: String,
+}
+
+/// What an object of a log is.
+pub(super) enum Part {
+    /// Records, as in a log file.
+    Records(Vec<u8>),
+    /// Nothing comes after it. Holds the name of the writer that answers for the log now.
+    Fence(String),
+}
+
+/// What became of a put.
+enum Put {
+    Done,
+    /// The number has been used, by a put that was given up and came later.
+    Taken,
+    Fenced,
+}
+
+pub(super) fn decode(bytes: &[u8]) -> Result<Part, StoreError> {
+    let damaged = |why: &str| StoreError::Damaged(format!("a part of the log is damaged: {why}"));
+    if let Some(adopter) = bytes.strip_prefix(FENCE) {
+        return Ok(Part::Fence(String::from_utf8_lossy(adopter).into_owned()));
+    }
+    let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("its header is wrong"))?;
+    let (sum, packed) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it is too short"))?;
+    if crc32fast::hash(packed) != u32::from_le_bytes(*sum) {
+        return Err(damaged("its checksum is wrong"));
+    }
+    let records = zstd::bulk::decompress(packed, MAX_BYTES).map_err(|e| damaged(&e.to_string()))?;
+    Ok(Part::Records(records))
+}
+
+fn encode(records: &[u8]) -> Result<Bytes, StoreError> {
+    let packed = zstd::bulk::compress(records, LEVEL).map_err(|e| StoreError::Busy(e.to_string()))?;
+    let sum = crc32fast::hash(&packed).to_le_bytes();
+    Ok([MAGIC.as_slice(), &sum, &packed].concat().into())
+}
+
+/// The writer and the number that a path names.
+pub(super) fn parse(path: &Path) -> Option<(String, u64)> {
+    let mut parts = path.as_ref().strip_prefix(WRITERS)?.strip_prefix('/')?.split('/');
+    let (writer, folder, number) = (parts.next()?, parts.next()?, parts.next()?);
+    (folder == "log" && parts.next().is_none()).then_some(())?;
+    Some((writer.to_string(), number.parse().ok()?))
+}
+
+impl WriterLog {
+    pub(super) fn path(&self, number: u64) -> Path {
+        Path::from(format!("{WRITERS}/{}/log/{number:016}", self.writer))
+    }
+
+    async fn create(&self, number: u64, bytes: &Bytes) -> Result<Put, StoreError> {
+        let (path, begun) = (self.path(number), Instant::now());
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let options = PutOptions::from(PutMode::Create);
+            let Err(error) = self.objects.put_opts(&path, bytes.clone().into(), options).await else {
+                return Ok(Put::Done);
+            };
+            // It may be there all the same: the answer was lost, or a put was repeated on the way.
+            if let Ok(found) = self.get(number).await {
+                return Ok(match found == *bytes {
+                    true => Put::Done,
+                    false if found.starts_with(FENCE) => Put::Fenced,
+                    false => Put::Taken,
+                });
+            }
+            if begun.elapsed() > PATIENCE {
+                return Err(error.into());
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Keeps a writer from acknowledging anything more. `number` is the first that it may not have used. `None`: another one that is not
+    /// `dead` has done so, and answers for the log.
+    pub async fn fence(
+        &self,
+        mut number: u64,
+        adopter: &str,
+        dead: &HashSet<String>,
+    ) -> Result<Option<u64>, StoreError> {
+        let fence = Bytes::from([FENCE.as_slice(), adopter.as_bytes()].concat());
+        loop {
+            match self.create(number, &fence).await? {
+                Put::Done => return Ok(Some(number)),
+                Put::Fenced => match decode(&self.get(number).await?)? {
+                    Part::Fence(other) if !dead.contains(&other) => return Ok(None),
+                    _ => {}
+                },
+                Put::Taken => {}
+            }
+            number += 1;
+        }
+    }
+
+    pub(super) async fn get(&self, number: u64) -> Result<Bytes, StoreError> {
+        Ok(self.objects.get(&self.path(number)).await?.bytes().await?)
+    }
+
+    pub(super) async fn numbers(&self) -> Result<Vec<u64>, StoreError> {
+        let listed = self.objects.list(Some(&Path::from(format!("{WRITERS}/{}/log", self.writer))));
+        let mut numbers: Vec<u64> =
+            listed.try_filter_map(|o| async move { Ok(parse(&o.location).map(|(_, n)| n)) }).try_collect().await?;
+        numbers.sort_unstable();
+        Ok(numbers)
+    }
+
+    /// Deletes what is below a number, oldest first.
+    pub async fn forget(&self, floor: u64) -> Result<(), StoreError> {
+        let old: Vec<Path> = self.numbers().await?.into_iter().filter(|n| *n < floor).map(|n| self.path(n)).collect();
+        let mut gone = self.objects.delete_stream(futures::stream::iter(old).map(Ok).boxed());
+        while let Some(deleted) = gone.next().await {
+            match deleted {
+                Err(object_store::Error::NotFound { .. }) => {}
+                deleted => drop(deleted?),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The log that is being written.
+pub(crate) struct ObjectLog {
+    place: WriterLog,
+    next: u64,
+    group: Vec<u8>,
+    put_at: Option<Instant>,
+    every: Duration,
+    bytes: u64,
+    handle: Handle,
+}
+
+impl ObjectLog {
+    /// Must be called inside a tokio runtime with several threads.
+    pub fn new(place: WriterLog, every: Duration) -> ObjectLog {
+        ObjectLog { place, next: 1, group: Vec::new(), put_at: None, every, bytes: 0, handle: Handle::current() }
+    }
+}
+
+impl Log for ObjectLog {
+    fn write(&mut self, record: &[u8]) -> Result<(), StoreError> {
+        self.group.extend_from_slice(record);
+        Ok(())
+    }
+
+    fn sync(&mut self) -> Result<(), StoreError> {
+        if self.group.is_empty() {
+            return Ok(());
+        }
+        self.put_at = Some(Instant::now());
+        let bytes = encode(&self.group)?;
+        loop {
+            let put = self.place.create(self.next, &bytes);
+            match tokio::task::block_in_place(|| self.handle.block_on(put))? {
+                Put::Done => break,
+                Put::Taken => self.next += 1,
+                Put::Fenced => return Err(StoreError::Fenced),
+            }
+        }
+        self.next += 1;
+        self.bytes += bytes.len() as u64;
+        self.group.clear();
+        Ok(())
+    }
+
+    fn rewind(&mut self) {
+        self.group.clear();
+    }
+
+    fn begin(&mut self, first: Option<&[u8]>) -> Result<u64, StoreError> {
+        let number = self.next;
+        if let Some(record) = first {
+            self.write(record)?;
+            if let Err(e) = self.sync() {
+                self.rewind();
+                return Err(e);
+            }
+        }
+        self.bytes = 0;
+        Ok(number)
+    }
+
+    fn close(&mut self) -> Result<u64, StoreError> {
+        let none = HashSet::new();
+        let fence = self.place.fence(self.next, &self.place.writer, &none);
+        tokio::task::block_in_place(|| self.handle.block_on(fence))?.ok_or(StoreError::Fenced)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn pause(&self) -> Duration {
+        self.put_at.map_or(Duration::ZERO, |at| self.every.saturating_sub(at.elapsed()))
+    }
+}

@@ -1,0 +1,428 @@
+//! A lake: several writers on one object store, with faults, kills and takeovers. The tables are a list in memory here; `crates/lake` has
+//! Delta Lake.
+//!
+//! A seed decides what happens. `SEED=7` repeats one seed and prints its steps, `SEEDS=10000` tries many, `FIRST=5000` starts at another one.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
+    PutOptions, PutPayload, PutResult, Result,
+};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use rollscope_model::Table;
+use rollscope_store::{Lake, ReadOnlyStore, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables};
+
+use crate::{open_spans, seen, spans};
+
+/// Seeds that `cargo test` tries.
+const SEEDS: u64 = 60;
+
+/// Versions of tables, as Delta Lake has them.
+#[derive(Default)]
+struct Versions {
+    tables: Mutex<HashMap<Table, Newest>>,
+    weather: Arc<Weather>,
+}
+
+/// The newest version of a table, and its marks.
+type Newest = (TableVersion, HashMap<String, u64>);
+
+/// What goes wrong, one time in so many. 0: nothing.
+#[derive(Default)]
+struct Weather {
+    one_in: AtomicU64,
+    random: Mutex<Option<StdRng>>,
+}
+
+#[derive(PartialEq)]
+enum Fault {
+    None,
+    Before,
+    After,
+}
+
+impl Weather {
+    fn fault(&self) -> Fault {
+        let one_in = self.one_in.load(Ordering::Relaxed);
+        let mut random = self.random.lock();
+        match (one_in, random.as_mut()) {
+            (1.., Some(random)) => match random.random_range(0..one_in * 2) {
+                0 => Fault::Before,
+                1 => Fault::After,
+                _ => Fault::None,
+            },
+            _ => Fault::None,
+        }
+    }
+}
+
+fn broken<T>() -> Result<T> {
+    Err(object_store::Error::Generic { store: "test", source: "503".into() })
+}
+
+#[async_trait]
+impl Tables for Versions {
+    async fn read(&self, table: Table) -> std::result::Result<TableVersion, StoreError> {
+        if self.weather.fault() != Fault::None {
+            return Ok(broken()?);
+        }
+        Ok(self.tables.lock().entry(table).or_default().0.clone())
+    }
+
+    async fn marks(&self, table: Table, names: &[String]) -> std::result::Result<Vec<Option<u64>>, StoreError> {
+        if self.weather.fault() != Fault::None {
+            return Ok(broken()?);
+        }
+        let mut tables = self.tables.lock();
+        let marks = &tables.entry(table).or_default().1;
+        Ok(names.iter().map(|name| marks.get(name).copied()).collect())
+    }
+
+    async fn append(&self, table: Table, after: u64, change: &TableChange) -> std::result::Result<bool, StoreError> {
+        let fault = self.weather.fault();
+        if fault == Fault::Before {
+            return Ok(broken()?);
+        }
+        let mut tables = self.tables.lock();
+        let (version, marks) = tables.entry(table).or_default();
+        let is_next = version.number == after;
+        if is_next {
+            let live: BTreeSet<&String> = version.segments.iter().map(|s| &s.path).collect();
+            assert!(change.removed.iter().all(|s| live.contains(&s.path)), "removes what is not there");
+            assert!(change.added.iter().all(|s| !live.contains(&s.path)), "adds what is there");
+            version.number += 1;
+            version.segments.retain(|s| !change.removed.iter().any(|r| r.path == s.path));
+            version.segments.extend(change.added.iter().cloned());
+            for (column, keys) in &change.attr_types {
+                let known = version.attr_types.entry(column.clone()).or_default();
+                keys.iter().for_each(|(key, bits)| *known.entry(key.clone()).or_default() |= bits);
+            }
+            marks.extend(change.marks.iter().cloned());
+        }
+        if fault == Fault::After { Ok(broken()?) } else { Ok(is_next) }
+    }
+}
+
+/// An object store with faults before and after the effect.
+struct Objects {
+    inner: Arc<InMemory>,
+    weather: Arc<Weather>,
+}
+
+impl fmt::Debug for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Objects")
+    }
+}
+
+impl fmt::Display for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Objects")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Objects {
+    async fn put_opts(&self, path: &Path, payload: PutPayload, options: PutOptions) -> Result<PutResult> {
+        let fault = self.weather.fault();
+        if fault == Fault::Before {
+            return broken();
+        }
+        let put = self.inner.put_opts(path, payload, options).await;
+        if fault == Fault::After { broken() } else { put }
+    }
+
+    async fn put_multipart_opts(&self, path: &Path, options: PutMultipartOptions) -> Result<Box<dyn MultipartUpload>> {
+        self.inner.put_multipart_opts(path, options).await
+    }
+
+    async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        match self.weather.fault() {
+            Fault::None => self.inner.get_opts(path, options).await,
+            _ => broken(),
+        }
+    }
+
+    fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        self.inner.delete_stream(paths)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.inner.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.inner.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.inner.copy_opts(from, to, options).await
+    }
+}
+
+/// What all nodes share.
+struct World {
+    inner: Arc<InMemory>,
+    weather: Arc<Weather>,
+    tables: Arc<Versions>,
+    cache: tempfile::TempDir,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let weather = Arc::new(Weather::default());
+        *weather.random.lock() = Some(StdRng::seed_from_u64(seed ^ 0x77));
+        let tables = Arc::new(Versions { weather: weather.clone(), ..Versions::default() });
+        World { inner: Arc::default(), weather, tables, cache: tempfile::tempdir().unwrap() }
+    }
+
+    fn lake(&self, node: &str) -> Lake {
+        let objects = Objects { inner: self.inner.clone(), weather: self.weather.clone() };
+        Lake { objects: Arc::new(objects), tables: self.tables.clone(), node: node.into(), log_every: Duration::ZERO }
+    }
+
+    async fn open(&self, node: &str) -> std::result::Result<Store, StoreError> {
+        let options = StoreOptions { delete_grace_s: 0, ..StoreOptions::at(self.cache.path().join(node)) };
+        Store::open_lake(options, self.lake(node)).await
+    }
+
+    fn set_weather(&self, one_in: u64) {
+        self.weather.one_in.store(one_in, Ordering::Relaxed);
+    }
+
+    /// Every span that a reader of the lake finds.
+    async fn read(&self) -> Vec<(String, u64, String)> {
+        seen(&ReadOnlyStore::open_lake(self.lake("reader")).await.unwrap())
+    }
+
+    /// Parts of logs that are not fences.
+    async fn log_objects(&self) -> Vec<String> {
+        use futures::TryStreamExt;
+        let all: Vec<ObjectMeta> = self.inner.list(Some(&Path::from("writers"))).try_collect().await.unwrap();
+        all.iter().filter(|o| o.size != 40).map(|o| o.location.to_string()).collect()
+    }
+}
+
+fn expected(run: &str, numbers: impl IntoIterator<Item = u64>) -> Vec<(String, u64, String)> {
+    numbers.into_iter().map(|n| (run.to_string(), n, "closed".to_string())).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lake_keeps_rows_through_flushes_merges_and_restarts() {
+    let world = World::new(0);
+    let store = world.open("a").await.unwrap();
+    assert_eq!(store.append(Table::Spans, spans("r", 0, 50)).await.unwrap().accepted, 50);
+    assert_eq!(world.read().await, expected("r", 0..50), "others find them in the log");
+    store.flush().await.unwrap();
+    assert!(world.log_objects().await.is_empty(), "what is in tables leaves the log");
+    assert_eq!(store.append(Table::Spans, spans("r", 40, 20)).await.unwrap().duplicates, 10);
+    store.flush().await.unwrap();
+    store.compact().await.unwrap();
+    assert_eq!(world.read().await, expected("r", 0..60));
+    store.append(Table::Spans, spans("s", 0, 5)).await.unwrap();
+    store.append(Table::Spans, open_spans("s", 5, 1)).await.unwrap();
+    store.close().await.unwrap();
+    assert!(world.log_objects().await.is_empty());
+    let store = world.open("a").await.unwrap();
+    store.append(Table::Spans, spans("s", 5, 1)).await.unwrap();
+    assert_eq!(seen(&store).len(), 66);
+    assert_eq!(seen(&store), world.read().await);
+    store.flush().await.unwrap();
+    assert!(store.delete_run("r").await.unwrap());
+    assert_eq!(world.read().await, expected("s", 0..6));
+    let types = &store_types(&store);
+    assert!(types.contains("n") && types.contains("text"), "{types:?}");
+}
+
+fn store_types(store: &Store) -> BTreeSet<String> {
+    use rollscope_store::SnapshotSource;
+    let types = store.snapshot().attr_types.clone();
+    types.get(&Table::Spans).unwrap().values().flat_map(|keys| keys.keys().cloned()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_killed_writer_acknowledged_is_taken_over() {
+    let world = World::new(0);
+    let first = world.open("a").await.unwrap();
+    first.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    first.flush().await.unwrap();
+    first.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    drop(first);
+    let second = world.open("a").await.unwrap();
+    assert_eq!(seen(&second), expected("r", 0..20));
+    assert_eq!(world.read().await, expected("r", 0..20));
+    assert_eq!(second.append(Table::Spans, spans("r", 5, 20)).await.unwrap().accepted, 5);
+    drop(second);
+    let third = world.open("a").await.unwrap();
+    assert_eq!(seen(&third), expected("r", 0..25));
+    third.close().await.unwrap();
+    assert!(world.log_objects().await.is_empty());
+    assert_eq!(world.read().await, expected("r", 0..25));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_writer_that_was_replaced_acknowledges_and_commits_nothing_more() {
+    let world = World::new(0);
+    let old = world.open("a").await.unwrap();
+    old.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    let new = world.open("a").await.unwrap();
+    assert_eq!(seen(&new), expected("r", 0..10));
+    let refused = old.append(Table::Spans, spans("r", 10, 10)).await.unwrap_err();
+    assert!(matches!(refused, StoreError::Fenced), "{refused}");
+    assert!(refused.retry_after().is_some(), "senders keep what was refused");
+    assert!(matches!(old.flush().await.unwrap_err(), StoreError::Fenced));
+    new.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    new.flush().await.unwrap();
+    assert_eq!(world.read().await, expected("r", 0..20));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_writers_share_the_tables() {
+    let world = World::new(0);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    for i in 0..10 {
+        a.append(Table::Spans, spans("r", i * 20, 10)).await.unwrap();
+        b.append(Table::Spans, spans("r", i * 20 + 10, 10)).await.unwrap();
+        let (one, other) = tokio::join!(a.flush(), b.flush());
+        one.unwrap();
+        other.unwrap();
+    }
+    assert_eq!(world.read().await, expected("r", 0..200));
+    a.compact().await.unwrap();
+    assert_eq!(world.read().await, expected("r", 0..200));
+    // It was open on one node, and ends on the other.
+    a.append(Table::Spans, open_spans("q", 0, 3)).await.unwrap();
+    a.close().await.unwrap();
+    b.tidy().await.unwrap();
+    b.append(Table::Spans, spans("q", 0, 3)).await.unwrap();
+    assert_eq!(seen(&b).len(), 203);
+    b.close().await.unwrap();
+    assert_eq!(world.read().await.len(), 203);
+}
+
+/// A row may be there that was refused, whole or not at all.
+#[derive(Default)]
+struct Model {
+    acknowledged: BTreeMap<u64, &'static str>,
+    refused: BTreeSet<u64>,
+}
+
+async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
+    let world = World::new(seed);
+    let mut random = StdRng::seed_from_u64(seed);
+    let names = ["a", "b", "c"];
+    let mut nodes: Vec<Option<Store>> = vec![None; names.len()];
+    let mut model = Model::default();
+    let mut next = 0;
+    let steps = random.random_range(10..50);
+    for step in 0..steps {
+        let at = random.random_range(0..names.len());
+        if nodes[at].is_none() {
+            world.set_weather(if random.random_ratio(1, 3) { 30 } else { 0 });
+            nodes[at] = world.open(names[at]).await.ok();
+            world.set_weather(0);
+        }
+        let Some(store) = nodes[at].clone() else { continue };
+        let what = random.random_range(0..100);
+        let say = |text: &str| {
+            if verbose {
+                println!("{step}: {} {text}", names[at]);
+            }
+        };
+        world.set_weather(if random.random_ratio(1, 4) { random.random_range(2..40) } else { 0 });
+        match what {
+            0..50 => {
+                let (first, n) = (next, random.random_range(1..8));
+                next += n;
+                let sent = store.append(Table::Spans, spans("r", first, n)).await;
+                say(&format!("appends {first}..{} {:?}", first + n, sent.as_ref().map(|_| ())));
+                match sent {
+                    Ok(_) => model.acknowledged.extend((first..first + n).map(|i| (i, names[at]))),
+                    Err(_) => model.refused.extend(first..first + n),
+                }
+            }
+            50..60 if !model.acknowledged.is_empty() => {
+                // The same again, to the node that had it.
+                let nth = random.random_range(0..model.acknowledged.len());
+                let (number, node) = model.acknowledged.iter().nth(nth).map(|(n, node)| (*n, *node)).unwrap();
+                // What cannot be read cannot be compared: such a duplicate is found when segments are merged.
+                world.set_weather(0);
+                if let Some(had) = &nodes[names.iter().position(|name| *name == node).unwrap()]
+                    && had.stats().duplicate_check_skipped == 0
+                {
+                    let again = had.append(Table::Spans, spans("r", number, 1)).await;
+                    say(&format!("repeats {number} {again:?}"));
+                }
+            }
+            60..75 => say(&format!("flushes {:?}", store.flush().await)),
+            75..80 => say(&format!("merges {:?}", store.compact().await)),
+            80..85 => say(&format!("tidies {:?}", store.tidy().await)),
+            85..95 => {
+                say("is killed");
+                nodes[at] = None;
+            }
+            _ => {
+                say(&format!("closes {:?}", store.close().await));
+                nodes[at] = None;
+            }
+        }
+        drop(store);
+        world.set_weather(0);
+        check(&world, &model, seed, step).await?;
+    }
+    // Everything settles: all nodes come back, close, and leave nothing in logs.
+    for (name, node) in names.iter().zip(&mut nodes) {
+        *node = None;
+        let store = world.open(name).await.map_err(|e| format!("seed {seed}: {name} does not open: {e}"))?;
+        store.close().await.map_err(|e| format!("seed {seed}: {name} does not close: {e}"))?;
+        if verbose {
+            println!("{name} leaves {:?}", world.log_objects().await);
+        }
+    }
+    check(&world, &model, seed, steps).await?;
+    let left = world.log_objects().await;
+    if left.is_empty() { Ok(steps) } else { Err(format!("seed {seed}: {left:?} are left in logs")) }
+}
+
+async fn check(world: &World, model: &Model, seed: u64, step: u64) -> std::result::Result<(), String> {
+    let rows: Vec<u64> = world.read().await.into_iter().map(|(_, number, _)| number).collect();
+    let unique: BTreeSet<u64> = rows.iter().copied().collect();
+    let lost: Vec<&u64> = model.acknowledged.keys().filter(|n| !unique.contains(n)).collect();
+    let strange: Vec<&u64> =
+        unique.iter().filter(|n| !model.acknowledged.contains_key(n) && !model.refused.contains(n)).collect();
+    match (lost.is_empty(), strange.is_empty(), rows.len() == unique.len()) {
+        (true, true, true) => Ok(()),
+        (_, _, once) => {
+            Err(format!("seed {seed}, step {step}: lost {lost:?}, never sent {strange:?}, each once: {once}"))
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_acknowledged_row_is_lost_or_doubled() {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let (first, seeds, verbose) = match number("SEED") {
+        Some(seed) => (seed, 1, true),
+        None => (number("FIRST").unwrap_or(0), number("SEEDS").unwrap_or(SEEDS), false),
+    };
+    let (mut steps, mut failures) = (0, Vec::new());
+    for seed in first..first + seeds {
+        match run(seed, verbose).await {
+            Ok(n) => steps += n,
+            Err(why) => failures.push(why),
+        }
+    }
+    println!("lake: {seeds} seeds from {first}, {steps} steps, failures: {failures:?}");
+    assert!(failures.is_empty(), "{failures:#?}");
+}
