@@ -23,8 +23,10 @@ peak = (0, "")
 class Server:
     """`rollscope serve` on free ports."""
 
-    def __init__(self, data: Path, *flags: str, command: str = "serve", env: dict | None = None):
-        self.data = data
+    def __init__(self, data: Path, *flags: str, command: str = "serve", env: dict | None = None,
+                 place: str | None = None):
+        # `place` is a lake; then `data` is only where its log and cache are.
+        self.data, self.place = data, place
         self.flags = flags
         self.command = command
         self.env = env or {}
@@ -35,7 +37,7 @@ class Server:
         env = {k: v for k, v in os.environ.items() if not k.startswith("ROLLSCOPE_")}
         self.log = open(self.data.parent / f"{self.data.name}.log", "ab")
         self.process = subprocess.Popen(
-            [BINARY, self.command, "--data", self.data, *([] if "--listen" in self.flags else ["--listen", "127.0.0.1:0"]),
+            [BINARY, self.command, "--data", self.place or self.data, *([] if "--listen" in self.flags else ["--listen", "127.0.0.1:0"]),
              "--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0", *self.flags],
             stdout=subprocess.PIPE, stderr=self.log, text=True, env={**env, **self.env})
         told = {}

@@ -62,16 +62,22 @@ pub struct TokenizerArgs {
 
 #[derive(Args)]
 pub struct FolderArgs {
-    /// Folder of the store.
-    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA", default_value = crate::config::DEFAULT_DATA)]
+    /// Folder of the store, or a lake, such as s3://bucket/prefix.
+    #[arg(long, value_name = "DIR|URL", env = "ROLLSCOPE_DATA", default_value = crate::config::DEFAULT_DATA)]
     pub data: PathBuf,
 }
 
 #[derive(Args, Clone, Default)]
 pub struct ServeArgs {
-    /// Folder of the store. It is created if it does not exist [default: rollscope-data].
-    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA")]
+    /// Folder of the store, or a lake on object storage, such as s3://bucket/prefix. It is created if it does not exist [default: rollscope-data].
+    #[arg(long, value_name = "DIR|URL", env = "ROLLSCOPE_DATA")]
     pub data: Option<PathBuf>,
+    /// For a lake: folder for what this machine can make again, such as its search index [default: in the user's cache].
+    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_CACHE")]
+    pub cache: Option<PathBuf>,
+    /// For a lake: name of this node. A process takes the place of one that had the same name before [default: the name of the host].
+    #[arg(long, value_name = "NAME", env = "ROLLSCOPE_NODE")]
+    pub node: Option<String>,
     /// Address of the page and the API [default: 127.0.0.1:7200].
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_LISTEN")]
     pub listen: Option<String>,
@@ -190,8 +196,8 @@ pub enum DemoShape {
 /// Where to read: a folder (also while a server writes to it) or a server.
 #[derive(Args)]
 pub struct SourceArgs {
-    /// Folder of the store [default: rollscope-data or, if there is none, the server on this machine].
-    #[arg(long, value_name = "DIR", env = "ROLLSCOPE_DATA", conflicts_with = "server")]
+    /// Folder of the store, or a lake, such as s3://bucket/prefix [default: rollscope-data or, if there is none, the server on this machine].
+    #[arg(long, value_name = "DIR|URL", env = "ROLLSCOPE_DATA", conflicts_with = "server")]
     pub data: Option<PathBuf>,
     /// Query a running server instead, such as http://127.0.0.1:7200.
     #[arg(long, value_name = "URL", env = "ROLLSCOPE_SERVER")]

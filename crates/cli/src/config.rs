@@ -11,20 +11,23 @@ use rollscope_tokenizer::{TokenizerRule, Tokenizers};
 use serde::{Deserialize, Serialize};
 
 use crate::args::{ServeArgs, TokenizerArgs};
+pub use crate::output::Usage;
+use crate::place;
 
 pub const DEFAULT_DATA: &str = "rollscope-data";
-
-/// The user's mistake, found after parsing: exit code 2.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
 
 /// What the file may contain, and what `--print-config` prints.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Folder of the store.
+    /// Folder of the store, or the URL of a lake.
     pub data: PathBuf,
+    /// For a lake: folder for what can be made again.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<PathBuf>,
+    /// For a lake: the name of this node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Write logs as JSON lines.
     pub log_json: bool,
     pub server: ServerConfig,
@@ -53,6 +56,15 @@ impl Config {
         if config.data.as_os_str().is_empty() {
             config.data = DEFAULT_DATA.into();
         }
+        config.cache = args.cache.clone().or(config.cache.take());
+        config.node = args.node.clone().or(config.node.take());
+        config.store.dir = match place::lake_url(&config.data) {
+            None => config.data.clone(),
+            Some(url) => {
+                let node = config.node.clone().unwrap_or_else(place::host_name);
+                config.cache.clone().unwrap_or_else(|| place::cache_of(url).join(node))
+            }
+        };
         let server = &mut config.server;
         let set = |to: &mut String, from: &Option<String>| {
             if let Some(from) = from {
@@ -75,7 +87,7 @@ impl Config {
             tls.client_ca = Some(ca.clone());
         }
         let audit_log = args.audit_log.clone().or(server.audit_log.take());
-        server.audit_log = audit_log.or_else(|| Some(config.data.join("audit.log")));
+        server.audit_log = audit_log.or_else(|| Some(config.store.dir.join("audit.log")));
         if let Some(bytes) = args.max_message_bytes {
             server.limits.max_message_bytes = bytes;
         }
@@ -100,7 +112,6 @@ impl Config {
         // Those of the command line come first.
         config.tokenizers.splice(..0, args.tokenizers.rules());
         config.log_json |= args.log_json;
-        config.store.dir = config.data.clone();
         Ok(config)
     }
 

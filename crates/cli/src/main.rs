@@ -9,6 +9,7 @@ mod output;
 mod args;
 mod commands;
 mod config;
+mod place;
 mod progress;
 mod source;
 

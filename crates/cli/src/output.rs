@@ -8,6 +8,11 @@ use std::io::{ErrorKind, IsTerminal, Write};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// The user's mistake, found after parsing: exit code 2.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
 /// In place of the standard library's, which panics when the pipe is closed.
 macro_rules! println {
     ($($arg:tt)*) => { $crate::output::say(format_args!("{}\n", format_args!($($arg)*))) };
@@ -49,7 +54,12 @@ pub fn complain(text: std::fmt::Arguments) {
 /// Starts the log on standard error. `ROLLSCOPE_LOG` sets its level.
 pub fn start_logs(level: &str, json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+        // Delta Lake reports every step of reading a table.
+        .unwrap_or_else(|_| {
+            tracing_subscriber::EnvFilter::new(format!(
+                "{level},buoyant_kernel=warn,buoyant_kernel_engine=warn,deltalake_core=warn"
+            ))
+        });
     // Otherwise it reports a standard error that cannot be written to on standard error, and panics.
     let logs =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);

@@ -7,15 +7,8 @@ use rollscope_model::Table;
 use crate::error::StoreError;
 use crate::journal::{COMMITS, Journal, MANIFEST, Unwritten};
 use crate::lake::LakeTables;
-use crate::manifest::{Commit, Manifest};
+use crate::manifest::{Commit, Manifest, Uncommitted};
 use crate::root::Folder;
-
-/// Why a commit failed.
-pub(crate) struct Uncommitted {
-    pub error: StoreError,
-    /// Nobody will ever find it.
-    pub is_certain: bool,
-}
 
 pub(crate) enum Commits {
     Folder(Folder, Journal),

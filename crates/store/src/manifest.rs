@@ -167,6 +167,13 @@ pub(crate) struct Commit {
     pub flushed: Option<(Table, u64)>,
 }
 
+/// Why a commit failed.
+pub(crate) struct Uncommitted {
+    pub error: StoreError,
+    /// Nobody will ever find it.
+    pub is_certain: bool,
+}
+
 impl Commit {
     /// What it changes in each table. What belongs to no table is left out.
     pub fn by_table(mut self) -> Vec<Commit> {

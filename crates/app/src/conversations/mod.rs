@@ -25,7 +25,7 @@ use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_search::snippet::{Needles, Snippet};
 use rollscope_search::text::Said;
 use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError};
-use rollscope_store::{ReadOnlyStore, SnapshotSource, Store, StoreOptions};
+use rollscope_store::{ReadOnlyStore, Snapshot, SnapshotSource, Store, StoreOptions};
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
@@ -167,6 +167,16 @@ impl Conversations {
             }
             Err(_) => Search::open_existing(&index)?,
         };
+        Ok(Conversations { engine, search, follower: Arc::default() })
+    }
+
+    /// For the command line: a lake, with its index in a folder of this machine.
+    pub async fn of_snapshot(dir: &Path, snapshot: Snapshot, engine: Engine) -> Result<Conversations, SearchError> {
+        std::fs::create_dir_all(dir).map_err(SearchError::Io)?;
+        let search = Search::open(&dir.join(INDEX))?;
+        let (inner, handle) = (search.clone(), tokio::runtime::Handle::current());
+        let done = tokio::task::spawn_blocking(move || rollscope_search::catch_up(&inner, &snapshot, &handle));
+        done.await.map_err(|e| SearchError::Io(std::io::Error::other(e)))??;
         Ok(Conversations { engine, search, follower: Arc::default() })
     }
 

@@ -17,14 +17,13 @@ use rollscope_app::problem::Problem;
 use rollscope_model::time::NS_PER_S;
 use rollscope_query::columns::{int_column, text_column};
 use rollscope_query::{QueryError, QueryLimits};
-use rollscope_store::ReadOnlyStore;
 use rollscope_tokenizer::Tokenizers;
 use serde_json::Value;
 
 use crate::args::{AnswerArgs, DiffArgs, HangArgs, MismatchArgs, ReportArgs, SourceArgs};
 use crate::config::Usage;
-use crate::output;
 use crate::source::{encode_path_part, local_folder, server_url};
+use crate::{output, place};
 
 const TIMEOUT: Duration = Duration::from_secs(600);
 /// How long `--stacks` waits for the processes, and how often it looks. They send something every five seconds.
@@ -220,7 +219,7 @@ async fn open(data: PathBuf) -> anyhow::Result<Answers> {
 }
 
 async fn open_with(data: PathBuf, tokenizers: Tokenizers) -> anyhow::Result<Answers> {
-    let store = ReadOnlyStore::open(&data).await?;
+    let store = place::open_for_reading(&data).await?;
     let limits = QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() };
     Ok(Answers::with_tokenizers(Arc::new(store), limits, tokenizers)?)
 }

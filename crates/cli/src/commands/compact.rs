@@ -4,8 +4,10 @@ use rollscope_store::{Store, StoreOptions};
 
 use crate::args::FolderArgs;
 use crate::output::{count, size};
+use crate::place;
 
 pub async fn run(args: FolderArgs) -> anyhow::Result<()> {
+    place::only_folder(&args.data, "rollscope compact")?;
     let store = Store::open(StoreOptions { delete_grace_s: 0, ..StoreOptions::at(&args.data) }).await?;
     let before = store.stats();
     store.compact().await?;

@@ -13,12 +13,13 @@ use rollscope_app::conversations::ask::Ask;
 use rollscope_app::conversations::export::Pages;
 use rollscope_app::problem::Problem;
 use rollscope_query::{Engine, QueryLimits};
-use rollscope_store::ReadOnlyStore;
+use rollscope_store::{ReadOnlyStore, SnapshotSource};
 use serde_json::Value;
 
 use crate::args::{ConversationsArgs, ConversationsFormat, FolderArgs};
 use crate::config::Usage;
 use crate::output::{count, printable, stdout};
+use crate::place;
 use crate::source::{encode_path_part, local_folder, server_url};
 
 /// How many conversations a table shows.
@@ -26,6 +27,7 @@ const SHOWN: usize = 20;
 
 pub async fn reindex(args: FolderArgs) -> anyhow::Result<()> {
     let started = Instant::now();
+    place::only_folder(&args.data, "rollscope conversations reindex")?;
     let indexed = Conversations::reindex(&args.data).await?;
     println!("indexed {} conversations in {:.1} s", count(indexed), started.elapsed().as_secs_f64());
     Ok(())
@@ -97,8 +99,17 @@ async fn ask_folder(args: &ConversationsArgs, data: PathBuf) -> anyhow::Result<V
     // The index first: it may write to the folder; then what it refers to.
     let limits = QueryLimits { timeout: Duration::from_secs(300), ..QueryLimits::default() };
     let engine = |store: ReadOnlyStore| Engine::new(Arc::new(store), limits.clone());
-    let index = Conversations::open(&data, engine(ReadOnlyStore::open(&data).await?)?).await?;
-    let conversations = index.with_engine(engine(ReadOnlyStore::open(&data).await?)?);
+    let conversations = match place::lake_url(&data) {
+        None => {
+            let index = Conversations::open(&data, engine(ReadOnlyStore::open(&data).await?)?).await?;
+            index.with_engine(engine(ReadOnlyStore::open(&data).await?)?)
+        }
+        Some(url) => {
+            let store = place::open_for_reading(&data).await?;
+            let snapshot = store.snapshot();
+            Conversations::of_snapshot(&place::cache_of(url).join("reader"), snapshot, engine(store)?).await?
+        }
+    };
     if let Some(id) = &args.id {
         return conversations.one(id, true).await.map_err(told);
     }

@@ -9,13 +9,12 @@ use anyhow::Context;
 use futures::StreamExt;
 use rollscope_model::Table;
 use rollscope_query::{Engine, QueryLimits};
-use rollscope_store::ReadOnlyStore;
 
 use crate::args::ExportOtlpArgs;
-use crate::output;
+use crate::{output, place};
 
 pub async fn otlp(args: ExportOtlpArgs) -> anyhow::Result<()> {
-    let store = ReadOnlyStore::open(&args.folder.data).await?;
+    let store = place::open_for_reading(&args.folder.data).await?;
     let limits =
         QueryLimits { max_rows: usize::MAX, timeout: Duration::from_secs(24 * 3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;

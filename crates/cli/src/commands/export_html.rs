@@ -13,10 +13,11 @@ use rollscope_formats::export::html::{Page, Window};
 use rollscope_model::Table;
 use rollscope_query::columns::{int_column, text_column};
 use rollscope_query::{Engine, QueryLimits, sql_text};
-use rollscope_store::{ReadOnlyStore, SnapshotSource};
+use rollscope_store::SnapshotSource;
 
 use crate::args::ExportHtmlArgs;
 use crate::output::{count, size};
+use crate::place;
 use crate::progress::Bar;
 
 /// Spans in one file. Browsers open that; more is what a server is for.
@@ -33,7 +34,7 @@ pub fn template() -> anyhow::Result<String> {
 }
 
 pub async fn run(args: ExportHtmlArgs) -> anyhow::Result<()> {
-    let engine = engine(ReadOnlyStore::open(&args.folder.data).await?)?;
+    let engine = engine(place::open_for_reading(&args.folder.data).await?)?;
     let runs = column(&engine, "select run_id from runs order by started_ns desc").await?;
     let run = match (args.run, runs.len()) {
         (Some(run), _) => engine.find_run(&run).await.map_err(super::answers::usage)?,

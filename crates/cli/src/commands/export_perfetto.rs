@@ -13,12 +13,12 @@ use rollscope_formats::export::perfetto::{Exporter, Format, Options, Written};
 use rollscope_formats::import::{self, ImportError, ImportOptions, Imported, chrome};
 use rollscope_model::Table;
 use rollscope_query::{Engine, QueryLimits, sql_text};
-use rollscope_store::ReadOnlyStore;
 
 use super::files;
 use crate::args::{ExportPerfettoArgs, TraceFormat};
 use crate::config::Usage;
 use crate::output::{count, stdout};
+use crate::place;
 
 pub async fn run(args: ExportPerfettoArgs) -> anyhow::Result<()> {
     if !args.files.is_empty() && (args.run.is_some() || args.step.is_some()) {
@@ -119,7 +119,7 @@ fn from_files(paths: &[PathBuf], exporter: &mut Exporter) -> anyhow::Result<()> 
 }
 
 async fn from_store(args: &ExportPerfettoArgs, exporter: &mut Exporter) -> anyhow::Result<()> {
-    let store = ReadOnlyStore::open(&args.folder.data).await?;
+    let store = place::open_for_reading(&args.folder.data).await?;
     let limits =
         QueryLimits { max_rows: usize::MAX, timeout: Duration::from_secs(24 * 3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;

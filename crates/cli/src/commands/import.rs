@@ -19,7 +19,7 @@ use super::export_html::engine;
 use super::files;
 use crate::args::ImportArgs;
 use crate::output::count;
-use crate::progress;
+use crate::{place, progress};
 
 pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     if args.watch {
@@ -41,11 +41,16 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
 
 /// The store, which a server may be using.
 pub async fn open(data: &Path) -> anyhow::Result<Store> {
-    Store::open(StoreOptions::at(data)).await.map_err(|e| match e {
-        StoreError::Locked { .. } => {
+    let options = StoreOptions::at(
+        place::lake_url(data).map_or_else(|| data.to_path_buf(), |url| place::cache_of(url).join("import")),
+    );
+    // Beside servers of the same machine, which have its name.
+    let node = format!("import-{}-{}", place::host_name(), std::process::id());
+    place::open(data, options, Some(&node)).await.map_err(|e| match e.downcast_ref() {
+        Some(StoreError::Locked { .. }) => {
             anyhow::anyhow!("{e}. A server imports by itself what it is started with: rollscope serve --watch PATH")
         }
-        e => e.into(),
+        _ => e,
     })
 }
 

@@ -9,6 +9,7 @@ use rollscope_store::ReadOnlyStore;
 use serde_json::{Value, json};
 
 use crate::args::McpArgs;
+use crate::place;
 use crate::source::{local_folder, server_url};
 
 const TIMEOUT: Duration = Duration::from_secs(300);
@@ -21,6 +22,7 @@ pub async fn run(args: McpArgs) -> anyhow::Result<()> {
     let assistant = match local_folder(&args.source) {
         Some(data) => {
             // A folder that is none is reported now, not to the assistant.
+            place::only_folder(&data, "rollscope mcp")?;
             ReadOnlyStore::open(&data).await?;
             let limits = QueryLimits { timeout: TIMEOUT, ..QueryLimits::default() };
             let source = Source::Folder(Arc::new(Folder::new(&data, limits)));

@@ -9,10 +9,11 @@ use rollscope_app::{sinks, steps};
 use rollscope_model::read::{Floats, Ints, Text, column};
 use rollscope_model::time::{now_ns, ns_to_seconds};
 use rollscope_query::{Engine, QueryLimits, sql_text};
-use rollscope_store::{ReadOnlyStore, Store};
+use rollscope_store::Store;
 
 use crate::args::{ExportTensorboardArgs, MetricsArgs, SqlArgs, TokenizerArgs};
 use crate::output::count;
+use crate::place;
 
 pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
     let run = sql_text(&super::answers::find_run(&args.source, &args.run).await?);
@@ -50,7 +51,7 @@ pub async fn work_out(store: &Store) -> anyhow::Result<()> {
 }
 
 pub async fn tensorboard(args: ExportTensorboardArgs) -> anyhow::Result<()> {
-    let store = ReadOnlyStore::open(&args.folder.data).await?;
+    let store = place::open_for_reading(&args.folder.data).await?;
     let limits =
         QueryLimits { max_rows: usize::MAX, timeout: std::time::Duration::from_secs(3600), ..QueryLimits::default() };
     let engine = Engine::new(Arc::new(store), limits)?;

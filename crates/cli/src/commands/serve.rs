@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use super::{files, watch};
 use crate::args::ServeArgs;
 use crate::config::{Config, Usage};
-use crate::output;
+use crate::{output, place};
 
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = Config::resolve(&args)?;
@@ -80,7 +80,7 @@ pub fn start_quiet_logs() {
 pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
     files::check_patterns(&config.watch)?;
     let tokenizers = config.open_tokenizers()?;
-    let store = Store::open(config.store.clone()).await?;
+    let store = place::open(&config.data, config.store.clone(), config.node.as_deref()).await?;
     for problem in store.health().problems {
         tracing::warn!("{problem}");
     }

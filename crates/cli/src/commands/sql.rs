@@ -13,14 +13,13 @@ use futures::StreamExt;
 use rollscope_answers::Answers;
 use rollscope_app::encode;
 use rollscope_query::QueryLimits;
-use rollscope_store::ReadOnlyStore;
 use rollscope_tokenizer::Tokenizers;
 
 use crate::args::{Format, SqlArgs};
 use crate::config::Usage;
-use crate::output;
 use crate::progress::Bar;
 use crate::source::{local_folder, server_url};
+use crate::{output, place};
 
 pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
     if args.query == "-" {
@@ -39,7 +38,7 @@ pub async fn run(mut args: SqlArgs) -> anyhow::Result<()> {
 }
 
 async fn ask_folder(args: &SqlArgs, data: PathBuf, tokenizers: Tokenizers) -> anyhow::Result<()> {
-    let store = ReadOnlyStore::open(&data).await?;
+    let store = place::open_for_reading(&data).await?;
     let limits =
         QueryLimits { timeout: Duration::from_secs(args.timeout), max_rows: args.max_rows, ..QueryLimits::default() };
     let answers = Answers::with_tokenizers(Arc::new(store), limits, tokenizers)?;

@@ -32,6 +32,7 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("formats", &["model", "spans"]),
         ("demo", &["model"]),
         ("store", &["model"]),
+        ("lake", &["model", "store"]),
         ("query", &["model", "spans", "store", "tokenizer"]),
         ("search", &["model", "store"]),
         ("answers", &["model", "spans", "store", "query", "tokenizer"]),
@@ -39,7 +40,10 @@ fn arrows_between_crates_are_the_allowed_ones() {
         ("mcp", &["model", "store", "query", "answers", "app"]),
         ("alarms", &["model", "store", "query", "answers", "app"]),
         ("server", &["model", "formats", "store", "query", "answers", "app", "mcp", "alarms"]),
-        ("cli", &["model", "formats", "store", "query", "answers", "app", "mcp", "server", "demo", "tokenizer"]),
+        (
+            "cli",
+            &["model", "formats", "store", "lake", "query", "answers", "app", "mcp", "server", "demo", "tokenizer"],
+        ),
     ]
     .into();
     let found = dependencies();
@@ -59,7 +63,8 @@ fn heavy_dependencies_stay_behind_one_crate() {
         ("axum", &["server"]),
         ("tonic", &["server"]),
         ("parquet", &["store"]),
-        ("object_store", &["store"]),
+        ("object_store", &["store", "lake"]),
+        ("deltalake-core", &["lake"]),
         ("clap", &["cli"]),
         ("rmcp", &["mcp"]),
     ] {

@@ -36,7 +36,7 @@ use crate::manifest::{AttrTypes, Segment};
 
 pub(crate) use adopt::{Logs as AllLogs, adopt_dead};
 pub(crate) use log::{ObjectLog, WriterLog};
-pub(crate) use nodes::NodeEntry;
+pub(crate) use nodes::{BEAT, NodeEntry, Watch};
 pub(crate) use tables::LakeTables;
 
 /// Where a lake is, and who opens it.
@@ -49,6 +49,8 @@ pub struct Lake {
     pub node: String,
     /// At least this long between two puts of the log.
     pub log_every: Duration,
+    /// A node that says nothing for this long has ended.
+    pub silence: Duration,
 }
 
 /// Which files are in each table, for all who share a lake.

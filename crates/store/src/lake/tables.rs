@@ -7,9 +7,8 @@ use futures::future::try_join_all;
 use rollscope_model::Table;
 
 use super::{TableChange, TableVersion, Tables};
-use crate::commits::Uncommitted;
 use crate::error::StoreError;
-use crate::manifest::{AttrTypes, Commit, Manifest, Segment};
+use crate::manifest::{AttrTypes, Commit, Manifest, Segment, Uncommitted};
 
 /// How long a commit is tried.
 const PATIENCE: Duration = Duration::from_secs(30);

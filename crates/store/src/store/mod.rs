@@ -22,7 +22,7 @@ use utoipa::ToSchema;
 use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::lake::{self, Lake, LakeTables, NodeEntry, ObjectLog, WriterLog};
+use crate::lake::{self, Lake, LakeTables, NodeEntry, ObjectLog, Watch, WriterLog};
 use crate::lock::Lock;
 use crate::logs::{Logs, WAL};
 use crate::manifest::{Segment, SetAside};
@@ -54,7 +54,7 @@ struct Start {
     commits: Commits,
     logs: Logs,
     lock: Option<Lock>,
-    node: Option<NodeEntry>,
+    node: Option<(NodeEntry, Watch)>,
     replayed: Replayed,
     set_aside: Vec<SetAside>,
     unchecked: Vec<Arc<Segment>>,
@@ -190,7 +190,7 @@ impl Store {
         let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
         let take = |table, batch| rows.push((table, batch));
         lake::adopt_dead(&root, &mut tables, &mut log, &writer, before, &mut set_aside, take).await?;
-        node.settle().await?;
+        node.beat().await?;
         let manifest = tables.manifest().await?;
         let (task_root, task_options, handle) = (root.clone(), options.clone(), tokio::runtime::Handle::current());
         let replayed = tokio::task::spawn_blocking(move || {
@@ -209,7 +209,7 @@ impl Store {
             commits: Commits::Lake(Box::new(tables)),
             logs: Logs::Lake(place),
             lock: None,
-            node: Some(node),
+            node: Some((node, Watch::new(lake.silence))),
             replayed,
             set_aside,
             unchecked: Vec::new(),
@@ -220,6 +220,7 @@ impl Store {
     async fn start(start: Start) -> Result<Store, StoreError> {
         let Start { options, root, writer_id, log, commits, logs, lock, node, replayed, set_aside, unchecked } = start;
         let (queue, requests) = mpsc::channel(QUEUE);
+        let (node, watch) = node.unzip();
         let shared = Arc::new(Shared {
             root,
             state: RwLock::new(replayed.state),
@@ -245,6 +246,8 @@ impl Store {
             closed: AtomicBool::new(false),
             lock: Mutex::new(lock),
             node,
+            watch: tokio::sync::Mutex::new(watch),
+            is_fenced: AtomicBool::new(false),
             set_aside_now: Mutex::default(),
             touched: Touched::default(),
             vitals: Vitals::default(),
@@ -272,6 +275,9 @@ impl Store {
         }
         let (writer, handle) = (shared.clone(), tokio::runtime::Handle::current());
         let vitals = &shared.vitals;
+        if shared.node.is_some() {
+            vitals.task("lake-node", upkeep::be_a_node(Arc::downgrade(&shared)));
+        }
         vitals
             .thread(WRITER, move || write_loop(&writer, requests, &handle))
             .map_err(|e| StoreError::io(&shared.options.dir, e))?;
@@ -304,6 +310,11 @@ impl Store {
     /// Steps that got new spans, samples or logged metrics since this was last called; at first, those that the log held at the start.
     pub fn touched_steps(&self) -> Vec<Step> {
         self.shared.touched.take()
+    }
+
+    /// In a lake: takes over what nodes have left that are silent. The background does so from time to time.
+    pub fn adopt_silent(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.shared.adopt_silent())
     }
 
     /// Writes the tail into segments. Returns when that is done.
@@ -418,6 +429,10 @@ impl Store {
         if let Some(failure) = &failure {
             problems.push(format!("cannot write the live tail to segments: {failure}"));
         }
+        let is_fenced = self.shared.is_fenced.load(Ordering::Relaxed);
+        if is_fenced {
+            problems.push(StoreError::Fenced.to_string());
+        }
         let manifest = self.shared.state.read().manifest.clone();
         let mut set_aside = manifest.set_aside.clone();
         for item in self.shared.set_aside_now.lock().iter() {
@@ -439,8 +454,10 @@ impl Store {
         }
         let deaths = self.shared.vitals.deaths();
         problems.extend(deaths.iter().map(ToString::to_string));
-        let writable =
-            failure.is_none() && !self.shared.closed.load(Ordering::Relaxed) && !self.shared.vitals.is_dead(WRITER);
+        let writable = failure.is_none()
+            && !is_fenced
+            && !self.shared.closed.load(Ordering::Relaxed)
+            && !self.shared.vitals.is_dead(WRITER);
         Health { writable, problems, set_aside, deaths }
     }
 

@@ -15,15 +15,15 @@ use super::writer::{Request, WRITER, Writer};
 use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::lake::NodeEntry;
+use crate::lake::{self, NodeEntry, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
 use crate::manifest::{Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
-use crate::tail::State;
-use crate::touched::Touched;
+use crate::tail::{Incoming, State};
+use crate::touched::{self, Touched};
 use crate::vitals::Vitals;
 
 pub(super) struct Shared {
@@ -54,6 +54,9 @@ pub(super) struct Shared {
     pub(super) lock: Mutex<Option<Lock>>,
     /// Of a lake.
     pub(super) node: Option<NodeEntry>,
+    pub(super) watch: tokio::sync::Mutex<Option<Watch>>,
+    /// Another writer has taken over.
+    pub(super) is_fenced: AtomicBool,
     pub(super) set_aside_now: Mutex<Vec<SetAside>>,
     pub(super) touched: Touched,
     pub(super) vitals: Vitals,
@@ -202,6 +205,45 @@ impl Shared {
         }
         state.version += 1;
         self.changes.send_replace(state.version);
+        Ok(())
+    }
+
+    /// In a lake: takes over the logs of nodes that are silent, and puts their rows into the tail.
+    pub(super) async fn adopt_silent(&self) -> Result<(), StoreError> {
+        let (Some(node), mut watch) = (&self.node, self.watch.lock().await) else { return Ok(()) };
+        let Some(watch) = watch.as_mut() else { return Ok(()) };
+        for silent in watch.silent(node).await? {
+            let mut commits = self.commit.lock().await;
+            let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
+            let mut writer = self.writer.lock().await;
+            let writer = &mut *writer;
+            let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
+            let take = |table, batch| rows.push((table, batch));
+            let dead = silent.writers.clone();
+            let adopted =
+                lake::adopt_dead(&self.root, tables, &mut *writer.log, &node.writer, dead, &mut set_aside, take).await;
+            // Also after an error: what was copied to the log is ours.
+            let (manifest, handle) = (self.state.read().manifest.clone(), tokio::runtime::Handle::current());
+            tokio::task::block_in_place(|| {
+                for (table, batch) in rows {
+                    let steps = touched::steps(table, &batch);
+                    let incoming = Incoming::new(table, segment::upgrade(table, &batch)?);
+                    let known = writer.known.of(&incoming, &manifest, &self.root, &handle);
+                    let admitted = writer.indices[table as usize].admit(incoming, &known);
+                    self.state.write().publish(admitted);
+                    self.touched.note(steps);
+                }
+                Ok::<_, StoreError>(())
+            })?;
+            {
+                let mut state = self.state.write();
+                state.coalesce(&mut writer.indices);
+                self.changes.send_replace(state.version);
+            }
+            self.set_aside_now.lock().extend(set_aside);
+            adopted?;
+            watch.settle(node, silent).await;
+        }
         Ok(())
     }
 

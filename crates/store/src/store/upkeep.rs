@@ -12,6 +12,7 @@ use rollscope_model::time::{NS_PER_S, now_ns};
 use super::shared::{Shared, WeakShared, What};
 use crate::error::StoreError;
 use crate::identity::{identity_hashes, open_rows};
+use crate::lake::BEAT;
 use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort};
 
@@ -55,6 +56,24 @@ pub(super) async fn run(weak: WeakShared) {
             shared.delete_doomed().await;
         }
         tokio::task::yield_now().await;
+    }
+}
+
+/// In a lake: says that this node is there, and looks after those that are not.
+pub(super) async fn be_a_node(weak: WeakShared) {
+    loop {
+        tokio::time::sleep(BEAT).await;
+        let Some(shared) = weak.upgrade() else { return };
+        let Some(node) = shared.node.as_ref().filter(|_| !shared.is_closed()) else { return };
+        if shared.is_fenced.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(e) = node.beat().await {
+            tracing::warn!(error = %e, "cannot tell the other nodes that this one is there");
+        }
+        if let Err(e) = shared.adopt_silent().await {
+            tracing::warn!(error = %e, "cannot take over what a node has left; trying again later");
+        }
     }
 }
 

@@ -95,6 +95,9 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
             rest.push(reply);
         }
         writer.log.rewind();
+        if matches!(error, StoreError::Fenced) {
+            shared.is_fenced.store(true, Ordering::Relaxed);
+        }
         tracing::warn!(error = %error, "refused {} requests", rest.len());
         refuse(shared, rest.into_iter(), &error);
         return;

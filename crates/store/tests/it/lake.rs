@@ -189,7 +189,13 @@ impl World {
 
     fn lake(&self, node: &str) -> Lake {
         let objects = Objects { inner: self.inner.clone(), weather: self.weather.clone() };
-        Lake { objects: Arc::new(objects), tables: self.tables.clone(), node: node.into(), log_every: Duration::ZERO }
+        Lake {
+            objects: Arc::new(objects),
+            tables: self.tables.clone(),
+            node: node.into(),
+            log_every: Duration::ZERO,
+            silence: Duration::ZERO,
+        }
     }
 
     async fn open(&self, node: &str) -> std::result::Result<Store, StoreError> {
@@ -288,6 +294,28 @@ async fn a_writer_that_was_replaced_acknowledges_and_commits_nothing_more() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_log_of_a_silent_node_is_taken_over_by_another() {
+    let world = World::new(0);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    a.flush().await.unwrap();
+    a.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    b.append(Table::Spans, spans("r", 20, 5)).await.unwrap();
+    b.adopt_silent().await.unwrap();
+    assert_eq!(a.append(Table::Spans, spans("r", 25, 1)).await.unwrap().accepted, 1, "it was seen once");
+    b.adopt_silent().await.unwrap();
+    assert!(matches!(a.append(Table::Spans, spans("r", 30, 1)).await.unwrap_err(), StoreError::Fenced));
+    assert!(!a.health().writable);
+    assert!(matches!(a.flush().await.unwrap_err(), StoreError::Fenced));
+    b.flush().await.unwrap();
+    assert!(world.log_objects().await.is_empty());
+    assert_eq!(world.read().await, expected("r", 0..26));
+    drop(a);
+    let a = world.open("a").await.unwrap();
+    assert_eq!(seen(&a), expected("r", 0..26), "it comes back with nothing to take over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_writers_share_the_tables() {
     let world = World::new(0);
     let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
@@ -349,6 +377,10 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
                 say(&format!("appends {first}..{} {:?}", first + n, sent.as_ref().map(|_| ())));
                 match sent {
                     Ok(_) => model.acknowledged.extend((first..first + n).map(|i| (i, names[at]))),
+                    Err(StoreError::Fenced) => {
+                        model.refused.extend(first..first + n);
+                        nodes[at] = None;
+                    }
                     Err(_) => model.refused.extend(first..first + n),
                 }
             }
@@ -367,8 +399,12 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
             }
             60..75 => say(&format!("flushes {:?}", store.flush().await)),
             75..80 => say(&format!("merges {:?}", store.compact().await)),
-            80..85 => say(&format!("tidies {:?}", store.tidy().await)),
-            85..95 => {
+            80..83 => say(&format!("tidies {:?}", store.tidy().await)),
+            // Whoever has said nothing between two looks counts as dead here, and may go on all the same.
+            83..87 => {
+                say(&format!("looks after others {:?} {:?}", store.adopt_silent().await, store.adopt_silent().await))
+            }
+            87..95 => {
                 say("is killed");
                 nodes[at] = None;
             }

@@ -1,0 +1,211 @@
+"""A lake: the real binary on a real S3 server (SeaweedFS), and what other programs read there."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import deltalake
+import polars
+import pytest
+import requests
+
+from conftest import BINARY, Server, wait_until
+
+KEYS = {"AWS_ACCESS_KEY_ID": "lake", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-lake", "AWS_REGION": "us-east-1"}
+BUCKET = "lake"
+
+
+def free_ports(n):
+    """Also those that a port for gRPC is derived from, 10,000 above."""
+    sockets, ports = [], []
+    while len(ports) < n:
+        one = socket.socket()
+        one.bind(("127.0.0.1", 0))
+        sockets.append(one)
+        if (port := one.getsockname()[1]) < 55_000:
+            ports.append(port)
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@pytest.fixture(scope="module")
+def s3(tmp_path_factory):
+    """The environment of a client of a SeaweedFS that runs for these tests."""
+    folder = tmp_path_factory.mktemp("seaweed")
+    weed = Path(sys.executable).parent / "weed"
+    s3, master, filer, volume = free_ports(4)
+    with open(folder / "log", "wb") as log:
+        process = subprocess.Popen(
+            [weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", f"-s3.port={s3}", f"-master.port={master}", f"-filer.port={filer}",
+             f"-volume.port={volume}", "-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-bucket={BUCKET}"],
+            stdout=log, stderr=log, env={**os.environ, **KEYS}, cwd=folder)
+
+    def is_up():
+        assert process.poll() is None, (folder / "log").read_text()[-3000:]
+        return "running and ready" in (folder / "log").read_text()
+
+    wait_until(is_up, 90)
+    yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
+    process.terminate()
+    process.wait()
+
+
+@pytest.fixture
+def lake(s3, tmp_path, request):
+    """A prefix of its own, and how to start nodes there."""
+
+    class Lake:
+        url = f"s3://{BUCKET}/{request.node.name}/deep"
+        env = s3
+        started = []
+
+        def node(self, name):
+            server = Server(tmp_path / name, "--node", name, "--cache", str(tmp_path / name), env=s3, place=self.url)
+            self.started.append(server)
+            return server
+
+        def run(self, *args, env=None):
+            clean = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "AWS_"))}
+            return subprocess.run([BINARY, *args], capture_output=True, text=True, timeout=120,
+                                  env={**clean, "HOME": str(tmp_path), **(s3 if env is None else env)})
+
+        def sql(self, query):
+            done = self.run("sql", "--data", self.url, "--format", "json", query)
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        @property
+        def options(self):
+            return {"AWS_ACCESS_KEY_ID": KEYS["AWS_ACCESS_KEY_ID"], "AWS_SECRET_ACCESS_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
+                    "AWS_REGION": KEYS["AWS_REGION"], "AWS_ENDPOINT_URL": s3["AWS_ENDPOINT_URL"], "AWS_ALLOW_HTTP": "true"}
+
+        def delta(self, table):
+            return deltalake.DeltaTable(f"{self.url}/{table}", storage_options=self.options)
+
+    lake = Lake()
+    lake.started = []
+    yield lake
+    for server in lake.started:
+        server.stop()
+
+
+def send(server, run, first, n):
+    """Closed spans with attributes, as any OTLP client sends them."""
+    t0 = 1_790_000_000_000_000_000
+    spans = [{
+        "traceId": f"{i // 10 + 1:032x}", "spanId": f"{i + 1:016x}", "name": f"work {i % 3}", "kind": 1,
+        "startTimeUnixNano": str(t0 + i * 1000), "endTimeUnixNano": str(t0 + i * 1000 + 500),
+        "attributes": [{"key": "number", "value": {"intValue": str(i)}}],
+    } for i in range(first, first + n)]
+    resource = {"attributes": [{"key": "rollscope.run", "value": {"stringValue": run}}, {"key": "service.name", "value": {"stringValue": "s"}}]}
+    answer = server.otlp_json({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]})
+    assert answer.ok, answer.text
+
+
+COUNT = "select count(*) as n, count(distinct span_id) as d, sum(attr(attrs, 'number')::bigint) as s from spans where name like 'work%'"
+
+
+def total(rows):
+    (row,) = rows
+    return tuple(int(value) for value in (row.values() if isinstance(row, dict) else row))
+
+
+def numbers(n):
+    return n, n, sum(range(n))
+
+
+def test_one_node_on_s3_keeps_everything_through_kills(lake):
+    server = lake.node("a")
+    send(server, "run one", 0, 500)
+    assert total(server.sql(COUNT)) == numbers(500)
+    assert total(lake.sql(COUNT)) == numbers(500), "another machine reads what is only in the log"
+    server.kill()
+    assert total(lake.sql(COUNT)) == numbers(500), "and so when the server is gone"
+    server.start()
+    assert total(server.sql(COUNT)) == numbers(500)
+    for round in range(1, 4):
+        send(server, "run one", round * 500, 500)
+        # What was sent before, as a client does that has lost an answer.
+        send(server, "run one", round * 500 - 20, 20)
+        server.kill()
+        server.start()
+        assert total(server.sql(COUNT)) == numbers(500 * (round + 1))
+    assert server.stop() == 0
+    assert total(lake.sql(COUNT)) == numbers(2000)
+    table = lake.delta("spans")
+    assert table.to_pyarrow_table(columns=["span_id"]).num_rows == 2000, "a shutdown leaves everything in the tables"
+    report = lake.run("runs", "--data", lake.url)
+    assert report.returncode == 0 and "run one" in report.stdout, report.stderr
+
+
+def test_other_programs_read_the_tables(lake):
+    server = lake.node("a")
+    send(server, "a/b %2F ü", 0, 300)
+    send(server, "second", 300, 200)
+    assert server.stop() == 0
+    ours = lake.sql("select run_id, count(*) as n from spans where name like 'work%' group by run_id order by run_id")
+    ours = sorted((row["run_id"], row["n"]) for row in ours)
+    assert ours == [("a/b %2F ü", 300), ("second", 200)]
+    frame = polars.scan_delta(f"{lake.url}/spans", storage_options=lake.options)
+    theirs = frame.filter(polars.col("name").str.starts_with("work")).group_by("run_id").len().collect()
+    assert sorted(theirs.rows()) == ours
+    rows = lake.delta("spans").to_pyarrow_table(columns=["run_id", "step", "trace_id", "start_attrs", "end_attrs", "events", "links"])
+    assert rows.num_rows == 500
+    for name in ["runs", "samples", "conversations", "metrics", "series", "tokens"]:
+        assert lake.delta(name).to_pyarrow_table().num_rows >= 0, name
+
+
+def test_two_nodes_write_one_lake(lake):
+    a, b = lake.node("a"), lake.node("b")
+    for i in range(6):
+        send((a, b)[i % 2], "shared", i * 100, 100)
+    assert total(lake.sql(COUNT)) == numbers(600)
+    b.kill()
+    assert total(lake.sql(COUNT)) == numbers(600)
+    # The same node comes back, while the other one goes on.
+    send(a, "shared", 600, 100)
+    b.start()
+    send(b, "shared", 700, 100)
+    assert a.stop() == 0 and b.stop() == 0
+    assert total(lake.sql(COUNT)) == numbers(800)
+    assert lake.delta("spans").to_pyarrow_table(columns=["span_id"]).num_rows == 800
+
+
+def test_a_process_that_takes_a_name_ends_the_one_before(lake):
+    old = lake.node("a")
+    send(old, "r", 0, 100)
+    new = lake.node("a")
+    assert total(new.sql(COUNT)) == numbers(100)
+    refused = requests.post(old.http + "/v1/traces", json={"resourceSpans": [{"scopeSpans": [{"spans": [{
+        "traceId": "f" * 32, "spanId": "f" * 16, "name": "late", "startTimeUnixNano": "1790000000000000000", "endTimeUnixNano": "1790000000000000001"}]}]}]}, timeout=60)
+    assert refused.status_code == 503, refused.text
+    assert "taken over" in refused.text
+    send(new, "r", 100, 100)
+    assert total(lake.sql(COUNT)) == numbers(200)
+    ready = old.get("/readyz")
+    assert ready.status_code == 503, ready.text
+    old.kill()
+
+
+@pytest.mark.parametrize(("change", "url", "code", "says"), [
+    ({"AWS_SECRET_ACCESS_KEY": "wrong"}, f"s3://{BUCKET}/x", 1, "check the bucket"),
+    ({}, "s3://no-such-bucket-here/x", 1, "check the bucket"),
+    ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, f"s3://{BUCKET}/x", 1, "check the bucket"),
+    ({}, "ftp://bucket/x", 2, "expected s3://BUCKET/PREFIX"),
+    ({}, f"s3://{BUCKET}/nothing-here", 1, "there is no lake"),
+])
+def test_what_cannot_be_opened_says_why(lake, change, url, code, says):
+    begun = time.monotonic()
+    done = lake.run("sql", "--data", url, "select 1", env={**lake.env, **change})
+    assert done.returncode == code, done.stderr
+    assert says in done.stderr
+    if "nothing-here" not in url:
+        done = lake.run("serve", "--data", url, "--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0", "--otlp-http", "127.0.0.1:0",
+                        env={**lake.env, **change})
+        assert done.returncode == code and says in done.stderr, done.stderr
+    assert time.monotonic() - begun < 100
