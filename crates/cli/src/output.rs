@@ -54,10 +54,10 @@ pub fn complain(text: std::fmt::Arguments) {
 /// Starts the log on standard error. `ROLLSCOPE_LOG` sets its level.
 pub fn start_logs(level: &str, json: bool) {
     let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        // Delta Lake reports every step of reading a table.
+        // Delta Lake reports every step of reading a table, and a table that is not there yet as an error. Errors come back anyway.
         .unwrap_or_else(|_| {
             tracing_subscriber::EnvFilter::new(format!(
-                "{level},buoyant_kernel=warn,buoyant_kernel_engine=warn,deltalake_core=warn"
+                "{level},buoyant_kernel=off,buoyant_kernel_engine=off,deltalake_core=warn"
             ))
         });
     // Otherwise it reports a standard error that cannot be written to on standard error, and panics.

@@ -54,7 +54,9 @@ pub enum LakeError {
         "{url} was written by a newer rollscope (format {found}; this version reads up to {FORMAT}); upgrade rollscope"
     )]
     Newer { url: String, found: u32 },
-    #[error("there is no lake at {url}; check the bucket and the prefix, or start `rollscope serve --data {url}` to make one")]
+    #[error(
+        "there is no lake at {url}; check the bucket and the prefix, or start `rollscope serve --data {url}` to make one"
+    )]
     Missing { url: String },
 }
 

@@ -109,8 +109,10 @@ pub(crate) trait Log: Send {
     /// the log goes on as it was.
     fn begin(&mut self, first: Option<&[u8]>) -> Result<u64, StoreError>;
 
-    /// Nothing will come. Returns the number behind the last part.
-    fn close(&mut self) -> Result<u64, StoreError>;
+    /// Nothing can be written any more.
+    fn close(&mut self) -> Result<(), StoreError> {
+        Ok(())
+    }
 
     /// Bytes of the part that is being written.
     fn bytes(&self) -> u64;
@@ -165,10 +167,6 @@ impl Log for Files {
         }
         self.current = file;
         Ok(self.current.number)
-    }
-
-    fn close(&mut self) -> Result<u64, StoreError> {
-        Ok(self.current.number + 1)
     }
 
     fn bytes(&self) -> u64 {

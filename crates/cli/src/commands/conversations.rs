@@ -27,7 +27,7 @@ const SHOWN: usize = 20;
 
 pub async fn reindex(args: FolderArgs) -> anyhow::Result<()> {
     let started = Instant::now();
-    place::only_folder(&args.data, "rollscope conversations reindex")?;
+    place::only_folder(&args.data, "rollscope reindex")?;
     let indexed = Conversations::reindex(&args.data).await?;
     println!("indexed {} conversations in {:.1} s", count(indexed), started.elapsed().as_secs_f64());
     Ok(())

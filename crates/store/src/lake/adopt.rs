@@ -1,52 +1,62 @@
 //! What to do with the logs that others have left, and how readers read those of all.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::RecordBatch;
 use futures::TryStreamExt;
 use object_store::path::Path;
 use rollscope_model::Table;
 
-use super::log::{Part, WRITERS, WriterLog, decode, parse};
+use super::log::{FENCE_BYTES, Part, WRITERS, WriterLog, decode, parse};
+use super::nodes;
 use super::tables::LakeTables;
 use crate::error::StoreError;
 use crate::manifest::SetAside;
 use crate::root::Root;
 use crate::wal::{self, Kind, Log};
 
-/// The log of one writer, as it is in the lake.
+/// The log of one writer that is not only fences, as it is in the lake.
 struct Found {
-    numbers: BTreeSet<u64>,
-    /// Who answers for it, if not the writer itself: the last one that fenced it.
-    adopter: Option<String>,
+    place: WriterLog,
+    numbers: BTreeMap<u64, u64>,
+    /// Who answers for it: the last one that fenced it, or the writer itself.
+    answers: String,
 }
 
-impl Found {
-    /// Is there anything but fences?
-    async fn has_records(&self, log: &WriterLog) -> Result<bool, StoreError> {
-        // Fences are at the end: the first object tells.
-        let Some(first) = self.numbers.first() else { return Ok(false) };
-        Ok(!matches!(decode(&log.get(*first).await?), Ok(Part::Fence(_))))
-    }
-}
-
-async fn find(root: &Root) -> Result<BTreeMap<String, Found>, StoreError> {
-    let mut found = BTreeMap::new();
+async fn find(root: &Root) -> Result<Vec<Found>, StoreError> {
+    let mut found = Vec::new();
     for (writer, numbers) in find_numbers(root).await? {
+        // Fences are at the end. A log that was closed or taken over has nothing else.
+        if numbers.values().all(|size| *size == FENCE_BYTES) {
+            continue;
+        }
         let place = WriterLog { objects: root.objects.clone(), writer: writer.clone() };
-        let mut adopter = None;
-        if let Some(last) = numbers.last()
+        let mut answers = writer;
+        if let Some((last, _)) = numbers.last_key_value().filter(|(_, size)| **size == FENCE_BYTES)
             && let Ok(Part::Fence(name)) = decode(&place.get(*last).await?)
         {
-            adopter = Some(name);
+            answers = name;
         }
-        found.insert(writer, Found { numbers, adopter });
+        found.push(Found { place, numbers, answers });
     }
     Ok(found)
 }
 
-/// Takes over the logs that the `dead` writers answer for: fences them, and copies what is not in the tables to `log`, which is ours,
-/// as one part each. `each` gets what was copied.
+/// Does this writer answer for the logs of others?
+pub(crate) async fn answers_for_others(root: &Root, writer: &str) -> Result<bool, StoreError> {
+    Ok(find(root).await?.iter().any(|found| found.answers == writer && found.place.writer != writer))
+}
+
+/// Writers that answer for logs, and that no node names: they have ended or been taken over, perhaps while they were fencing others.
+pub(crate) async fn orphans(root: &Root, writer: &str) -> Result<HashSet<String>, StoreError> {
+    // Logs first: whoever fences one was named by a node before.
+    let answering: HashSet<String> = find(root).await?.into_iter().map(|found| found.answers).collect();
+    let named = nodes::named(root).await?;
+    Ok(answering.into_iter().filter(|name| name != writer && !named.contains(name)).collect())
+}
+
+/// Takes over the logs that the `dead` writers answer for, and those that we have fenced and not finished: fences them, and copies what is not in
+/// the tables to `log`, which is ours. `each` gets what was copied.
 pub(crate) async fn adopt_dead(
     root: &Root,
     tables: &mut LakeTables,
@@ -59,70 +69,88 @@ pub(crate) async fn adopt_dead(
     let (mut looked, mut copied) = (HashSet::new(), HashSet::new());
     // A writer that is adopted may have been about to adopt others.
     while let Some(name) = dead.iter().find(|name| !looked.contains(*name)).cloned() {
-        let found = find(root).await?;
+        let mut found = find(root).await?;
         // Its own log says which of the others it has copied.
-        let mut order: Vec<(&String, &Found)> = found.iter().collect();
-        order.sort_by_key(|(other, _)| **other != name);
-        for (other, about) in order {
-            let answers = about.adopter.as_ref().unwrap_or(other);
-            let place = WriterLog { objects: root.objects.clone(), writer: other.clone() };
-            if *answers != name || !about.has_records(&place).await? {
+        found.sort_by_key(|found| found.place.writer != name);
+        for Found { place, numbers, answers } in found {
+            let other = place.writer.clone();
+            let is_unfinished = answers == writer && other != writer && !tables.has_copied(&other);
+            if answers != name && !is_unfinished {
                 continue;
             }
-            let next = about.numbers.last().map_or(1, |n| n + 1);
-            let Some(fence) = place.fence(next, writer, &dead).await? else { continue };
-            if copied.contains(other) {
+            let mut fence = numbers.last_key_value().map_or(0, |(last, _)| *last);
+            if !is_unfinished {
+                let Some(number) = place.fence(fence + 1, writer, &dead).await? else { continue };
+                fence = number;
+            }
+            dead.insert(other.clone());
+            if copied.contains(&other) {
                 // It was copied by the writer that we have just adopted.
-                place.forget(fence).await?;
+                tables.taken_over(place, fence);
                 continue;
             }
-            let floors = tables.fence(other).await?;
-            let mut copy = Vec::new();
+            let floors = tables.fence(&other).await?;
+            let reached = floors.into_iter().max().unwrap_or(0);
+            let (mut copy, mut rows) = (Vec::new(), Vec::new());
             for number in read_numbers(&place, fence).await? {
-                match decode(&place.get(number).await?) {
-                    Ok(Part::Fence(_)) => {}
-                    Ok(Part::Records(records)) => {
-                        for record in wal::records(&records) {
-                            let (kind, bytes) = record?;
-                            match kind {
-                                Kind::Rows(table, batches) if number > floors[table as usize] => {
-                                    copy.extend_from_slice(bytes);
-                                    batches.into_iter().for_each(|batch| each(table, batch));
-                                }
-                                Kind::Rows(..) => {}
-                                Kind::Adopted(third) => {
-                                    copy.extend_from_slice(bytes);
-                                    copied.insert(third);
-                                }
-                            }
-                        }
+                let records = match decode(&place.get(number).await?) {
+                    Ok(Part::Fence(_)) => continue,
+                    Ok(Part::Records(records)) => records,
+                    Err(e) => {
+                        set_aside.push(keep_damaged(root, &place, number, &e).await?);
+                        continue;
                     }
-                    Err(e) => set_aside.push(keep_damaged(root, &place, number, e).await?),
+                };
+                for record in wal::records(&records) {
+                    match record {
+                        Ok((Kind::Rows(table, batches), bytes)) if number > floors[table as usize] => {
+                            copy.extend_from_slice(bytes);
+                            rows.extend(batches.into_iter().map(|batch| (table, batch)));
+                        }
+                        Ok((Kind::Rows(..), _)) => {}
+                        // Where it is in the tables already, the log that was copied is gone, or was never copied.
+                        Ok((Kind::Adopted(third), bytes)) if number > reached => {
+                            copy.extend_from_slice(bytes);
+                            copied.insert(third);
+                        }
+                        Ok((Kind::Adopted(_), _)) => {}
+                        Err(e) => set_aside.push(keep_damaged(root, &place, number, &e).await?),
+                    }
+                    if copy.len() > COPY_BYTES {
+                        write(log, &mut copy)?;
+                        rows.drain(..).for_each(|(table, batch)| each(table, batch));
+                    }
                 }
             }
-            copy.extend_from_slice(&wal::encode_adopted(other));
-            log.write(&copy)?;
-            if let Err(e) = log.sync() {
-                log.rewind();
-                return Err(e);
-            }
+            copy.extend_from_slice(&wal::encode_adopted(&other));
+            write(log, &mut copy)?;
+            rows.into_iter().for_each(|(table, batch)| each(table, batch));
             tracing::info!(writer = other, "took over the log of a writer that has ended");
-            dead.insert(other.clone());
-            // Before what was copied can be flushed and forgotten: where a log is left, it was not adopted.
-            place.forget(fence).await?;
+            tables.taken_over(place, fence);
         }
         looked.insert(name);
+    }
+    // What cannot be deleted now is before the next flush.
+    if let Err(e) = tables.finish_takeovers().await {
+        tracing::warn!(error = %e, "cannot delete a log that was taken over; trying again later");
     }
     Ok(())
 }
 
-async fn read_numbers(place: &WriterLog, fence: u64) -> Result<Vec<u64>, StoreError> {
-    let mut numbers = place.numbers().await?;
-    numbers.retain(|n| *n < fence);
-    Ok(numbers)
+/// Most bytes that are copied at once.
+const COPY_BYTES: usize = 256 << 20;
+
+fn write(log: &mut dyn Log, records: &mut Vec<u8>) -> Result<(), StoreError> {
+    let written = log.write(records).and_then(|()| log.sync());
+    records.clear();
+    written.inspect_err(|_| log.rewind())
 }
 
-async fn keep_damaged(root: &Root, place: &WriterLog, number: u64, e: StoreError) -> Result<SetAside, StoreError> {
+async fn read_numbers(place: &WriterLog, fence: u64) -> Result<Vec<u64>, StoreError> {
+    Ok(place.numbers().await?.into_keys().filter(|n| *n < fence).collect())
+}
+
+async fn keep_damaged(root: &Root, place: &WriterLog, number: u64, e: &StoreError) -> Result<SetAside, StoreError> {
     let file = format!("quarantine/{}__{number:016}.log", place.writer);
     root.put(&file, place.get(number).await?.into()).await?;
     tracing::warn!(file, error = %e, "copied a damaged part of a log to quarantine");
@@ -145,11 +173,13 @@ impl Logs {
         for (writer, numbers) in find_numbers(root).await? {
             all.entry(writer).or_default().extend(numbers);
         }
+        all.values_mut().for_each(|numbers| numbers.retain(|_, size| *size != FENCE_BYTES));
+        all.retain(|_, numbers| !numbers.is_empty());
         let writers = all.keys().cloned().collect();
         let mut logs = Logs { parts: Vec::new(), missing: Vec::new(), writers };
         for (writer, numbers) in all {
             let place = WriterLog { objects: root.objects.clone(), writer };
-            for number in numbers {
+            for number in numbers.into_keys() {
                 let bytes = match place.get(number).await {
                     Err(e) if e.is_missing() => {
                         logs.missing.push((place.writer.clone(), number));
@@ -180,16 +210,23 @@ impl Logs {
         if self.missing.iter().any(|(writer, number)| *number > reached(writer)) {
             return Ok(false);
         }
+        // Some tables may have had them, and the log that has the others now was not read.
+        let missing: Vec<String> = self.missing.iter().map(|(writer, _)| writer.clone()).collect();
+        if !missing.is_empty() && tables.is_any_fenced(&missing).await? {
+            return Ok(false);
+        }
         let mut adopted = HashSet::new();
         let mut rows = Vec::new();
         for (writer, number, records) in &self.parts {
             for record in wal::records(records) {
-                match record?.0 {
-                    Kind::Rows(table, batches) if *number > floors[writer][table as usize] => {
+                match record.map(|(kind, _)| kind) {
+                    Ok(Kind::Rows(table, batches)) if *number > floors[writer][table as usize] => {
                         rows.extend(batches.into_iter().map(|batch| (writer, table, batch)));
                     }
-                    Kind::Rows(..) => {}
-                    Kind::Adopted(other) => drop(adopted.insert(other)),
+                    Ok(Kind::Rows(..)) => {}
+                    Ok(Kind::Adopted(other)) if *number > reached(writer) => drop(adopted.insert(other)),
+                    Ok(Kind::Adopted(_)) => {}
+                    Err(e) => tracing::warn!(writer, number, error = %e, "left out a record of a log"),
                 }
             }
         }
@@ -200,12 +237,13 @@ impl Logs {
     }
 }
 
-async fn find_numbers(root: &Root) -> Result<BTreeMap<String, BTreeSet<u64>>, StoreError> {
-    let mut found: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
+/// The parts of all logs, with their sizes.
+async fn find_numbers(root: &Root) -> Result<BTreeMap<String, BTreeMap<u64, u64>>, StoreError> {
+    let mut found: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
     let mut listed = root.objects.list(Some(&Path::from(WRITERS)));
     while let Some(object) = listed.try_next().await? {
         if let Some((writer, number)) = parse(&object.location) {
-            found.entry(writer).or_default().insert(number);
+            found.entry(writer).or_default().insert(number, object.size);
         }
     }
     Ok(found)

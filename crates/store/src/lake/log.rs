@@ -1,6 +1,6 @@
 //! The log of a writer, as objects. Each holds the records of one group of batches, compressed. They are created, never replaced.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,9 +15,11 @@ use crate::wal::Log;
 
 const MAGIC: &[u8; 8] = b"RSLAKE1\0";
 const FENCE: &[u8; 8] = b"RSFENCE\0";
+/// A fence and the name of a writer. No other part has this length: an empty one is shorter, all others are longer.
+pub(super) const FENCE_BYTES: u64 = 8 + 32;
 /// Compresses to a third in a tenth of the time that encoding takes.
 const LEVEL: i32 = 1;
-/// Most bytes of a log object when it is read: twice what the tail may hold.
+/// Most bytes of a log object, unpacked: twice what the tail may hold.
 const MAX_BYTES: usize = 1 << 30;
 
 /// How long a put is tried before senders are told to come again.
@@ -57,18 +59,27 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Part, StoreError> {
         return Ok(Part::Fence(String::from_utf8_lossy(adopter).into_owned()));
     }
     let rest = bytes.strip_prefix(MAGIC).ok_or_else(|| damaged("its header is wrong"))?;
-    let (sum, packed) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it is too short"))?;
-    if crc32fast::hash(packed) != u32::from_le_bytes(*sum) {
+    let (sum, rest) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it is too short"))?;
+    if crc32fast::hash(rest) != u32::from_le_bytes(*sum) {
         return Err(damaged("its checksum is wrong"));
     }
-    let records = zstd::bulk::decompress(packed, MAX_BYTES).map_err(|e| damaged(&e.to_string()))?;
+    let (length, packed) = rest.split_first_chunk::<4>().ok_or_else(|| damaged("it is too short"))?;
+    let length = u32::from_le_bytes(*length) as usize;
+    if length > MAX_BYTES {
+        return Err(damaged("it is too large"));
+    }
+    let records = zstd::bulk::decompress(packed, length).map_err(|e| damaged(&e.to_string()))?;
     Ok(Part::Records(records))
 }
 
 fn encode(records: &[u8]) -> Result<Bytes, StoreError> {
+    if records.len() > MAX_BYTES {
+        return Err(StoreError::Busy(format!("{} bytes are too many for one part of the log", records.len())));
+    }
+    let length = (records.len() as u32).to_le_bytes();
     let packed = zstd::bulk::compress(records, LEVEL).map_err(|e| StoreError::Busy(e.to_string()))?;
-    let sum = crc32fast::hash(&packed).to_le_bytes();
-    Ok([MAGIC.as_slice(), &sum, &packed].concat().into())
+    let rest = [length.as_slice(), &packed].concat();
+    Ok([MAGIC.as_slice(), &crc32fast::hash(&rest).to_le_bytes(), &rest].concat().into())
 }
 
 /// The writer and the number that a path names.
@@ -134,17 +145,22 @@ impl WriterLog {
         Ok(self.objects.get(&self.path(number)).await?.bytes().await?)
     }
 
-    pub(super) async fn numbers(&self) -> Result<Vec<u64>, StoreError> {
+    /// The numbers of all parts, with their sizes.
+    pub(super) async fn numbers(&self) -> Result<BTreeMap<u64, u64>, StoreError> {
         let listed = self.objects.list(Some(&Path::from(format!("{WRITERS}/{}/log", self.writer))));
-        let mut numbers: Vec<u64> =
-            listed.try_filter_map(|o| async move { Ok(parse(&o.location).map(|(_, n)| n)) }).try_collect().await?;
-        numbers.sort_unstable();
-        Ok(numbers)
+        Ok(listed
+            .try_filter_map(|o| async move { Ok(parse(&o.location).map(|(_, n)| (n, o.size))) })
+            .try_collect()
+            .await?)
     }
 
-    /// Deletes what is below a number, oldest first.
+    /// Deletes what is below a number, oldest first. The last object stays: its number says where a fence has to be. Fences stay for good: a
+    /// writer that wakes up late must find them.
     pub async fn forget(&self, floor: u64) -> Result<(), StoreError> {
-        let old: Vec<Path> = self.numbers().await?.into_iter().filter(|n| *n < floor).map(|n| self.path(n)).collect();
+        let numbers = self.numbers().await?;
+        let last = numbers.last_key_value().map_or(0, |(last, _)| *last);
+        let is_old = |(n, size): &(u64, u64)| *n < floor && *n < last && *size != FENCE_BYTES;
+        let old: Vec<Path> = numbers.into_iter().filter(is_old).map(|(n, _)| self.path(n)).collect();
         let mut gone = self.objects.delete_stream(futures::stream::iter(old).map(Ok).boxed());
         while let Some(deleted) = gone.next().await {
             match deleted {
@@ -168,9 +184,13 @@ pub(crate) struct ObjectLog {
 }
 
 impl ObjectLog {
-    /// Must be called inside a tokio runtime with several threads.
-    pub fn new(place: WriterLog, every: Duration) -> ObjectLog {
-        ObjectLog { place, next: 1, group: Vec::new(), put_at: None, every, bytes: 0, handle: Handle::current() }
+    /// A log with one part, which is empty. Must be called inside a tokio runtime with several threads.
+    pub async fn create(place: WriterLog, every: Duration) -> Result<ObjectLog, StoreError> {
+        match place.create(1, &encode(&[])?).await? {
+            Put::Done => {}
+            Put::Taken | Put::Fenced => return Err(StoreError::Fenced),
+        }
+        Ok(ObjectLog { place, next: 2, group: Vec::new(), put_at: None, every, bytes: 0, handle: Handle::current() })
     }
 }
 
@@ -217,10 +237,11 @@ impl Log for ObjectLog {
         Ok(number)
     }
 
-    fn close(&mut self) -> Result<u64, StoreError> {
+    fn close(&mut self) -> Result<(), StoreError> {
         let none = HashSet::new();
         let fence = self.place.fence(self.next, &self.place.writer, &none);
-        tokio::task::block_in_place(|| self.handle.block_on(fence))?.ok_or(StoreError::Fenced)
+        self.next = tokio::task::block_in_place(|| self.handle.block_on(fence))?.ok_or(StoreError::Fenced)?;
+        Ok(())
     }
 
     fn bytes(&self) -> u64 {
@@ -229,5 +250,24 @@ impl Log for ObjectLog {
 
     fn pause(&self) -> Duration {
         self.put_at.map_or(Duration::ZERO, |at| self.every.saturating_sub(at.elapsed()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_fences_have_the_length_of_fences() {
+        assert!((encode(&[]).unwrap().len() as u64) < FENCE_BYTES);
+        for _ in 0..1000 {
+            let adopted = crate::wal::encode_adopted(&crate::lake::new_writer().unwrap());
+            assert!(encode(&adopted).unwrap().len() as u64 > FENCE_BYTES);
+        }
+        let Part::Records(records) = decode(&encode(&[7; 5000]).unwrap()).unwrap() else { panic!("it is no fence") };
+        assert_eq!(records, [7; 5000]);
+        let mut damaged = encode(&[7; 5000]).unwrap().to_vec();
+        damaged[15] ^= 1;
+        assert!(decode(&damaged).is_err());
     }
 }

@@ -34,9 +34,9 @@ use rollscope_model::Table;
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
 
-pub(crate) use adopt::{Logs as AllLogs, adopt_dead};
+pub(crate) use adopt::{Logs as AllLogs, adopt_dead, answers_for_others, orphans};
 pub(crate) use log::{ObjectLog, WriterLog};
-pub(crate) use nodes::{BEAT, NodeEntry, Watch};
+pub(crate) use nodes::{BEAT, NodeEntry, Silent, Watch};
 pub(crate) use tables::LakeTables;
 
 /// Where a lake is, and who opens it.

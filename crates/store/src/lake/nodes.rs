@@ -22,7 +22,7 @@ pub(crate) const BEAT: Duration = Duration::from_secs(10);
 #[derive(Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Node {
-    /// `None`: it was shut down, and has left nothing.
+    /// `None`: another node has taken over what it left.
     writer: Option<String>,
     before: HashSet<String>,
     version: String,
@@ -55,23 +55,23 @@ impl NodeEntry {
         };
         let before = found.writers();
         let entry = NodeEntry { root: root.clone(), path, writer: writer.into(), beats: Arc::default() };
-        entry.write(Some(writer), before.clone()).await?;
+        entry.write(before.clone()).await?;
         Ok((entry, before))
     }
 
     /// It is there, and the logs of those before it are taken over.
     pub async fn beat(&self) -> Result<(), StoreError> {
-        self.write(Some(&self.writer), HashSet::new()).await
+        self.write(HashSet::new()).await
     }
 
     /// It has left nothing.
     pub async fn leave(&self) -> Result<(), StoreError> {
-        self.write(None, HashSet::new()).await
+        self.root.delete(&self.path).await
     }
 
-    async fn write(&self, writer: Option<&str>, before: HashSet<String>) -> Result<(), StoreError> {
+    async fn write(&self, before: HashSet<String>) -> Result<(), StoreError> {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
-        let (version, writer) = (env!("CARGO_PKG_VERSION").into(), writer.map(str::to_string));
+        let (version, writer) = (env!("CARGO_PKG_VERSION").into(), Some(self.writer.clone()));
         self.root.put(&self.path, Node { writer, before, version, beat }.to_json()).await
     }
 }
@@ -82,12 +82,31 @@ impl Node {
     }
 }
 
+/// All writers that nodes name.
+pub(super) async fn named(root: &Root) -> Result<HashSet<String>, StoreError> {
+    let entries: Vec<ObjectMeta> = root.objects.list(Some(&Path::from(NODES))).try_collect().await?;
+    let mut named = HashSet::new();
+    for about in entries {
+        match root.get(about.location.as_ref()).await {
+            Ok(bytes) => named.extend(serde_json::from_slice::<Node>(&bytes).unwrap_or_default().writers()),
+            // It has just left.
+            Err(e) if e.is_missing() => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(named)
+}
+
 /// Looks at the other nodes again and again.
 pub(crate) struct Watch {
     /// For each entry, what it was, and since when it is.
     seen: HashMap<String, (ObjectMeta, Instant)>,
+    looked: Instant,
     patience: Duration,
 }
+
+/// Who has not looked for so long knows nothing of the others: perhaps the object store could not be reached by anybody.
+const LONG: Duration = Duration::from_secs(30);
 
 /// An entry that has not changed for long.
 pub(crate) struct Silent {
@@ -97,13 +116,17 @@ pub(crate) struct Silent {
 
 impl Watch {
     pub fn new(patience: Duration) -> Watch {
-        Watch { seen: HashMap::new(), patience }
+        Watch { seen: HashMap::new(), looked: Instant::now(), patience }
     }
 
     /// The nodes that have been silent for long, and have left something.
     pub async fn silent(&mut self, own: &NodeEntry) -> Result<Vec<Silent>, StoreError> {
         let root = &own.root;
         let entries: Vec<ObjectMeta> = root.objects.list(Some(&Path::from(NODES))).try_collect().await?;
+        if self.looked.elapsed() > LONG {
+            self.seen.clear();
+        }
+        self.looked = Instant::now();
         let mut silent = Vec::new();
         for about in entries.into_iter().filter(|about| about.location.as_ref() != own.path) {
             let path = about.location.to_string();

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use futures::future::try_join_all;
 use rollscope_model::Table;
 
+use super::log::WriterLog;
 use super::{TableChange, TableVersion, Tables};
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Commit, Manifest, Segment, Uncommitted};
@@ -27,38 +28,49 @@ pub(crate) struct LakeTables {
     seen: [TableVersion; Table::COUNT],
     /// Tables of which the outcome of a commit is not known.
     unsure: [bool; Table::COUNT],
+    /// Logs that are copied to ours, and are still to be deleted, up to a number: before what was copied can be forgotten.
+    takeovers: Vec<(WriterLog, u64)>,
 }
 
 /// What a table has now.
 pub(crate) struct Listed {
     pub segments: Vec<Arc<Segment>>,
     pub attr_types: AttrTypes,
-    /// The last number of this writer's log that is in the table. `None`: nothing has changed that this process does not know of.
+    /// The last number of this writer's log that is in the table. `None`: nothing has changed since it was last listed.
     pub logged: Option<u64>,
 }
 
 impl LakeTables {
     pub fn new(tables: Arc<dyn Tables>, writer: &str) -> LakeTables {
-        LakeTables { tables, writer: writer.into(), seen: Default::default(), unsure: Default::default() }
+        LakeTables {
+            tables,
+            writer: writer.into(),
+            seen: Default::default(),
+            unsure: Default::default(),
+            takeovers: Vec::new(),
+        }
     }
 
     /// Takes in what others have committed.
     pub async fn list(&mut self) -> Result<Vec<(Table, Listed)>, StoreError> {
         let versions = try_join_all(Table::ALL.map(|table| self.tables.read(table))).await?;
         let mut all = Vec::with_capacity(versions.len());
-        for (table, version) in Table::ALL.into_iter().zip(versions) {
-            let (mut logged, unsure) = (None, self.unsure[table as usize]);
-            if unsure || version.number != self.seen[table as usize].number {
+        for (table, version) in Table::ALL.into_iter().zip(&versions) {
+            let mut logged = None;
+            if self.unsure[table as usize] || version.number != self.seen[table as usize].number {
                 let marks = self.tables.marks(table, &[fence_of(&self.writer), self.writer.clone()]).await?;
                 if marks[0].is_some() {
                     return Err(StoreError::Fenced);
                 }
-                logged = marks[1].filter(|_| unsure);
+                logged = marks[1];
             }
             let TableVersion { segments, attr_types, .. } = version.clone();
-            self.seen[table as usize] = version;
-            self.unsure[table as usize] = false;
             all.push((table, Listed { segments, attr_types, logged }));
+        }
+        // What is unsure stays so until somebody has committed after it: it may still come.
+        for (table, version) in Table::ALL.into_iter().zip(versions) {
+            self.unsure[table as usize] &= version.number == self.seen[table as usize].number;
+            self.seen[table as usize] = version;
         }
         Ok(all)
     }
@@ -114,7 +126,8 @@ impl LakeTables {
                 Ok(now) if now.number > after => {
                     self.seen[t] = now;
                     let is_live = |segment: &Arc<Segment>| self.seen[t].segments.iter().any(|s| s.path == segment.path);
-                    if !change.added.is_empty() && change.added.iter().all(is_live) {
+                    // No name is used twice: one file proves it. The others may have been merged already.
+                    if change.added.iter().any(is_live) {
                         self.unsure[t] = false;
                         return Ok(());
                     }
@@ -149,6 +162,24 @@ impl LakeTables {
         }
     }
 
+    /// A log that was copied to ours.
+    pub fn taken_over(&mut self, log: WriterLog, fence: u64) {
+        self.takeovers.push((log, fence));
+    }
+
+    pub fn has_copied(&self, writer: &str) -> bool {
+        self.takeovers.iter().any(|(log, _)| log.writer == writer)
+    }
+
+    /// Deletes the logs that were copied.
+    pub async fn finish_takeovers(&mut self) -> Result<(), StoreError> {
+        while let Some((log, fence)) = self.takeovers.last() {
+            log.forget(*fence).await?;
+            self.takeovers.pop();
+        }
+        Ok(())
+    }
+
     /// Keeps a writer from committing anything more, and returns the last numbers of its log that are in the tables.
     pub async fn fence(&mut self, writer: &str) -> Result<[u64; Table::COUNT], StoreError> {
         let mut floors = [0; Table::COUNT];
@@ -181,6 +212,17 @@ impl LakeTables {
             }
         }
         Ok(floors)
+    }
+
+    /// Has anybody taken over the log of one of these writers, as the tables were last read?
+    pub async fn is_any_fenced(&self, writers: &[String]) -> Result<bool, StoreError> {
+        let fences: Vec<String> = writers.iter().map(|writer| fence_of(writer)).collect();
+        for table in Table::ALL {
+            if self.tables.marks(table, &fences).await?.iter().any(Option::is_some) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// The last numbers of a writer's log that are in the tables, as they were last read.

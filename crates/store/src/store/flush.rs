@@ -49,6 +49,7 @@ impl Shared {
         match result {
             Ok(()) => self.flush_state.lock().failure = None,
             Err(e) => {
+                self.note_fence(e);
                 self.counters.flush_errors.fetch_add(1, Ordering::Relaxed);
                 self.flush_state.lock().failure = Some(e.again());
             }
@@ -101,6 +102,9 @@ impl Shared {
         self.refresh(commits).await?;
         for tables in commits.groups() {
             self.write_tables(commits, &tables, floor, but).await?;
+        }
+        if let Commits::Lake(tables) = commits {
+            tables.finish_takeovers().await?;
         }
         self.logs.forget(floor).await?;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);

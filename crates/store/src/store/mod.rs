@@ -183,10 +183,12 @@ impl Store {
         Disk::default().make_folder(dir, dir).map_err(|e| StoreError::io(dir, e))?;
         let root = Root::of_lake(lake.objects);
         let writer = lake::new_writer()?;
-        let (node, before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
-        let mut tables = LakeTables::new(lake.tables, &writer);
         let place = WriterLog { objects: root.objects.clone(), writer: writer.clone() };
-        let mut log = ObjectLog::new(place.clone(), lake.log_every);
+        // Before anybody can know of it: a log is never without an object, so that it can always be fenced.
+        let mut log = ObjectLog::create(place.clone(), lake.log_every).await?;
+        let (node, mut before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
+        before.extend(lake::orphans(&root, &writer).await?);
+        let mut tables = LakeTables::new(lake.tables, &writer);
         let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
         let take = |table, batch| rows.push((table, batch));
         lake::adopt_dead(&root, &mut tables, &mut log, &writer, before, &mut set_aside, take).await?;
@@ -277,6 +279,7 @@ impl Store {
         let vitals = &shared.vitals;
         if shared.node.is_some() {
             vitals.task("lake-node", upkeep::be_a_node(Arc::downgrade(&shared)));
+            vitals.task("lake-watch", upkeep::look_after_nodes(Arc::downgrade(&shared)));
         }
         vitals
             .thread(WRITER, move || write_loop(&writer, requests, &handle))
@@ -342,19 +345,22 @@ impl Store {
     /// Deletes everything of a run: what is in segments, in the tail and in the log, and the media that no other run
     /// names. False if there was nothing. What comes for the run afterwards is kept.
     pub fn delete_run<'a>(&'a self, run_id: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
-        Box::pin(async move {
+        let (shared, run_id) = (self.shared.clone(), run_id.to_string());
+        // On its own: whoever asked may go away, and a commit must not stop between disk and memory.
+        let deleted = tokio::spawn(async move {
             {
-                let _alone = self.shared.gate.write().await;
-                if !self.shared.state.read().has_run(run_id) {
+                let _alone = shared.gate.write().await;
+                if !shared.state.read().has_run(&run_id) {
                     return Ok(false);
                 }
-                self.shared.touched.forget(run_id);
-                self.shared.flush_but(run_id).await?;
+                shared.touched.forget(&run_id);
+                shared.flush_but(&run_id).await?;
             }
-            self.shared.delete_derived(run_id).await;
-            self.shared.sweep_media().await;
+            shared.delete_derived(&run_id).await;
+            shared.sweep_media().await;
             Ok(true)
-        })
+        });
+        Box::pin(async move { deleted.await.map_err(|e| StoreError::Busy(e.to_string()))? })
     }
 
     /// While this is held, no run is deleted: for code that reads what there is and writes what follows from it, so that
@@ -379,7 +385,9 @@ impl Store {
         if let Err(StoreError::Damaged(why)) = &found
             && let Ok(item) = self.shared.quarantine(&crate::media::path(hash), why.clone()).await
         {
-            self.shared.record_set_aside(vec![item]).await?;
+            let shared = self.shared.clone();
+            let recorded = tokio::spawn(async move { shared.record_set_aside(vec![item]).await });
+            recorded.await.map_err(|e| StoreError::Busy(e.to_string()))??;
         }
         found
     }
@@ -465,6 +473,10 @@ impl Store {
     pub async fn close(&self) -> Result<(), StoreError> {
         drop(self.shared.queue.lock().take());
         self.shared.closed.store(true, Ordering::Relaxed);
+        // In a lake, nothing may be acknowledged behind the last flush: what is left of the log is deleted then.
+        if self.shared.node.is_some() {
+            self.shared.writer.lock().await.log.close()?;
+        }
         let result = self.flush().await;
         self.shared.write_manifest(&mut *self.shared.commit.lock().await).await;
         if result.is_ok()
@@ -481,7 +493,17 @@ impl Store {
 impl Store {
     /// Leaves a lake, after everything was flushed.
     async fn leave(&self, node: &NodeEntry) -> Result<(), StoreError> {
-        let end = self.shared.writer.lock().await.log.close()?;
+        let mut commits = self.shared.commit.lock().await;
+        let is_empty = {
+            let state = self.shared.state.read();
+            !state.has_active() && !state.has_sealed()
+        };
+        let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
+        if !is_empty || lake::answers_for_others(&self.shared.root, &node.writer).await? {
+            return Err(StoreError::Busy("something is left in the log".into()));
+        }
+        tables.finish_takeovers().await?;
+        let end = self.shared.writer.lock().await.log.begin(None)?;
         self.shared.logs.forget(end).await?;
         node.leave().await
     }

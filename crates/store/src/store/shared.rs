@@ -1,5 +1,6 @@
 //! What the handles, the writer thread and the background work of a store share.
 
+use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -15,7 +16,7 @@ use super::writer::{Request, WRITER, Writer};
 use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::lake::{self, NodeEntry, Watch};
+use crate::lake::{self, NodeEntry, Silent, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
 use crate::manifest::{Manifest, Segment, SetAside};
@@ -177,7 +178,9 @@ impl Shared {
         let settled = std::mem::take(&mut *self.unsettled.lock());
         settled.into_iter().for_each(|path| self.doom(path, Duration::ZERO));
         for path in removed {
-            let grace = if what.deleted.contains(&path) { DELETED_GRACE } else { Duration::MAX };
+            // In a lake, other nodes do not know at once.
+            let is_short = what.deleted.contains(&path) && self.node.is_none();
+            let grace = if is_short { DELETED_GRACE } else { Duration::MAX };
             self.doom(path, grace);
         }
         Ok(())
@@ -208,18 +211,31 @@ impl Shared {
         Ok(())
     }
 
+    /// In a lake: another writer has taken over.
+    pub(super) fn note_fence(&self, error: &StoreError) {
+        if matches!(error, StoreError::Fenced) {
+            self.is_fenced.store(true, Ordering::Relaxed);
+        }
+    }
+
     /// In a lake: takes over the logs of nodes that are silent, and puts their rows into the tail.
     pub(super) async fn adopt_silent(&self) -> Result<(), StoreError> {
         let (Some(node), mut watch) = (&self.node, self.watch.lock().await) else { return Ok(()) };
         let Some(watch) = watch.as_mut() else { return Ok(()) };
-        for silent in watch.silent(node).await? {
+        let silent = watch.silent(node).await?;
+        let orphans = lake::orphans(&self.root, &node.writer).await?;
+        let mut dead: Vec<(HashSet<String>, Option<Silent>)> = vec![(orphans, None)];
+        dead.extend(silent.into_iter().map(|silent| (silent.writers.clone(), Some(silent))));
+        for (dead, silent) in dead.into_iter().filter(|(dead, _)| !dead.is_empty()) {
             let mut commits = self.commit.lock().await;
             let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
+            if self.is_closed() || self.is_fenced.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let mut writer = self.writer.lock().await;
             let writer = &mut *writer;
             let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
             let take = |table, batch| rows.push((table, batch));
-            let dead = silent.writers.clone();
             let adopted =
                 lake::adopt_dead(&self.root, tables, &mut *writer.log, &node.writer, dead, &mut set_aside, take).await;
             // Also after an error: what was copied to the log is ours.
@@ -242,7 +258,9 @@ impl Shared {
             }
             self.set_aside_now.lock().extend(set_aside);
             adopted?;
-            watch.settle(node, silent).await;
+            if let Some(silent) = silent {
+                watch.settle(node, silent).await;
+            }
         }
         Ok(())
     }

@@ -48,6 +48,7 @@ pub(super) async fn run(weak: WeakShared) {
             }
             if tidied.elapsed() >= TIDY_EVERY {
                 if let Err(e) = tidy(&shared).await {
+                    shared.note_fence(&e);
                     tracing::warn!(error = %e, "background maintenance failed; trying again later");
                 }
                 tidied = Instant::now();
@@ -59,22 +60,30 @@ pub(super) async fn run(weak: WeakShared) {
     }
 }
 
-/// In a lake: says that this node is there, and looks after those that are not.
+/// In a lake: says that this node is there.
 pub(super) async fn be_a_node(weak: WeakShared) {
-    loop {
-        tokio::time::sleep(BEAT).await;
-        let Some(shared) = weak.upgrade() else { return };
-        let Some(node) = shared.node.as_ref().filter(|_| !shared.is_closed()) else { return };
-        if shared.is_fenced.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Err(e) = node.beat().await {
+    while let Some(shared) = next_beat(&weak).await {
+        if let Some(node) = &shared.node
+            && let Err(e) = node.beat().await
+        {
             tracing::warn!(error = %e, "cannot tell the other nodes that this one is there");
         }
+    }
+}
+
+/// In a lake: takes over what nodes have left that are silent. It may take long, so it is not what says that this node is there.
+pub(super) async fn look_after_nodes(weak: WeakShared) {
+    while let Some(shared) = next_beat(&weak).await {
         if let Err(e) = shared.adopt_silent().await {
+            shared.note_fence(&e);
             tracing::warn!(error = %e, "cannot take over what a node has left; trying again later");
         }
     }
+}
+
+async fn next_beat(weak: &WeakShared) -> Option<Arc<Shared>> {
+    tokio::time::sleep(BEAT).await;
+    weak.upgrade().filter(|shared| !shared.is_closed() && !shared.is_fenced.load(Ordering::Relaxed))
 }
 
 /// Retention, thinning, merging, and the media of deleted runs.

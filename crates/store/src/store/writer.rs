@@ -95,9 +95,7 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
             rest.push(reply);
         }
         writer.log.rewind();
-        if matches!(error, StoreError::Fenced) {
-            shared.is_fenced.store(true, Ordering::Relaxed);
-        }
+        shared.note_fence(&error);
         tracing::warn!(error = %error, "refused {} requests", rest.len());
         refuse(shared, rest.into_iter(), &error);
         return;

@@ -77,8 +77,11 @@ pub fn batches(source: &dyn SnapshotSource, table: Table) -> Vec<RecordBatch> {
 }
 
 fn read(snapshot: &rollscope_store::Snapshot, path: &str) -> Vec<RecordBatch> {
+    read_file(snapshot.object_store.clone(), path)
+}
+
+fn read_file(store: std::sync::Arc<dyn object_store::ObjectStore>, path: &str) -> Vec<RecordBatch> {
     use object_store::ObjectStoreExt;
-    let store = snapshot.object_store.clone();
     let path = object_store::path::Path::from(path);
     let data = std::thread::spawn(move || {
         let rt = tokio::runtime::Builder::new_current_thread().build().unwrap();
