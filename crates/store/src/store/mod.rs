@@ -347,7 +347,7 @@ impl Store {
     pub fn delete_run<'a>(&'a self, run_id: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
         let (shared, run_id) = (self.shared.clone(), run_id.to_string());
         // On its own: whoever asked may go away, and a commit must not stop between disk and memory.
-        let deleted = tokio::spawn(async move {
+        let delete = async move {
             {
                 let _alone = shared.gate.write().await;
                 if !shared.state.read().has_run(&run_id) {
@@ -359,8 +359,8 @@ impl Store {
             shared.delete_derived(&run_id).await;
             shared.sweep_media().await;
             Ok(true)
-        });
-        Box::pin(async move { deleted.await.map_err(|e| StoreError::Busy(e.to_string()))? })
+        };
+        Box::pin(async move { tokio::spawn(delete).await.map_err(|e| StoreError::Busy(e.to_string()))? })
     }
 
     /// While this is held, no run is deleted: for code that reads what there is and writes what follows from it, so that
