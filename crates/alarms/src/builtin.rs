@@ -562,7 +562,9 @@ impl Builtin {
     fn disk(&self, spec: &Spec, chosen: Chosen) -> Result<Vec<Seen>, String> {
         let folder = &self.sources.store.options().dir;
         let disk = rustix::fs::statvfs(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-        let free = disk.f_bavail as f64 / (disk.f_blocks as f64).max(1.0);
+        // As `df` has it: what is kept for root is neither free nor used.
+        let all = disk.f_blocks.saturating_sub(disk.f_bfree) + disk.f_bavail;
+        let free = disk.f_bavail as f64 / (all as f64).max(1.0);
         let bytes = disk.f_bavail as f64 * disk.f_frsize as f64;
         let text = match self.sources.store.health().writable {
             false => "The store cannot write, so that no data is accepted. GET /api/v1/health says why.".to_string(),

@@ -15,6 +15,8 @@ pub const MAX_FILE: u64 = 4 << 20;
 const MAX_GROUPS: usize = 1000;
 const MAX_RULES: usize = 5000;
 const MAX_LABELS: usize = 64;
+/// Rules need four: groups, group, rules, labels. The YAML reader takes a time that grows with the square of the depth.
+const MAX_NESTED: usize = 100;
 
 /// A group of rules as its file states it.
 #[derive(Clone, Debug)]
@@ -216,6 +218,30 @@ fn line_of_rule(text: &str, rules: usize, place: usize) -> Option<usize> {
     (lines.len() == rules).then(|| lines.get(place).copied()).flatten()
 }
 
+/// The line where more than `MAX_NESTED` brackets are open at once. Those in quotes do not count.
+fn too_deep(text: &str) -> Option<usize> {
+    let (mut depth, mut quote, mut before) = (0_usize, None, '\n');
+    let mut line = 1;
+    let mut all = text.chars();
+    while let Some(c) = all.next() {
+        match (quote, c) {
+            (_, '\n') => line += 1,
+            (Some('"'), '\\') => line += usize::from(all.next() == Some('\n')),
+            (Some(open), _) if c == open => quote = None,
+            (Some(_), _) => (),
+            (None, '"' | '\'') if before.is_whitespace() || "[{,:".contains(before) => quote = Some(c),
+            (None, '[' | '{') => depth += 1,
+            (None, ']' | '}') => depth = depth.saturating_sub(1),
+            (None, _) => (),
+        }
+        if depth > MAX_NESTED {
+            return Some(line);
+        }
+        before = c;
+    }
+    None
+}
+
 /// Reads the text of a file. `file` is its name, for errors and answers.
 pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
     let at_file = |why: String| format!("{file}: {why}");
@@ -224,6 +250,9 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
     }
     if text.trim().is_empty() {
         return Ok(Vec::new());
+    }
+    if let Some(line) = too_deep(text) {
+        return Err(format!("{file}:{line}: more than {MAX_NESTED} brackets are open at once"));
     }
     let raw: RawFile = serde_yaml_ng::from_str(text).map_err(|e| match e.location() {
         Some(place) => {
@@ -371,6 +400,9 @@ groups:
             ("groups:\n- nmae: g\n".into(), 2, "nmae"),
             ("groups:\n- name: g\n  query_offset: 5m\n".into(), 3, "query_offset"),
             ("groups: [\n".into(), 2, ""),
+            // This took 26 s when it was read; its length is that of a small file.
+            (format!("groups:\n- name: g\n- {}", "{a: ".repeat(64 << 10)), 3, "brackets"),
+            (format!("groups:\n- '{{'\n- [\"\\\"]\"{}", ", [']'".repeat(1000)), 3, "brackets"),
         ] {
             let why = parse("a.yml", &text).unwrap_err();
             assert!(why.starts_with(&format!("a.yml:{line}:")) && why.contains(named), "{text}{why}");

@@ -186,11 +186,12 @@ pub(crate) fn replay(
 ) -> Result<Replayed, StoreError> {
     let mut replayed = Replayed::new(manifest, options);
     let wal_dir = folder.path(WAL);
-    for (i, number) in numbers.iter().enumerate() {
+    let name_of = |number: u64| format!("wal/{number:016}.log");
+    let mut unfinished: Vec<(u64, wal::Damage)> = Vec::new();
+    for number in numbers {
         let path = wal::path(&wal_dir, *number);
-        let io = |e| StoreError::io(&path, e);
-        let bytes = std::fs::read(&path).map_err(io)?;
-        let file = format!("wal/{number:016}.log");
+        let bytes = std::fs::read(&path).map_err(|e| StoreError::io(&path, e))?;
+        let file = name_of(*number);
         let mut refused = Vec::new();
         let report = wal::replay(&bytes, |table, batch| {
             let taken = replayed.take(table, &batch, root, handle);
@@ -206,9 +207,14 @@ pub(crate) fn replay(
             }
             set_aside.push(aside(&file, why));
         }
-        if let Some(torn) = &report.torn
-            && mend
-        {
+        // Only the file that was being written can end in an unfinished write. It need not be the last one: after it there may
+        // be one whose beginning failed, and whose removal a power cut undid.
+        if report.records > 0 {
+            let ended = unfinished.drain(..);
+            set_aside
+                .extend(ended.map(|(n, torn)| aside(&name_of(n), format!("{} (from byte {})", torn.why, torn.from))));
+        }
+        if let Some(torn) = report.torn.filter(|_| mend) {
             tracing::warn!(
                 file,
                 from = torn.from,
@@ -216,19 +222,20 @@ pub(crate) fn replay(
                 why = torn.why,
                 "removed an unfinished write from the log"
             );
-            keep_copy(root, *number, torn, &bytes, handle);
-            // Only the file that was being written can end in an unfinished write.
-            if i + 1 < numbers.len() {
-                set_aside.push(aside(&file, format!("{} (from byte {})", torn.why, torn.from)));
-            } else {
-                folder.disk.open(&path).and_then(|mut log| log.cut(torn.from as u64)).map_err(io)?;
-            }
+            keep_copy(root, *number, &torn, &bytes, handle);
+            unfinished.push((*number, torn));
         }
-        if mend {
-            // The process that wrote it may have been killed before it synced. From now on its rows count as stored: when
-            // they come again, they are acknowledged.
-            folder.disk.open(&path).and_then(|mut log| log.sync()).map_err(io)?;
+    }
+    for number in numbers.iter().filter(|_| mend) {
+        let path = wal::path(&wal_dir, *number);
+        let io = |e| StoreError::io(&path, e);
+        let mut log = folder.disk.open(&path).map_err(io)?;
+        if let Some((_, torn)) = unfinished.iter().find(|(n, _)| n == number) {
+            log.cut(torn.from as u64).map_err(io)?;
         }
+        // The process that wrote it may have been killed before it synced. From now on its rows count as stored: when they come
+        // again, they are acknowledged.
+        log.sync().map_err(io)?;
     }
     Ok(replayed)
 }
