@@ -43,6 +43,8 @@ pub enum Command {
     /// Run a small OTLP collector. It writes traces from gRPC and HTTP to JSON lines files, and acknowledges them once they
     /// are on disk.
     Collect(CollectArgs),
+    /// Work for the queries of a lake: the same as `serve --role worker`.
+    Executor(ServeArgs),
     /// Set SGLang's trace level on many servers.
     TraceLevel(TraceLevelArgs),
     /// Print the metrics of a step: those that the run logged, and those that rollscope computed from its spans and samples.
@@ -67,6 +69,37 @@ pub struct FolderArgs {
     pub data: PathBuf,
 }
 
+/// What a node of a lake does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Everything.
+    #[default]
+    All,
+    /// Takes data in, and shows it.
+    Ingest,
+    /// Shows the page and answers queries; takes no data in.
+    Query,
+    /// Works for the queries of others.
+    Worker,
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::All => "all",
+            Role::Ingest => "ingest",
+            Role::Query => "query",
+            Role::Worker => rollscope_store::WORKER,
+        }
+    }
+
+    /// Does it run parts of others' queries?
+    pub fn works(self) -> bool {
+        matches!(self, Role::All | Role::Worker)
+    }
+}
+
 #[derive(Args, Clone, Default)]
 pub struct ServeArgs {
     /// Folder of the store, or a lake on object storage, such as s3://bucket/prefix. It is created if it does not exist [default: rollscope-data].
@@ -78,6 +111,15 @@ pub struct ServeArgs {
     /// For a lake: name of this node. A process takes the place of one that had the same name before [default: the name of the host].
     #[arg(long, value_name = "NAME", env = "ROLLSCOPE_NODE")]
     pub node: Option<String>,
+    /// For a lake: what this node does [default: all].
+    #[arg(long, value_name = "ROLE", env = "ROLLSCOPE_ROLE", value_enum)]
+    pub role: Option<Role>,
+    /// For a lake: address where this node works for queries of others, with the roles all and worker [default: any port of 127.0.0.1].
+    #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_INTERNAL")]
+    pub internal: Option<String>,
+    /// For a lake: host, or host:port, under which others reach that address [default: the address, or the name of the host if it is 0.0.0.0].
+    #[arg(long, value_name = "HOST[:PORT]", env = "ROLLSCOPE_ADVERTISE")]
+    pub advertise: Option<String>,
     /// Address of the page and the API [default: 127.0.0.1:7200].
     #[arg(long, value_name = "ADDR", env = "ROLLSCOPE_LISTEN")]
     pub listen: Option<String>,

@@ -10,7 +10,7 @@ use rollscope_store::StoreOptions;
 use rollscope_tokenizer::{TokenizerRule, Tokenizers};
 use serde::{Deserialize, Serialize};
 
-use crate::args::{ServeArgs, TokenizerArgs};
+use crate::args::{Role, ServeArgs, TokenizerArgs};
 pub use crate::output::Usage;
 use crate::place;
 
@@ -28,6 +28,15 @@ pub struct Config {
     /// For a lake: the name of this node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
+    /// For a lake: what this node does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role: Option<Role>,
+    /// For a lake: where this node works for queries of others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub internal: Option<String>,
+    /// For a lake: under which host, and perhaps port, others reach it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub advertise: Option<String>,
     /// Write logs as JSON lines.
     pub log_json: bool,
     pub server: ServerConfig,
@@ -58,10 +67,25 @@ impl Config {
         }
         config.cache = args.cache.clone().or(config.cache.take());
         config.node = args.node.clone().or(config.node.take());
+        config.role = args.role.or(config.role);
+        config.internal = args.internal.clone().or(config.internal.take());
+        config.advertise = args.advertise.clone().or(config.advertise.take());
+        if place::lake_url(&config.data).is_none() {
+            let given = [
+                ("role", config.role.is_some()),
+                ("internal", config.internal.is_some()),
+                ("advertise", config.advertise.is_some()),
+            ];
+            if let Some((name, _)) = given.iter().find(|(_, given)| *given) {
+                let text =
+                    format!("--{name} is for a lake (--data s3://BUCKET/PREFIX); a folder is served by one process");
+                return Err(Usage(text).into());
+            }
+        }
         config.store.dir = match place::lake_url(&config.data) {
             None => config.data.clone(),
             Some(url) => {
-                let node = config.node.clone().unwrap_or_else(place::host_name);
+                let node = place::node_name(config.node.as_deref(), config.role.unwrap_or_default());
                 config.cache.clone().unwrap_or_else(|| place::cache_of(url).join(node))
             }
         };
@@ -74,6 +98,9 @@ impl Config {
         set(&mut server.listen, &args.listen);
         set(&mut server.otlp_grpc, &args.otlp_grpc);
         set(&mut server.otlp_http, &args.otlp_http);
+        if config.role == Some(Role::Query) {
+            (server.otlp_grpc, server.otlp_http) = (String::new(), String::new());
+        }
         if let Some(token) = &args.token {
             server.tokens = vec![Secret::new(token.clone())];
         }

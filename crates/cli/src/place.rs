@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use rollscope_lake::LakeError;
-use rollscope_store::{ReadOnlyStore, Store, StoreOptions};
+use rollscope_store::{AboutNode, Lake, ReadOnlyStore, Store, StoreOptions};
 
+use crate::args::Role;
 use crate::output::Usage;
 
 /// In a lake, others read the tables: rows get there soon, and files stay longer.
@@ -26,13 +27,26 @@ fn told(error: LakeError) -> anyhow::Error {
 pub async fn open_for_reading(data: &Path) -> anyhow::Result<ReadOnlyStore> {
     Ok(match lake_url(data) {
         None => ReadOnlyStore::open(data).await?,
-        Some(url) => ReadOnlyStore::open_lake(rollscope_lake::open_for_reading(url).await.map_err(told)?).await?,
+        Some(url) => ReadOnlyStore::open_lake(lake_for_reading(url, AboutNode::default()).await?).await?,
     })
 }
 
+pub async fn lake_for_reading(url: &str, node: AboutNode) -> anyhow::Result<Lake> {
+    rollscope_lake::open_for_reading(url, node).await.map_err(told)
+}
+
+pub async fn lake_for_writing(url: &str, node: AboutNode) -> anyhow::Result<Lake> {
+    rollscope_lake::open(url, node).await.map_err(told)
+}
+
 /// Opens a store for writing. `options.dir` is the folder itself or, for a lake, a folder for what can be lost.
-pub async fn open(data: &Path, mut options: StoreOptions, node: Option<&str>) -> anyhow::Result<Store> {
+pub async fn open(data: &Path, options: StoreOptions, node: Option<&str>) -> anyhow::Result<Store> {
     let Some(url) = lake_url(data) else { return Ok(Store::open(options).await?) };
+    let node = AboutNode { name: node_name(node, Role::All), ..AboutNode::default() };
+    open_lake(options, lake_for_writing(url, node).await?).await
+}
+
+pub async fn open_lake(mut options: StoreOptions, lake: Lake) -> anyhow::Result<Store> {
     let usual = StoreOptions::default();
     if options.flush_age_s == usual.flush_age_s {
         options.flush_age_s = LAKE_FLUSH_AGE_S;
@@ -40,9 +54,16 @@ pub async fn open(data: &Path, mut options: StoreOptions, node: Option<&str>) ->
     if options.delete_grace_s == usual.delete_grace_s {
         options.delete_grace_s = LAKE_DELETE_GRACE_S;
     }
-    let node = node.map_or_else(host_name, str::to_string);
-    let lake = rollscope_lake::open(url, &node).await.map_err(told)?;
     Ok(Store::open_lake(options, lake).await?)
+}
+
+/// Two nodes may not have one name, and a machine may have one of each role.
+pub fn node_name(given: Option<&str>, role: Role) -> String {
+    match (given, role) {
+        (Some(name), _) => name.into(),
+        (None, Role::All) => host_name(),
+        (None, role) => format!("{}-{}", host_name(), role.name()),
+    }
 }
 
 pub fn host_name() -> String {

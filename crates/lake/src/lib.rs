@@ -12,8 +12,9 @@ use futures::future::join_all;
 use object_store::path::Path;
 use object_store::prefix::PrefixStore;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
-use rollscope_store::Lake;
+use rollscope_store::{AboutNode, Lake};
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 pub use delta::DeltaTables;
 pub use place::is_url;
@@ -22,6 +23,9 @@ pub use place::is_url;
 #[derive(Serialize, Deserialize)]
 struct About {
     format: u32,
+    /// What nodes show each other. Made once, at random.
+    #[serde(default)]
+    key: String,
 }
 
 const ABOUT: &str = "store.json";
@@ -61,31 +65,31 @@ pub enum LakeError {
 }
 
 /// Opens the lake at a URL for writing, as this node. Makes it if there is none.
-pub async fn open(url: &str, node: &str) -> Result<Lake, LakeError> {
+pub async fn open(url: &str, node: AboutNode) -> Result<Lake, LakeError> {
     let objects = connect(url)?;
     prove(&objects, url).await?;
-    let about = serde_json::to_vec(&About { format: FORMAT }).expect("it is plain data");
+    let key = Uuid::new_v4().simple().to_string() + &Uuid::new_v4().simple().to_string();
+    let about = serde_json::to_vec(&About { format: FORMAT, key }).expect("it is plain data");
     match objects.put_opts(&Path::from(ABOUT), about.into(), PutOptions::from(PutMode::Create)).await {
-        Ok(_) => {}
-        Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {
-            check(&objects, url).await?;
-        }
+        Ok(_) | Err(object_store::Error::AlreadyExists { .. } | object_store::Error::Precondition { .. }) => {}
         Err(e) => return Err(unusable(url, &e)),
     }
-    Ok(lake(objects, node))
+    let about = check(&objects, url).await?;
+    Ok(Lake { key: about.key, node, ..lake(objects) })
 }
 
-/// Opens the lake at a URL for reading.
-pub async fn open_for_reading(url: &str) -> Result<Lake, LakeError> {
+/// Opens the lake at a URL for reading, perhaps as a node that only works for others.
+pub async fn open_for_reading(url: &str, node: AboutNode) -> Result<Lake, LakeError> {
     let objects = connect(url)?;
-    check(&objects, url).await?;
-    Ok(lake(objects, ""))
+    let about = check(&objects, url).await?;
+    Ok(Lake { key: about.key, node, ..lake(objects) })
 }
 
 /// A lake in an object store.
-pub fn lake(objects: Arc<dyn ObjectStore>, node: &str) -> Lake {
+pub fn lake(objects: Arc<dyn ObjectStore>) -> Lake {
     let tables = Arc::new(DeltaTables::new(objects.clone()));
-    Lake { objects, tables, node: node.into(), log_every: LOG_EVERY, silence: SILENCE }
+    let (key, node) = (String::new(), AboutNode::default());
+    Lake { objects, tables, key, node, log_every: LOG_EVERY, silence: SILENCE }
 }
 
 fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, LakeError> {
@@ -107,7 +111,7 @@ fn unusable(url: &str, e: &object_store::Error) -> LakeError {
     LakeError::Unusable { url: url.into(), why }
 }
 
-async fn check(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<(), LakeError> {
+async fn check(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<About, LakeError> {
     let bytes = match objects.get(&Path::from(ABOUT)).await {
         Err(object_store::Error::NotFound { .. }) => return Err(LakeError::Missing { url: url.into() }),
         Err(e) => return Err(unusable(url, &e)),
@@ -118,12 +122,15 @@ async fn check(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<(), LakeErro
     if about.format > FORMAT {
         return Err(LakeError::Newer { url: url.into(), found: about.format });
     }
-    Ok(())
+    if about.key.is_empty() {
+        return Err(LakeError::NotOurs { url: url.into(), why: "it has no key".into() });
+    }
+    Ok(about)
 }
 
 /// A store must keep writers apart: of many that create an object at once, one succeeds. Some that look like S3 do not.
 async fn prove(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<(), LakeError> {
-    let scratch = Path::from(format!("scratch/{}", uuid::Uuid::new_v4()));
+    let scratch = Path::from(format!("scratch/{}", Uuid::new_v4()));
     let create = |n: usize| {
         let (objects, scratch) = (objects.clone(), scratch.clone());
         async move { objects.put_opts(&scratch, n.to_string().into_bytes().into(), PutMode::Create.into()).await }
@@ -177,7 +184,8 @@ mod tests {
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let dir = tempfile::tempdir().unwrap();
         let open = async |node: &str| {
-            let lake = Lake { log_every: Duration::ZERO, ..lake(objects.clone(), node) };
+            let node = AboutNode { name: node.into(), ..AboutNode::default() };
+            let lake = Lake { node, log_every: Duration::ZERO, ..lake(objects.clone()) };
             Store::open_lake(StoreOptions { delete_grace_s: 0, ..StoreOptions::at(dir.path()) }, lake).await.unwrap()
         };
         let mut store = open("a").await;
@@ -194,7 +202,7 @@ mod tests {
         store.append(Table::Spans, spans(600, 10)).await.unwrap();
         assert_eq!(count(&store), 610);
         drop(store);
-        let reader = ReadOnlyStore::open_lake(lake(objects.clone(), "")).await.unwrap();
+        let reader = ReadOnlyStore::open_lake(lake(objects.clone())).await.unwrap();
         assert_eq!(count(&reader), 610, "what is not in tables is in the log");
         let store = open("a").await;
         assert_eq!(count(&store), 610);
@@ -218,7 +226,8 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_no_lake_is_refused_with_a_reason() {
-        let error = async |url: &str| open_for_reading(url).await.map(drop).unwrap_err().to_string();
+        let error =
+            async |url: &str| open_for_reading(url, AboutNode::default()).await.map(drop).unwrap_err().to_string();
         assert!(error("s3://").await.contains("expected s3://BUCKET/PREFIX"));
         assert!(error("http://bucket/x").await.contains("expected s3://BUCKET/PREFIX"));
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());

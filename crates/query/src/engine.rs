@@ -31,9 +31,12 @@ use crate::progress::{Progress, ProgressSnapshot};
 use crate::running::{QueryStream, Registration, Running, task_failed, timed_out};
 use crate::session::{self, Sessions};
 use crate::tables;
+use crate::workers::{Cluster, Workers, is_spread};
 
 /// Stack of a query thread. Plans are trees; deep ones are walked by recursion.
 const STACK_BYTES: usize = 64 << 20;
+/// How often a query is tried on workers, before it runs here alone.
+const SPREAD_ATTEMPTS: usize = 2;
 /// Batches of an answer that wait for the reader.
 const BATCHES_AHEAD: usize = 2;
 /// Segments that a look-up by id asks at the same time: it waits for the disk, not for a core.
@@ -63,12 +66,20 @@ struct Inner {
     running: Arc<Mutex<BTreeMap<u64, Arc<Progress>>>>,
     next_id: AtomicU64,
     threads: &'static Runtime,
+    spread: Arc<Spread>,
+}
+
+/// Queries that ran on workers, and attempts to do so that failed.
+#[derive(Default)]
+struct Spread {
+    done: AtomicU64,
+    failed: AtomicU64,
 }
 
 /// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests. The threads live as
 /// long as the process: to let go of a thread that is about to end can crash in the C library, whose `pthread_detach` reads
 /// from the thread's stack when that may be gone.
-fn threads() -> Result<&'static Runtime, QueryError> {
+pub(crate) fn threads() -> Result<&'static Runtime, QueryError> {
     static THREADS: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
     let started = THREADS.get_or_init(|| {
         tokio::runtime::Builder::new_multi_thread()
@@ -111,8 +122,24 @@ impl Engine {
             running: Arc::default(),
             next_id: AtomicU64::new(1),
             threads,
+            spread: Arc::default(),
         });
         Ok(Engine { inner })
+    }
+
+    /// From now on, large queries are run by these, too.
+    pub fn use_workers(&self, workers: Arc<dyn Workers>) {
+        self.inner.sessions.use_workers(Cluster::new(workers));
+    }
+
+    /// The same for tests: queries over the smallest files are shared out, too.
+    pub fn use_workers_eagerly(&self, workers: Arc<dyn Workers>) {
+        self.inner.sessions.use_workers(Cluster::new(workers).eager());
+    }
+
+    /// How many queries ran on workers, and how many attempts to do so failed.
+    pub fn spread(&self) -> (u64, u64) {
+        (self.inner.spread.done.load(Relaxed), self.inner.spread.failed.load(Relaxed))
     }
 
     /// All tables as they are now.
@@ -184,9 +211,10 @@ impl Engine {
         let work = {
             let (sessions, limits, progress, sql) =
                 (inner.sessions.clone(), limits.clone(), progress.clone(), sql.to_string());
+            let spread = inner.spread.clone();
             async move {
                 let _permit = permit;
-                let work = run(&sessions, snapshot, &sql, &limits, &progress, schema_to, batches_to);
+                let work = run(&sessions, snapshot, &sql, &limits, &progress, &spread, schema_to, batches_to);
                 progress.stopping().run_until_cancelled(work).await;
             }
         };
@@ -443,40 +471,72 @@ impl Inner {
 }
 
 /// The part of a query that runs on the query threads: plan, then rows until the reader has enough.
+#[expect(clippy::too_many_arguments)]
 async fn run(
     sessions: &Arc<Sessions>,
     snapshot: Snapshot,
     sql: &str,
     limits: &QueryLimits,
     progress: &Arc<Progress>,
+    counts: &Spread,
     schema_to: oneshot::Sender<Result<SchemaRef, QueryError>>,
     batches_to: mpsc::Sender<Result<RecordBatch, QueryError>>,
 ) {
-    let started = async {
-        let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
-        let mut state: SessionState = sessions.open(snapshot, progress).map_err(datafusion)?;
+    let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
+    let started = async |spread: bool| {
+        let mut state: SessionState = sessions.open(snapshot.clone(), progress, spread).map_err(datafusion)?;
         let logical = session::plan(&state, sql, limits).await?;
         let physical = session::physical(&mut state, &logical).await.map_err(datafusion)?;
-        let physical = interruptible(physical, progress).map_err(datafusion)?;
-        execute_stream(physical, state.task_ctx()).map_err(datafusion)
+        let spread = is_spread(&physical);
+        // Parts that run elsewhere are looked after there.
+        let physical = if spread { physical } else { interruptible(physical, progress).map_err(datafusion)? };
+        Ok((execute_stream(physical, state.task_ctx()).map_err(datafusion)?, spread))
     };
-    let mut stream = match started.await {
-        Ok(stream) => {
-            if schema_to.send(Ok(stream.schema())).is_err() {
+    let mut schema_to = Some(schema_to);
+    for attempt in 1.. {
+        let spread = attempt <= SPREAD_ATTEMPTS;
+        let (mut stream, spread) = match started(spread).await {
+            Ok(started) => started,
+            Err(e) => {
+                if let Some(schema_to) = schema_to.take() {
+                    let _ = schema_to.send(Err(e));
+                }
                 return;
             }
-            stream
-        }
-        Err(e) => {
-            let _ = schema_to.send(Err(e));
+        };
+        if let Some(schema_to) = schema_to.take()
+            && schema_to.send(Ok(stream.schema())).is_err()
+        {
             return;
         }
-    };
-    while let Some(batch) = stream.next().await {
-        let batch = batch.map_err(|e| QueryError::from_datafusion(&e, limits));
-        let failed = batch.is_err();
-        if batches_to.send(batch).await.is_err() || failed {
-            return;
+        let mut has_rows = false;
+        loop {
+            match stream.next().await {
+                None => {
+                    counts.done.fetch_add(u64::from(spread), Relaxed);
+                    return;
+                }
+                Some(Ok(batch)) => {
+                    has_rows = true;
+                    if batches_to.send(Ok(batch)).await.is_err() {
+                        return;
+                    }
+                }
+                // A worker may be gone, or not know something that is known here.
+                Some(Err(e)) if spread && !has_rows => {
+                    tracing::warn!(attempt, error = %e, "a query on workers failed; it runs again");
+                    counts.failed.fetch_add(1, Relaxed);
+                    break;
+                }
+                Some(Err(e)) => {
+                    let _ = batches_to.send(Err(datafusion(e))).await;
+                    return;
+                }
+            }
+        }
+        drop(stream);
+        if let Some(cluster) = sessions.cluster() {
+            cluster.look().await;
         }
     }
 }

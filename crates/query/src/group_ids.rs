@@ -1,7 +1,7 @@
 //! Groups by ids as numbers. DataFusion 55 keeps groups of numbers in a plain hash table, and those of bytes with a fixed length as
 //! encoded rows, which takes several times as long. Ids are such bytes, and a store has millions of traces.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use arrow::array::cast::AsArray;
 use arrow::array::{Array, ArrayRef, Decimal128Array, FixedSizeBinaryArray, PrimitiveArray, UInt64Array};
@@ -34,26 +34,27 @@ impl OptimizerRule for GroupIds {
 
     fn rewrite(&self, plan: LogicalPlan, _: &dyn OptimizerConfig) -> Result<Transformed<LogicalPlan>> {
         let LogicalPlan::Aggregate(aggregate) = &plan else { return Ok(Transformed::no(plan)) };
-        let size = |expr: &Expr| match (bare(expr), expr.get_type(aggregate.input.schema())) {
-            (Expr::Column(_), Ok(DataType::FixedSizeBinary(size @ (8 | 16)))) => Some(size),
-            _ => None,
+        let is_id = |expr: &Expr| {
+            let kind = expr.get_type(aggregate.input.schema());
+            matches!((bare(expr), kind), (Expr::Column(_), Ok(DataType::FixedSizeBinary(8 | 16))))
         };
-        let sizes: Vec<Option<i32>> = aggregate.group_expr.iter().map(size).collect();
+        let ids: Vec<bool> = aggregate.group_expr.iter().map(is_id).collect();
         let sets = aggregate.group_expr.iter().any(|expr| matches!(expr, Expr::GroupingSet(_)));
-        if sets || sizes.iter().all(Option::is_none) {
+        if sets || !ids.contains(&true) {
             return Ok(Transformed::no(plan));
         }
-        let number = |(expr, size): (&Expr, &Option<i32>)| match size {
-            Some(size) => number_of(*size).call(vec![bare(expr).clone()]),
-            None => expr.clone(),
+        let [number_of, id_of] = functions();
+        let number = |(expr, is_id): (&Expr, &bool)| match is_id {
+            true => number_of.call(vec![bare(expr).clone()]),
+            false => expr.clone(),
         };
-        let numbers = aggregate.group_expr.iter().zip(&sizes).map(number).collect();
+        let numbers = aggregate.group_expr.iter().zip(&ids).map(number).collect();
         let grouped = Aggregate::try_new(aggregate.input.clone(), numbers, aggregate.aggr_expr.clone())?;
         let shown = aggregate.schema.iter().enumerate().map(|(at, (qualifier, field))| {
             let inner = Expr::Column(Column::from(grouped.schema.qualified_field(at)));
-            match sizes.get(at).copied().flatten() {
-                Some(size) => id_of(size).call(vec![inner]).alias_qualified(qualifier.cloned(), field.name()),
-                None => inner,
+            match ids.get(at).copied().unwrap_or(false) {
+                true => id_of.call(vec![inner]).alias_qualified(qualifier.cloned(), field.name()),
+                false => inner,
             }
         });
         let shown = shown.collect();
@@ -74,23 +75,23 @@ fn bare(expr: &Expr) -> &Expr {
     }
 }
 
-fn number_of(size: i32) -> ScalarUDF {
-    let signature = Signature::exact(vec![DataType::FixedSizeBinary(size)], Volatility::Immutable);
-    ScalarUDF::from(Bits { name: "rollscope_id_number", back: None, signature })
-}
-
-fn id_of(size: i32) -> ScalarUDF {
-    let number = if size == 16 { NUMBER_16 } else { NUMBER_8 };
-    let signature = Signature::exact(vec![number], Volatility::Immutable);
-    ScalarUDF::from(Bits { name: "rollscope_number_id", back: Some(size), signature })
+/// Ids as numbers, and numbers as ids. A process that runs plans of others needs them under their names.
+pub fn functions() -> [Arc<ScalarUDF>; 2] {
+    static BOTH: LazyLock<[Arc<ScalarUDF>; 2]> = LazyLock::new(|| {
+        [("rollscope_id_number", false), ("rollscope_number_id", true)].map(|(name, back)| {
+            let signature = Signature::any(1, Volatility::Immutable);
+            Arc::new(ScalarUDF::from(Bits { name, back, signature }))
+        })
+    });
+    BOTH.clone()
 }
 
 /// The same bits as another type, as a rule without a copy.
 #[derive(Debug, PartialEq, Eq, Hash)]
 struct Bits {
     name: &'static str,
-    /// Bytes of the id that a number becomes again.
-    back: Option<i32>,
+    /// From a number to an id.
+    back: bool,
     signature: Signature,
 }
 
@@ -105,23 +106,24 @@ impl ScalarUDFImpl for Bits {
 
     fn return_type(&self, args: &[DataType]) -> Result<DataType> {
         match (self.back, &args[0]) {
-            (Some(size), _) => Ok(DataType::FixedSizeBinary(size)),
-            (None, DataType::FixedSizeBinary(16)) => Ok(NUMBER_16),
-            (None, DataType::FixedSizeBinary(8)) => Ok(NUMBER_8),
-            (None, other) => plan_err!("an id has 8 or 16 bytes, not {other}"),
+            (true, &NUMBER_16) => Ok(DataType::FixedSizeBinary(16)),
+            (true, &NUMBER_8) => Ok(DataType::FixedSizeBinary(8)),
+            (false, DataType::FixedSizeBinary(16)) => Ok(NUMBER_16),
+            (false, DataType::FixedSizeBinary(8)) => Ok(NUMBER_8),
+            (_, other) => plan_err!("an id of 8 or 16 bytes, or its number, not {other}"),
         }
     }
 
     fn invoke_with_args(&self, args: ScalarFunctionArgs) -> Result<ColumnarValue> {
         let array = args.args[0].to_array(args.number_rows)?;
         let same: ArrayRef = match (self.back, array.data_type()) {
-            (Some(size), &NUMBER_16) => Arc::new(bytes_of::<Decimal128Type>(size, &array)?),
-            (Some(size), &NUMBER_8) => Arc::new(bytes_of::<UInt64Type>(size, &array)?),
-            (None, DataType::FixedSizeBinary(16)) => {
+            (true, &NUMBER_16) => Arc::new(bytes_of::<Decimal128Type>(16, &array)?),
+            (true, &NUMBER_8) => Arc::new(bytes_of::<UInt64Type>(8, &array)?),
+            (false, DataType::FixedSizeBinary(16)) => {
                 let numbers: Decimal128Array = numbers_of(array.as_fixed_size_binary());
                 Arc::new(numbers.with_data_type(NUMBER_16))
             }
-            (None, DataType::FixedSizeBinary(8)) => {
+            (false, DataType::FixedSizeBinary(8)) => {
                 let numbers: UInt64Array = numbers_of(array.as_fixed_size_binary());
                 Arc::new(numbers)
             }

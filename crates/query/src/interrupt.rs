@@ -27,27 +27,54 @@ use crate::progress::Progress;
 /// The same plan, which ends soon after `progress` is stopped.
 pub fn interruptible(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
     let made = plan.transform_up(|plan| {
-        let watched: Arc<dyn ExecutionPlan> = if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
-            match join.filter() {
-                Some(filter) => Arc::new(join.builder().with_filter(Some(watch(filter, progress))).build()?),
-                None => plan,
-            }
-        } else if let Some(join) = plan.downcast_ref::<NestedLoopJoinExec>() {
-            match join.filter() {
-                Some(filter) => {
-                    let filter = Some(watch(filter, progress));
-                    Arc::new(NestedLoopJoinExecBuilder::from(join).with_filter(filter).build()?)
-                }
-                None => plan,
-            }
-        } else if plan.is::<CrossJoinExec>() || plan.is::<SortMergeJoinExec>() || plan.is::<UnnestExec>() {
-            plan
-        } else {
-            return Ok(Transformed::no(plan));
+        let watched = match with_watch(&plan, progress)? {
+            Some(watched) => watched,
+            None if multiplies(&plan) => plan,
+            None => return Ok(Transformed::no(plan)),
         };
         Ok(Transformed::yes(Arc::new(CooperativeExec::new(watched)) as Arc<dyn ExecutionPlan>))
     });
     Ok(made?.data)
+}
+
+/// The same with the same operators, for a part of a plan whose other parts run elsewhere.
+pub fn interruptible_part(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
+    let made = plan.transform_up(|plan| {
+        Ok(match with_watch(&plan, progress)? {
+            Some(watched) => Transformed::yes(watched),
+            None => Transformed::no(plan),
+        })
+    });
+    Ok(made?.data)
+}
+
+/// A join with a filter that looks whether the query is still wanted.
+fn with_watch(plan: &Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Option<Arc<dyn ExecutionPlan>>> {
+    Ok(if let Some(join) = plan.downcast_ref::<HashJoinExec>() {
+        match join.filter() {
+            Some(filter) => Some(Arc::new(join.builder().with_filter(Some(watch(filter, progress))).build()?)),
+            None => None,
+        }
+    } else if let Some(join) = plan.downcast_ref::<NestedLoopJoinExec>() {
+        match join.filter() {
+            Some(filter) => {
+                let filter = Some(watch(filter, progress));
+                Some(Arc::new(NestedLoopJoinExecBuilder::from(join).with_filter(filter).build()?))
+            }
+            None => None,
+        }
+    } else {
+        None
+    })
+}
+
+/// Gives more rows than it takes, perhaps many.
+fn multiplies(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.is::<HashJoinExec>()
+        || plan.is::<NestedLoopJoinExec>()
+        || plan.is::<CrossJoinExec>()
+        || plan.is::<SortMergeJoinExec>()
+        || plan.is::<UnnestExec>()
 }
 
 fn watch(filter: &JoinFilter, progress: &Arc<Progress>) -> JoinFilter {

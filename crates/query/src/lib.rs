@@ -11,7 +11,7 @@
 //! Everything is read-only: statements that would change anything are refused before they are planned.
 //! Plans consist of DataFusion's own operators, and everything that they need at run time is in their literals, so that another
 //! process with [`functions::register`] can execute them. Only the process that executes a plan adds to it: the filters of
-//! its joins look whether the query is still wanted ([`interrupt`]).
+//! its joins look whether the query is still wanted ([`interrupt`]). [`workers`] sends parts of plans to other processes.
 
 pub mod columns;
 mod describe;
@@ -31,6 +31,7 @@ pub mod scope;
 mod session;
 mod sql_text;
 pub mod tables;
+mod workers;
 
 pub use describe::{ColumnInfo, TableStats, visible_schema};
 pub use engine::{Engine, WeakEngine};
@@ -39,3 +40,4 @@ pub use limits::QueryLimits;
 pub use progress::{Progress, ProgressSnapshot};
 pub use running::{QueryStream, Running};
 pub use sql_text::{sql_text, sql_trace_ids};
+pub use workers::{WorkerServer, Workers};

@@ -1,6 +1,6 @@
 //! One DataFusion session a query, cheap: configuration, functions, caches and the memory pool are made once and shared.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use async_trait::async_trait;
 use datafusion::catalog::{
@@ -16,8 +16,9 @@ use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStor
 use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{FunctionRegistry, SessionStateBuilder};
-use datafusion::logical_expr::{Expr, LogicalPlan};
+use datafusion::logical_expr::{Explain, Expr, LogicalPlan, PlanType};
 use datafusion::physical_plan::ExecutionPlan;
+use datafusion::physical_plan::explain::ExplainExec;
 use datafusion::prelude::{SQLOptions, SessionConfig};
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Token, Tokenizer};
@@ -32,6 +33,7 @@ use crate::progress::Progress;
 use crate::projections;
 use crate::pushdown;
 use crate::tables::{CountingReaderFactory, IdFilters, STORE_URL, SnapshotTable, visible};
+use crate::workers::{self, Cluster};
 
 /// Footers of segments, decoded, kept over all queries.
 const FOOTER_CACHE_BYTES: usize = 128 << 20;
@@ -40,7 +42,7 @@ const MAX_SQL_BYTES: usize = 1 << 20;
 /// Most words and operators in a query; values in lists do not count. Plans are trees and are walked by recursion.
 const MAX_SQL_WORDS: usize = 1_000;
 /// Rows in a batch.
-const BATCH_ROWS: usize = 8192;
+pub const BATCH_ROWS: usize = 8192;
 /// Most bytes that a literal takes in one column of one batch.
 const LITERAL_COLUMN_BYTES: usize = 4 << 20;
 
@@ -53,15 +55,21 @@ pub struct Sessions {
     runtime: RuntimeEnv,
     ids: Arc<IdFilters>,
     tokenizers: Tokenizers,
+    cluster: OnceLock<Cluster>,
+}
+
+/// What queries run in: memory, and caches that last.
+pub fn runtime(limits: &QueryLimits) -> Result<RuntimeEnv> {
+    RuntimeEnvBuilder::new()
+        .with_memory_pool(Arc::new(GreedyMemoryPool::new(limits.memory_bytes)))
+        .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
+        .with_metadata_cache_limit(FOOTER_CACHE_BYTES)
+        .build()
 }
 
 impl Sessions {
     pub fn new(limits: &QueryLimits, threads: usize, tokenizers: Tokenizers) -> Result<Self> {
-        let runtime = RuntimeEnvBuilder::new()
-            .with_memory_pool(Arc::new(GreedyMemoryPool::new(limits.memory_bytes)))
-            .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
-            .with_metadata_cache_limit(FOOTER_CACHE_BYTES)
-            .build()?;
+        let runtime = runtime(limits)?;
         let mut base = SessionStateBuilder::new()
             .with_config(config(threads))
             .with_runtime_env(Arc::new(runtime.clone()))
@@ -71,7 +79,18 @@ impl Sessions {
             .build();
         functions::register(&mut base)?;
         base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;
-        Ok(Sessions { base, runtime, ids: Arc::default(), tokenizers })
+        Ok(Sessions { base, runtime, ids: Arc::default(), tokenizers, cluster: OnceLock::new() })
+    }
+
+    /// From now on, large queries are run by these, too.
+    pub fn use_workers(&self, cluster: Cluster) {
+        if self.cluster.set(cluster).is_err() {
+            tracing::error!("the workers of queries were named twice");
+        }
+    }
+
+    pub fn cluster(&self) -> Option<&Cluster> {
+        self.cluster.get()
     }
 
     /// The same with these table functions.
@@ -80,8 +99,8 @@ impl Sessions {
         self
     }
 
-    /// A session in which a snapshot's tables are visible.
-    pub fn open(self: &Arc<Self>, snapshot: Snapshot, progress: &Arc<Progress>) -> Result<SessionState> {
+    /// A session in which a snapshot's tables are visible. With `spread`, large queries go to workers, if there are any.
+    pub fn open(self: &Arc<Self>, snapshot: Snapshot, progress: &Arc<Progress>, spread: bool) -> Result<SessionState> {
         let snapshot = Arc::new(snapshot);
         let schema = Tables { sessions: self.clone(), snapshot: snapshot.clone(), progress: progress.clone() };
         let catalog = MemoryCatalogProvider::new();
@@ -89,21 +108,27 @@ impl Sessions {
         let catalogs = MemoryCatalogProviderList::new();
         catalogs.register_catalog(CATALOG.to_string(), Arc::new(catalog));
 
-        let state = self.builder(&snapshot)?.with_catalog_list(Arc::new(catalogs)).build();
+        let base = match self.cluster.get().filter(|_| spread) {
+            Some(cluster) => cluster.builder(&self.base)?,
+            None => None,
+        };
+        let base = base.unwrap_or_else(|| SessionStateBuilder::new_from_existing(self.base.clone()));
+        let state = base.with_runtime_env(self.runtime_of(&snapshot)?).with_catalog_list(Arc::new(catalogs)).build();
         bound(state, &snapshot)
     }
 
     /// A session for a plan made by hand, over [`Sessions::table`].
     pub fn by_hand(&self, snapshot: &Snapshot) -> Result<SessionState> {
-        bound(self.builder(snapshot)?.build(), snapshot)
+        let base = SessionStateBuilder::new_from_existing(self.base.clone());
+        bound(base.with_runtime_env(self.runtime_of(snapshot)?).build(), snapshot)
     }
 
-    fn builder(&self, snapshot: &Snapshot) -> Result<SessionStateBuilder> {
+    fn runtime_of(&self, snapshot: &Snapshot) -> Result<Arc<RuntimeEnv>> {
         let url = ObjectStoreUrl::parse(STORE_URL)?;
         let registry = DefaultObjectStoreRegistry::new();
         let runtime = RuntimeEnv { object_store_registry: Arc::new(registry), ..self.runtime.clone() };
         runtime.register_object_store(url.as_ref(), snapshot.object_store.clone());
-        Ok(SessionStateBuilder::new_from_existing(self.base.clone()).with_runtime_env(Arc::new(runtime)))
+        Ok(Arc::new(runtime))
     }
 
     pub fn tokenizers(&self) -> &Tokenizers {
@@ -202,7 +227,28 @@ pub async fn physical(state: &mut SessionState, plan: &LogicalPlan) -> Result<Ar
     })?;
     let rows = (LITERAL_COLUMN_BYTES / longest.max(1)).clamp(1, BATCH_ROWS);
     state.config_mut().options_mut().execution.batch_size = ConfigNonZeroUsize::try_new(rows)?;
-    state.query_planner().create_physical_plan(&plan, state).await
+    if rows < BATCH_ROWS {
+        workers::tell_batch_rows(state.config_mut(), rows)?;
+    }
+    let physical = state.query_planner().create_physical_plan(&plan, state).await?;
+    match (&plan, physical.downcast_ref::<ExplainExec>()) {
+        (LogicalPlan::Explain(explain), Some(shown)) => explained(state, explain, shown).await,
+        _ => Ok(physical),
+    }
+}
+
+/// `EXPLAIN` of a query that goes to workers shows what goes where.
+async fn explained(state: &SessionState, explain: &Explain, shown: &ExplainExec) -> Result<Arc<dyn ExecutionPlan>> {
+    let mut plans = shown.stringified_plans().to_vec();
+    let planned = state.query_planner().create_physical_plan(&explain.plan, state).await;
+    if let Ok(plan) = planned
+        && workers::is_spread(&plan)
+    {
+        for shown in plans.iter_mut().filter(|shown| shown.plan_type == PlanType::FinalPhysicalPlan) {
+            shown.plan = Arc::new(workers::show(&plan));
+        }
+    }
+    Ok(Arc::new(ExplainExec::new(shown.schema(), plans, shown.verbose())))
 }
 
 /// Parses and plans one read-only statement.

@@ -32,8 +32,18 @@ pub fn identity_hashes(table: Table, batch: &RecordBatch) -> Vec<u128> {
 
 /// The same over the identity columns themselves, in the order of `Table::identity`.
 pub fn identity_hashes_of(table: Table, columns: &[&ArrayRef]) -> Vec<u128> {
+    identity_hashes_with(*SECRET, table, columns)
+}
+
+/// The secret of this process, for others that compare with its hashes.
+pub fn identity_secret() -> u64 {
+    *SECRET
+}
+
+/// The hashes that a process with this secret has.
+pub fn identity_hashes_with(secret: u64, table: Table, columns: &[&ArrayRef]) -> Vec<u128> {
     assert_eq!(columns.len(), table.identity().len(), "all identity columns of {}", table.name());
-    row_hashes(columns, *SECRET).collect()
+    row_hashes(columns, secret).collect()
 }
 
 /// One hash per row of these columns.

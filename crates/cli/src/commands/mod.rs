@@ -12,17 +12,19 @@ mod files;
 mod import;
 mod mcp;
 mod metrics;
+mod nodes;
 mod serve;
 mod sql;
 mod trace_level;
 mod view;
 mod watch;
 
-use crate::args::{Cli, Command, ExportCommand};
+use crate::args::{Cli, Command, ExportCommand, Role, ServeArgs};
 
 pub async fn run(cli: Cli) -> anyhow::Result<()> {
     match cli.command {
         Command::Serve(args) => serve::run(args).await,
+        Command::Executor(args) => serve::run(ServeArgs { role: Some(Role::Worker), ..args }).await,
         Command::Demo(args) => demo::run(args).await,
         Command::View(args) => view::run(args).await,
         Command::Collect(args) => collect::run(args).await,

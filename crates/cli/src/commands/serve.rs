@@ -5,12 +5,14 @@ use std::time::Duration;
 
 use anyhow::Context;
 use rollscope_answers::Answers;
+use rollscope_query::WorkerServer;
 use rollscope_server::{Limits, Server, StartError};
 use rollscope_store::{Store, Vitals};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use super::nodes::{self, Internal, Peers};
 use super::{files, watch};
-use crate::args::ServeArgs;
+use crate::args::{Role, ServeArgs};
 use crate::config::{Config, Usage};
 use crate::{output, place};
 
@@ -23,7 +25,10 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     start_logs(&config);
     warn_of_flag(args.token.as_deref());
     let mut signals = StopSignals::listen()?;
-    let (store, server) = tokio::select! {
+    if config.role == Some(Role::Worker) {
+        return nodes::work(&config, signals).await;
+    }
+    let Serving { store, server, worker } = tokio::select! {
         started = start(&config) => started?,
         // A long log is read at the start. What it holds is read again next time.
         () = signals.received() => return Ok(()),
@@ -32,7 +37,18 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let watching = start_watching(&config, &store);
     until_told_to_stop(&mut signals, store.vitals(), &config.server.limits).await;
     watching.stop().await;
+    if let Some(worker) = worker {
+        worker.stop().await;
+    }
     stop(store, server).await
+}
+
+/// What a server consists of.
+pub struct Serving {
+    pub store: Store,
+    pub server: Server,
+    /// Works for the queries of other nodes.
+    pub worker: Option<WorkerServer>,
 }
 
 /// Follows folders until it is stopped.
@@ -77,15 +93,27 @@ pub fn start_quiet_logs() {
     output::start_logs("warn", false);
 }
 
-pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
+pub async fn start(config: &Config) -> anyhow::Result<Serving> {
     files::check_patterns(&config.watch)?;
     let tokenizers = config.open_tokenizers()?;
-    let store = place::open(&config.data, config.store.clone(), config.node.as_deref()).await?;
+    let (store, mut lake) = match place::lake_url(&config.data) {
+        None => (Store::open(config.store.clone()).await?, None),
+        Some(url) => {
+            let internal = Internal::listen(config).await?;
+            let lake = place::lake_for_writing(url, nodes::about(config, internal.as_ref())).await?;
+            (place::open_lake(config.store.clone(), lake.clone()).await?, Some((lake, internal)))
+        }
+    };
     for problem in store.health().problems {
         tracing::warn!("{problem}");
     }
     let answers = Answers::with_tokenizers(Arc::new(store.clone()), config.query.clone(), tokenizers)
         .context("the query engine")?;
+    let mut worker = None;
+    if let Some((lake, internal)) = lake.take() {
+        answers.engine().use_workers(Peers::new(&store, &lake));
+        worker = internal.map(|internal| internal.start(config, &lake)).transpose()?;
+    }
     let server = match Server::start(&config.server, store.clone(), answers).await {
         Ok(server) => server,
         Err(e) => {
@@ -102,7 +130,7 @@ pub async fn start(config: &Config) -> anyhow::Result<(Store, Server)> {
             });
         }
     };
-    Ok((store, server))
+    Ok(Serving { store, server, worker })
 }
 
 /// Prints the addresses to standard output.

@@ -17,6 +17,7 @@ use arrow::datatypes::{DataType, FieldRef};
 use datafusion::common::config::ConfigOptions;
 use datafusion::common::tree_node::Transformed;
 use datafusion::common::{DFSchema, Result, ScalarValue, exec_err};
+use datafusion::execution::FunctionRegistry;
 use datafusion::execution::memory_pool::{MemoryConsumer, MemoryPool, MemoryReservation};
 use datafusion::logical_expr::binary::BinaryTypeCoercer;
 use datafusion::logical_expr::expr::ScalarFunction;
@@ -102,6 +103,17 @@ impl FunctionRewrite for Bounded {
             expr => Ok(Transformed::no(expr)),
         }
     }
+}
+
+/// Registers every such function as one whose results are counted: for plans that come from another process, with the names of functions.
+pub fn register_bounded(registry: &mut dyn FunctionRegistry, pool: &Arc<dyn MemoryPool>) -> Result<()> {
+    let joined = (joined_texts(), Growth::Sum(1));
+    let growing: Vec<_> =
+        GROWING.iter().filter_map(|(name, growth)| Some((registry.udf(name).ok()?, *growth))).collect();
+    for (inner, growth) in growing.into_iter().chain([joined]) {
+        registry.register_udf(udf(Watched { inner, growth, pool: pool.clone() }))?;
+    }
+    Ok(())
 }
 
 /// A function whose results are counted.

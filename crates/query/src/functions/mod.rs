@@ -32,7 +32,7 @@ use datafusion::execution::FunctionRegistry;
 use datafusion::logical_expr::ScalarUDF;
 
 pub use attr::{ATTRS_OF, AttrTypes};
-pub use bounded::Bounded;
+pub use bounded::{Bounded, register_bounded};
 pub use ids::IdText;
 pub use maps::merge_attrs;
 pub use replaced::{hashes_literal, is_replaced};

@@ -1,15 +1,16 @@
 //! `is_replaced(table, hashes, identity columns...)`: is this row of a segment replaced by a newer one in the live tail?
-//! `hashes` is a literal: the identities of the replaced rows, 16 bytes each, in order. So the plan carries all it needs.
+//! `hashes` is a literal: the secret that they were made with, 8 bytes, and the identities of the replaced rows, 16 bytes each, in order.
+//! So the plan carries all it needs, also to another process.
 
 use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
-use arrow::array::{BooleanArray, RecordBatch};
-use arrow::datatypes::{DataType, Field, Schema};
+use arrow::array::{ArrayRef, BooleanArray};
+use arrow::datatypes::DataType;
 use datafusion::common::{Result, ScalarValue, exec_err};
 use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
 use rollscope_model::Table;
-use rollscope_store::identity_hashes;
+use rollscope_store::{identity_hashes_with, identity_secret};
 
 use super::udf;
 
@@ -23,7 +24,8 @@ pub fn is_replaced() -> Arc<ScalarUDF> {
 pub fn hashes_literal(hashes: &HashSet<u128>) -> ScalarValue {
     let mut sorted: Vec<u128> = hashes.iter().copied().collect();
     sorted.sort_unstable();
-    ScalarValue::LargeBinary(Some(sorted.into_iter().flat_map(u128::to_be_bytes).collect()))
+    let secret = identity_secret().to_be_bytes();
+    ScalarValue::LargeBinary(Some(secret.into_iter().chain(sorted.into_iter().flat_map(u128::to_be_bytes)).collect()))
 }
 
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -53,24 +55,23 @@ impl ScalarUDFImpl for IsReplaced {
         let Some(table) = table.try_as_str().flatten().and_then(Table::from_name) else {
             return exec_err!("is_replaced: no such table");
         };
+        let Some((secret, hashes)) = hashes.split_first_chunk() else { return exec_err!("is_replaced: no secret") };
         let (hashes, []) = hashes.as_chunks::<16>() else { return exec_err!("is_replaced: bad hashes") };
         let full = table.schema();
         let names = table.identity();
         if columns.is_empty() || columns.len() != names.len() {
             return exec_err!("is_replaced takes {} identity columns of {}", names.len(), table.name());
         }
-        let mut fields = Vec::with_capacity(names.len());
         let mut arrays = Vec::with_capacity(names.len());
         for (name, column) in names.iter().zip(columns) {
             let array = column.to_array(args.number_rows)?;
             if *array.data_type() != *full.field_with_name(name)?.data_type() {
                 return exec_err!("is_replaced: {name} has type {}", array.data_type());
             }
-            fields.push(Field::new(*name, array.data_type().clone(), true));
             arrays.push(array);
         }
-        let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays)?;
-        let found: BooleanArray = identity_hashes(table, &batch)
+        let columns: Vec<&ArrayRef> = arrays.iter().collect();
+        let found: BooleanArray = identity_hashes_with(u64::from_be_bytes(*secret), table, &columns)
             .into_iter()
             .map(|hash| Some(hashes.binary_search(&hash.to_be_bytes()).is_ok()))
             .collect();

@@ -14,7 +14,7 @@ use datafusion::parquet::schema::types::ColumnPath;
 use rollscope_model::Table;
 use rollscope_model::attrs::{self, Value};
 use rollscope_model::build::{NewSpan, SpansBuilder};
-use rollscope_query::{Engine, QueryError, QueryLimits};
+use rollscope_query::{Engine, QueryError, QueryLimits, WorkerServer, Workers};
 use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot};
 use tempfile::TempDir;
 
@@ -119,7 +119,39 @@ impl Stored {
     }
 
     pub fn engine_with(self: &Arc<Self>, limits: QueryLimits) -> Engine {
-        Engine::new(self.clone(), limits).unwrap()
+        let engine = Engine::new(self.clone(), limits.clone()).unwrap();
+        // The same tests, with every query cut into parts: `ROLLSCOPE_TEST_WORKERS=2`.
+        if let Some(n) = std::env::var("ROLLSCOPE_TEST_WORKERS").ok().and_then(|n| n.parse().ok()) {
+            engine.use_workers_eagerly(Crew::start(self, n, &limits));
+        }
+        engine
+    }
+}
+
+/// Workers in this process, behind sockets.
+pub struct Crew(pub Mutex<Vec<WorkerServer>>);
+
+pub const KEY: &str = "a key";
+
+impl Crew {
+    pub fn start(stored: &Stored, n: usize, limits: &QueryLimits) -> Arc<Crew> {
+        let objects = stored.snapshot().object_store;
+        let worker = |_| {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            WorkerServer::start(listener, objects.clone(), KEY, limits).unwrap()
+        };
+        Arc::new(Crew(Mutex::new((0..n).map(worker).collect())))
+    }
+}
+
+impl Workers for Crew {
+    fn urls(&self) -> Vec<url::Url> {
+        let url = |worker: &WorkerServer| format!("http://{}", worker.address()).parse().unwrap();
+        self.0.lock().unwrap().iter().map(url).collect()
+    }
+
+    fn key(&self) -> String {
+        KEY.into()
     }
 }
 

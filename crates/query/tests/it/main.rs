@@ -7,3 +7,4 @@ mod lookups;
 mod refusals;
 mod rounds;
 mod tables;
+mod workers;

@@ -36,7 +36,8 @@ use crate::manifest::{AttrTypes, Segment};
 
 pub(crate) use adopt::{Logs as AllLogs, adopt_dead, answers_for_others, orphans};
 pub(crate) use log::{ObjectLog, WriterLog};
-pub(crate) use nodes::{BEAT, NodeEntry, Silent, Watch};
+pub use nodes::{AboutNode, BEAT, Nodes, SeenNode, WORKER, WorkerEntry};
+pub(crate) use nodes::{NodeEntry, Silent, Watch};
 pub(crate) use tables::LakeTables;
 
 /// Where a lake is, and who opens it.
@@ -45,8 +46,9 @@ pub struct Lake {
     /// Below the prefix of the lake.
     pub objects: Arc<dyn ObjectStore>,
     pub tables: Arc<dyn Tables>,
-    /// The name of this machine or process. One that starts under the same name takes the place of the one before.
-    pub node: String,
+    /// What nodes show each other. Whoever can read the lake has it.
+    pub key: String,
+    pub node: AboutNode,
     /// At least this long between two puts of the log.
     pub log_every: Duration,
     /// A node that says nothing for this long has ended.

@@ -12,19 +12,36 @@ use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, PutMode, PutOptions, UpdateVersion};
 use serde::{Deserialize, Serialize};
 
+use super::Lake;
 use crate::error::StoreError;
 use crate::root::Root;
 
+/// Why an entry is read again although its node is known: it may be another process by now.
+const READ_AGAIN: Duration = Duration::from_secs(60);
+/// The role of a node that only works for others.
+pub const WORKER: &str = "worker";
+/// After so many times the silence of a node that has ended, the entry of a worker is deleted.
+const FORGOTTEN: u32 = 10;
 const NODES: &str = "nodes";
 /// How often a node says that it is there.
-pub(crate) const BEAT: Duration = Duration::from_secs(10);
+pub const BEAT: Duration = Duration::from_secs(10);
 
-#[derive(Default, Serialize, Deserialize)]
+#[derive(Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Node {
-    /// `None`: another node has taken over what it left.
+    name: String,
+    /// `None`: it writes nothing, or another node has taken over what it left.
+    #[serde(skip_serializing_if = "Option::is_none")]
     writer: Option<String>,
+    #[serde(skip_serializing_if = "HashSet::is_empty")]
     before: HashSet<String>,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    role: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    host: String,
+    /// Where it works for queries of others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    worker: Option<String>,
     version: String,
     beat: u64,
 }
@@ -35,26 +52,72 @@ impl Node {
     }
 }
 
-/// The entry of one node.
+/// What a node says of itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AboutNode {
+    /// One that starts under the same name takes the place of the one before.
+    pub name: String,
+    pub role: String,
+    /// The machine that it is on.
+    pub host: String,
+    /// Where it works for queries of others, such as `http://10.0.0.3:7201`.
+    pub worker: Option<String>,
+}
+
+fn path_of(name: &str) -> String {
+    format!("{NODES}/{}.json", crate::segment::path_safe(name))
+}
+
+/// The entry of one node that writes.
 #[derive(Clone)]
 pub(crate) struct NodeEntry {
     root: Root,
     path: String,
+    about: AboutNode,
     pub writer: String,
     beats: Arc<AtomicU64>,
 }
 
+/// The entry of a node that only works for others.
+pub struct WorkerEntry {
+    root: Root,
+    about: AboutNode,
+    beats: u64,
+}
+
+impl WorkerEntry {
+    pub fn new(lake: &Lake) -> WorkerEntry {
+        WorkerEntry { root: Root::of_lake(lake.objects.clone()), about: lake.node.clone(), beats: 0 }
+    }
+
+    /// Says that it is there. To be called every [`BEAT`].
+    pub async fn beat(&mut self) -> Result<(), StoreError> {
+        self.beats += 1;
+        let node = Node::new(&self.about, None, HashSet::new(), self.beats);
+        self.root.put(&path_of(&self.about.name), node.to_json()).await
+    }
+
+    pub async fn leave(&self) -> Result<(), StoreError> {
+        self.root.delete(&path_of(&self.about.name)).await
+    }
+}
+
 impl NodeEntry {
     /// Enters a writer under the name of a node. Returns the writers that were this node before.
-    pub async fn claim(root: &Root, name: &str, writer: &str) -> Result<(NodeEntry, HashSet<String>), StoreError> {
-        let path = format!("{NODES}/{}.json", crate::segment::path_safe(name));
+    pub async fn claim(
+        root: &Root,
+        about: &AboutNode,
+        writer: &str,
+    ) -> Result<(NodeEntry, HashSet<String>), StoreError> {
+        let path = path_of(&about.name);
         let found = match root.get(&path).await {
             Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
             Err(e) if e.is_missing() => Node::default(),
             Err(e) => return Err(e),
         };
         let before = found.writers();
-        let entry = NodeEntry { root: root.clone(), path, writer: writer.into(), beats: Arc::default() };
+        let (root, about) = (root.clone(), about.clone());
+        let entry = NodeEntry { root, path, about, writer: writer.into(), beats: Arc::default() };
         entry.write(before.clone()).await?;
         Ok((entry, before))
     }
@@ -71,12 +134,17 @@ impl NodeEntry {
 
     async fn write(&self, before: HashSet<String>) -> Result<(), StoreError> {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
-        let (version, writer) = (env!("CARGO_PKG_VERSION").into(), Some(self.writer.clone()));
-        self.root.put(&self.path, Node { writer, before, version, beat }.to_json()).await
+        let node = Node::new(&self.about, Some(self.writer.clone()), before, beat);
+        self.root.put(&self.path, node.to_json()).await
     }
 }
 
 impl Node {
+    fn new(about: &AboutNode, writer: Option<String>, before: HashSet<String>, beat: u64) -> Node {
+        let AboutNode { name, role, host, worker } = about.clone();
+        Node { name, writer, before, role, host, worker, version: env!("CARGO_PKG_VERSION").into(), beat }
+    }
+
     fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(self).expect("it is plain data")
     }
@@ -136,6 +204,11 @@ impl Watch {
                         continue;
                     }
                     let node: Node = serde_json::from_slice(&root.get(&path).await?).unwrap_or_default();
+                    // Nobody else has the name of a worker, and it writes its entry again if it is there after all.
+                    if node.role == WORKER && since.elapsed() > self.patience * FORGOTTEN {
+                        root.delete(&path).await?;
+                        continue;
+                    }
                     let writers = node.writers();
                     if !writers.is_empty() {
                         silent.push(Silent { about, writers });
@@ -155,5 +228,77 @@ impl Watch {
         if let Err(e) = own.root.objects.put_opts(&silent.about.location, node.to_json().into(), options).await {
             tracing::debug!(node = %silent.about.location, error = %e, "cannot sign off for another node");
         }
+    }
+}
+
+/// A node, as another one sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenNode {
+    pub about: AboutNode,
+    pub version: String,
+    /// It takes data in.
+    pub writes: bool,
+    /// For how long it has said nothing, by the clock of who looks.
+    pub silent: Duration,
+}
+
+impl SeenNode {
+    /// It has said something lately.
+    pub fn is_there(&self) -> bool {
+        self.silent < BEAT * 3
+    }
+}
+
+/// Looks who is there, again and again.
+pub struct Nodes {
+    root: Root,
+    seen: HashMap<String, Seen>,
+}
+
+struct Seen {
+    about: ObjectMeta,
+    since: Instant,
+    read: Instant,
+    node: Node,
+}
+
+impl Nodes {
+    pub fn new(lake: &Lake) -> Nodes {
+        Nodes { root: Root::of_lake(lake.objects.clone()), seen: HashMap::new() }
+    }
+
+    /// All nodes that have an entry, by their names. Who was never seen to change is taken to be there, for a while.
+    pub async fn look(&mut self) -> Result<Vec<SeenNode>, StoreError> {
+        let entries: Vec<ObjectMeta> = self.root.objects.list(Some(&Path::from(NODES))).try_collect().await?;
+        let now = Instant::now();
+        let mut seen = HashMap::new();
+        for about in entries {
+            let path = about.location.to_string();
+            let before = self.seen.remove(&path);
+            let entry = match before {
+                Some(before) if before.about == about => before,
+                Some(before) if before.read.elapsed() < READ_AGAIN => Seen { about, since: now, ..before },
+                _ => match self.root.get(&path).await {
+                    Ok(bytes) => {
+                        let node = serde_json::from_slice(&bytes).unwrap_or_default();
+                        Seen { about, since: now, read: now, node }
+                    }
+                    // It has just left.
+                    Err(e) if e.is_missing() => continue,
+                    Err(e) => return Err(e),
+                },
+            };
+            seen.insert(path, entry);
+        }
+        self.seen = seen;
+        let show = |seen: &Seen| {
+            let Node { name, role, host, worker, version, writer, .. } = seen.node.clone();
+            let about = AboutNode { name, role, host, worker };
+            SeenNode { about, version, writes: writer.is_some(), silent: seen.since.elapsed() }
+        };
+        // One without a name has left nothing but its entry.
+        let mut all: Vec<SeenNode> = self.seen.values().filter(|seen| !seen.node.name.is_empty()).map(show).collect();
+        all.sort_by(|a, b| a.about.name.cmp(&b.about.name));
+        Ok(all)
     }
 }

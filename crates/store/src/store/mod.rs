@@ -22,7 +22,7 @@ use utoipa::ToSchema;
 use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::lake::{self, Lake, LakeTables, NodeEntry, ObjectLog, Watch, WriterLog};
+use crate::lake::{self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, Watch, WriterLog};
 use crate::lock::Lock;
 use crate::logs::{Logs, WAL};
 use crate::manifest::{Segment, SetAside};
@@ -179,6 +179,7 @@ impl Store {
     }
 
     async fn open_lake_here(options: StoreOptions, lake: Lake) -> Result<Store, StoreError> {
+        let others = Nodes::new(&lake);
         let dir = &options.dir;
         Disk::default().make_folder(dir, dir).map_err(|e| StoreError::io(dir, e))?;
         let root = Root::of_lake(lake.objects);
@@ -216,7 +217,9 @@ impl Store {
             set_aside,
             unchecked: Vec::new(),
         };
-        Store::start(start).await
+        let store = Store::start(start).await?;
+        store.shared.vitals.task("lake-nodes", upkeep::look_at_nodes(Arc::downgrade(&store.shared), others));
+        Ok(store)
     }
 
     async fn start(start: Start) -> Result<Store, StoreError> {
@@ -249,6 +252,7 @@ impl Store {
             lock: Mutex::new(lock),
             node,
             watch: tokio::sync::Mutex::new(watch),
+            nodes: RwLock::default(),
             is_fenced: AtomicBool::new(false),
             set_aside_now: Mutex::default(),
             touched: Touched::default(),
@@ -491,6 +495,11 @@ impl Store {
 }
 
 impl Store {
+    /// The nodes of a lake, this one among them, as they were seen seconds ago. Empty for a folder.
+    pub fn nodes(&self) -> Vec<SeenNode> {
+        self.shared.nodes.read().clone()
+    }
+
     /// Leaves a lake, after everything was flushed.
     async fn leave(&self, node: &NodeEntry) -> Result<(), StoreError> {
         let mut commits = self.shared.commit.lock().await;

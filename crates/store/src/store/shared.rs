@@ -16,7 +16,7 @@ use super::writer::{Request, WRITER, Writer};
 use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::lake::{self, NodeEntry, Silent, Watch};
+use crate::lake::{self, NodeEntry, SeenNode, Silent, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
 use crate::manifest::{Manifest, Segment, SetAside};
@@ -56,6 +56,8 @@ pub(super) struct Shared {
     /// Of a lake.
     pub(super) node: Option<NodeEntry>,
     pub(super) watch: tokio::sync::Mutex<Option<Watch>>,
+    /// Who was there when this node last looked.
+    pub(super) nodes: RwLock<Vec<SeenNode>>,
     /// Another writer has taken over.
     pub(super) is_fenced: AtomicBool,
     pub(super) set_aside_now: Mutex<Vec<SetAside>>,

@@ -12,7 +12,7 @@ use rollscope_model::time::{NS_PER_S, now_ns};
 use super::shared::{Shared, WeakShared, What};
 use crate::error::StoreError;
 use crate::identity::{identity_hashes, open_rows};
-use crate::lake::BEAT;
+use crate::lake::{BEAT, Nodes};
 use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort};
 
@@ -77,6 +77,22 @@ pub(super) async fn look_after_nodes(weak: WeakShared) {
         if let Err(e) = shared.adopt_silent().await {
             shared.note_fence(&e);
             tracing::warn!(error = %e, "cannot take over what a node has left; trying again later");
+        }
+    }
+}
+
+/// In a lake: looks who is there.
+pub(super) async fn look_at_nodes(weak: WeakShared, mut nodes: Nodes) {
+    loop {
+        match nodes.look().await {
+            Ok(seen) => {
+                let Some(shared) = weak.upgrade() else { return };
+                *shared.nodes.write() = seen;
+            }
+            Err(e) => tracing::warn!(error = %e, "cannot see which nodes are there"),
+        }
+        if next_beat(&weak).await.is_none() {
+            return;
         }
     }
 }

@@ -21,7 +21,9 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rollscope_model::Table;
-use rollscope_store::{Lake, ReadOnlyStore, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables};
+use rollscope_store::{
+    AboutNode, Lake, ReadOnlyStore, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
+};
 
 use crate::{open_spans, seen, spans};
 
@@ -206,7 +208,8 @@ impl World {
         Lake {
             objects: Arc::new(objects),
             tables: self.tables.clone(),
-            node: node.into(),
+            key: String::new(),
+            node: AboutNode { name: node.into(), ..AboutNode::default() },
             log_every: Duration::ZERO,
             silence: Duration::ZERO,
         }

@@ -1,0 +1,346 @@
+//! Queries on many nodes. The only module that knows `datafusion-distributed`.
+//!
+//! Where there are [`Workers`], the plan of a large query is cut into stages. Each stage runs as several tasks, each task on a worker, and
+//! tasks get their rows from those below them. What a plan needs is in it ([`crate`]), and files are in the object store, so a
+//! worker needs neither a snapshot nor a state. Queries over few bytes run where they were asked.
+//!
+//! A worker takes plans from whoever has the key of the lake. It reads from the object store of the lake, and from nothing else.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use datafusion::common::config::ConfigNonZeroUsize;
+use datafusion::common::tree_node::TreeNode;
+use datafusion::common::{DataFusionError, Result, exec_datafusion_err, exec_err};
+use datafusion::datasource::sink::DataSinkExec;
+use datafusion::execution::object_store::ObjectStoreRegistry;
+use datafusion::execution::runtime_env::RuntimeEnv;
+use datafusion::execution::{FunctionRegistry, SessionState, SessionStateBuilder};
+use datafusion::object_store::ObjectStore;
+use datafusion::physical_plan::ExecutionPlan;
+use datafusion::prelude::SessionConfig;
+use datafusion_distributed::grpc::{BoxCloneSyncChannel, create_worker_client};
+use datafusion_distributed::{
+    ChannelResolver, DistributedExec, DistributedExt, SessionStateBuilderExt, Worker, WorkerChannel,
+    WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse, WorkerQueryContext, WorkerResolver,
+};
+use futures::future::join_all;
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::metadata::MetadataValue;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::server::TcpIncoming;
+use tonic::transport::{Channel, Endpoint, Server};
+use tonic::{Request, Status};
+use tower::ServiceBuilder;
+use url::Url;
+
+use crate::engine::threads;
+use crate::error::QueryError;
+use crate::functions;
+use crate::group_ids;
+use crate::interrupt::interruptible_part;
+use crate::limits::QueryLimits;
+use crate::progress::Progress;
+use crate::session;
+use crate::tables::STORE_URL;
+
+/// Less than this per thread is not worth a way over the network.
+const BYTES_PER_PARTITION: usize = 16 << 20;
+/// How long to wait for a worker to accept a connection.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
+/// A worker that could not be reached is left alone for this long.
+const AVOIDED: Duration = Duration::from_secs(30);
+/// Most connections that are kept.
+const MOST_CHANNELS: usize = 1000;
+
+/// Who works for queries.
+pub trait Workers: Send + Sync {
+    /// Where they are, such as `http://10.0.0.3:7201`. Empty: every query runs where it is asked.
+    fn urls(&self) -> Vec<Url>;
+    /// What they let in.
+    fn key(&self) -> String;
+}
+
+/// The workers, as a query sees them.
+#[derive(Clone)]
+pub(crate) struct Cluster {
+    workers: Arc<dyn Workers>,
+    channels: Channels,
+    bytes_per_partition: usize,
+}
+
+impl Cluster {
+    pub fn new(workers: Arc<dyn Workers>) -> Cluster {
+        let channels = Channels::new(&workers.key());
+        Cluster { workers, channels, bytes_per_partition: BYTES_PER_PARTITION }
+    }
+
+    /// For tests: tiny files are shared out, too.
+    pub fn eager(self) -> Cluster {
+        Cluster { bytes_per_partition: 1, ..self }
+    }
+
+    fn urls(&self) -> Vec<Url> {
+        let avoided = self.channels.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        let avoid = |url: &Url| avoided.get(url).is_some_and(|since| since.elapsed() < AVOIDED);
+        self.workers.urls().into_iter().filter(|url| !avoid(url)).collect()
+    }
+
+    /// A session whose plans go to workers. `None` if there are none.
+    pub fn builder(&self, base: &SessionState) -> Result<Option<SessionStateBuilder>> {
+        let urls = self.urls();
+        if urls.is_empty() {
+            return Ok(None);
+        }
+        let builder = SessionStateBuilder::new_from_existing(base.clone())
+            .with_distributed_worker_resolver(Urls(urls))
+            .with_distributed_channel_resolver(self.channels.clone())
+            .with_distributed_file_scan_config_bytes_per_partition(self.bytes_per_partition)?
+            .with_distributed_planner();
+        Ok(Some(builder))
+    }
+
+    /// After a failure: who cannot be reached is avoided for a while.
+    pub async fn look(&self) {
+        join_all(self.urls().iter().map(|url| async move {
+            if let Err(e) = self.channels.connect(url).await {
+                tracing::warn!(worker = %url, error = %e, "a worker cannot be reached; queries avoid it for {} s", AVOIDED.as_secs());
+                self.channels.forget(url);
+            }
+        }))
+        .await;
+    }
+}
+
+/// Does a part of this plan run on workers?
+pub(crate) fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    plan.exists(|node| Ok(node.is::<DistributedExec>())).unwrap_or(false)
+}
+
+/// How `EXPLAIN` shows it.
+pub(crate) fn show(plan: &Arc<dyn ExecutionPlan>) -> String {
+    datafusion_distributed::display_plan_ascii(plan.as_ref(), false)
+}
+
+/// How workers learn that the batches of a query are short.
+const BATCH_ROWS_HEADER: &str = "rollscope-batch-rows";
+
+pub(crate) fn tell_batch_rows(config: &mut SessionConfig, rows: usize) -> Result<()> {
+    let headers = HeaderMap::from_iter([(HeaderName::from_static(BATCH_ROWS_HEADER), HeaderValue::from(rows))]);
+    config.set_distributed_passthrough_headers(headers)
+}
+
+fn told_batch_rows(headers: &HeaderMap) -> usize {
+    let told = headers.get(BATCH_ROWS_HEADER).and_then(|rows| rows.to_str().ok()?.parse().ok());
+    told.unwrap_or(session::BATCH_ROWS).clamp(1, session::BATCH_ROWS)
+}
+
+/// Those that a query began with.
+struct Urls(Vec<Url>);
+
+impl WorkerResolver for Urls {
+    fn get_urls(&self) -> Result<Vec<Url>> {
+        Ok(self.0.clone())
+    }
+}
+
+/// Connections to workers, with the key.
+#[derive(Clone)]
+struct Channels {
+    authorization: MetadataValue<tonic::metadata::Ascii>,
+    open: Arc<Mutex<HashMap<Url, Channel>>>,
+    avoided: Arc<Mutex<HashMap<Url, Instant>>>,
+}
+
+impl Channels {
+    fn new(key: &str) -> Channels {
+        let authorization = format!("Bearer {key}").parse().unwrap_or(MetadataValue::from_static("Bearer"));
+        Channels { authorization, open: Arc::default(), avoided: Arc::default() }
+    }
+
+    async fn connect(&self, url: &Url) -> Result<Channel> {
+        let failed = |e: &dyn fmt::Display| exec_datafusion_err!("cannot reach the worker {url}: {e}");
+        let endpoint = Endpoint::from_shared(url.to_string()).map_err(|e| failed(&e))?;
+        let endpoint = endpoint.connect_timeout(CONNECT_PATIENCE).http2_keep_alive_interval(Duration::from_secs(10));
+        endpoint.keep_alive_timeout(Duration::from_secs(10)).connect().await.map_err(|e| failed(&e))
+    }
+
+    fn forget(&self, url: &Url) {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(url);
+        let mut avoided = self.avoided.lock().unwrap_or_else(PoisonError::into_inner);
+        avoided.retain(|_, since| since.elapsed() < AVOIDED);
+        avoided.insert(url.clone(), Instant::now());
+    }
+}
+
+#[async_trait]
+impl ChannelResolver for Channels {
+    async fn get_worker_client_for_url(&self, url: &Url) -> Result<Box<dyn WorkerChannel>> {
+        let open = || self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = open().get(url).cloned();
+        let channel = match known {
+            Some(channel) => channel,
+            None => {
+                let channel = self.connect(url).await.inspect_err(|_| self.forget(url))?;
+                let mut open = open();
+                if open.len() >= MOST_CHANNELS {
+                    open.clear();
+                }
+                open.insert(url.clone(), channel.clone());
+                channel
+            }
+        };
+        let authorization = HeaderValue::from_bytes(self.authorization.as_bytes()).expect("it is a header");
+        let with_key = move |mut request: http::Request<tonic::body::Body>| {
+            request.headers_mut().insert(http::header::AUTHORIZATION, authorization.clone());
+            request
+        };
+        Ok(create_worker_client(BoxCloneSyncChannel::new(ServiceBuilder::new().map_request(with_key).service(channel))))
+    }
+}
+
+/// Runs parts of plans until it is stopped.
+pub struct WorkerServer {
+    address: SocketAddr,
+    stop: CancellationToken,
+    task: Option<tokio::task::JoinHandle<Result<(), tonic::transport::Error>>>,
+}
+
+impl WorkerServer {
+    /// Listens. `objects` is what plans read from; `key` is what a request must have.
+    pub fn start(
+        listener: std::net::TcpListener,
+        objects: Arc<dyn ObjectStore>,
+        key: &str,
+        limits: &QueryLimits,
+    ) -> Result<WorkerServer, QueryError> {
+        let failed = |e: &dyn fmt::Display| QueryError::new(crate::ErrorKind::Internal, e.to_string());
+        let threads = threads()?;
+        let _inside = threads.enter();
+        let address = listener.local_addr().map_err(|e| failed(&e))?;
+        listener.set_nonblocking(true).map_err(|e| failed(&e))?;
+        let listener = TcpListener::from_std(listener).map_err(|e| failed(&e))?;
+        let session = WorkerSession::new(objects, key, limits).map_err(|e| failed(&e))?;
+        let worker = Worker::from_session_builder(move |context: WorkerQueryContext| {
+            let state = session.state(context);
+            async move { state }
+        })
+        .with_version(env!("CARGO_PKG_VERSION"));
+        let expected = format!("Bearer {key}");
+        let let_in = move |request: Request<()>| {
+            let given = request.metadata().get("authorization").map(|value| value.as_bytes()).unwrap_or_default();
+            if same(given, expected.as_bytes()) { Ok(request) } else { Err(Status::unauthenticated("wrong key")) }
+        };
+        let service = InterceptedService::new(worker.into_worker_server(), let_in);
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let serving = Server::builder()
+            .add_service(service)
+            .serve_with_incoming_shutdown(TcpIncoming::from(listener), async move { stopped.cancelled().await });
+        // What a plan computes is computed there, too: tasks start where they are asked for.
+        let task = Some(threads.spawn(serving));
+        Ok(WorkerServer { address, stop, task })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Ends what it does.
+    pub async fn stop(mut self) {
+        self.stop.cancel();
+        if let Some(task) = self.task.take() {
+            let abort = task.abort_handle();
+            if tokio::time::timeout(Duration::from_secs(5), task).await.is_err() {
+                abort.abort();
+            }
+        }
+    }
+}
+
+impl Drop for WorkerServer {
+    fn drop(&mut self) {
+        self.stop.cancel();
+    }
+}
+
+/// Takes as long for any two texts of one length.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    a.len() == b.len() && a.iter().zip(b).fold(0, |all, (a, b)| all | (a ^ b)) == 0
+}
+
+/// What the parts of plans run in.
+#[derive(Clone)]
+struct WorkerSession {
+    runtime: Arc<RuntimeEnv>,
+    channels: Channels,
+    timeout: Duration,
+}
+
+impl WorkerSession {
+    fn new(objects: Arc<dyn ObjectStore>, key: &str, limits: &QueryLimits) -> Result<WorkerSession> {
+        let registry: Arc<dyn ObjectStoreRegistry> = Arc::new(OnlyStore(objects));
+        let runtime = Arc::new(RuntimeEnv { object_store_registry: registry, ..session::runtime(limits)? });
+        Ok(WorkerSession { runtime, channels: Channels::new(key), timeout: limits.timeout })
+    }
+
+    fn state(&self, context: WorkerQueryContext) -> Result<SessionState> {
+        let progress = Arc::new(Progress::new(0, "a part of a query"));
+        let (until, timeout) = (Arc::downgrade(&progress), self.timeout);
+        // Who asked has given up by then. What does not end by itself ends now.
+        tokio::spawn(async move {
+            tokio::time::sleep(timeout).await;
+            if let Some(progress) = until.upgrade() {
+                progress.stop();
+            }
+        });
+        let prepare = move |event: WorkerPlanRewriteEvent<'_>| {
+            if event.plan.exists(|node| Ok(node.is::<DataSinkExec>()))? {
+                return exec_err!("a worker only reads");
+            }
+            Ok(WorkerPlanRewriteEventResponse::new(interruptible_part(event.plan, &progress)?))
+        };
+        let rows = told_batch_rows(&context.headers);
+        let mut state = context
+            .builder
+            .with_runtime_env(self.runtime.clone())
+            .with_distributed_channel_resolver(self.channels.clone())
+            .with_distributed_worker_plan_rewrite_handler(prepare)
+            .build();
+        state.config_mut().options_mut().execution.batch_size = ConfigNonZeroUsize::try_new(rows)?;
+        functions::register(&mut state)?;
+        for function in group_ids::functions() {
+            state.register_udf(function)?;
+        }
+        functions::register_bounded(&mut state, &self.runtime.memory_pool)?;
+        Ok(state)
+    }
+}
+
+/// One object store, under the name that plans have for it.
+struct OnlyStore(Arc<dyn ObjectStore>);
+
+impl fmt::Debug for OnlyStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnlyStore")
+    }
+}
+
+impl ObjectStoreRegistry for OnlyStore {
+    fn register_store(&self, _: &Url, _: Arc<dyn ObjectStore>) -> Option<Arc<dyn ObjectStore>> {
+        None
+    }
+
+    fn get_store(&self, url: &Url) -> Result<Arc<dyn ObjectStore>> {
+        match url.as_str().trim_end_matches('/') == STORE_URL {
+            true => Ok(self.0.clone()),
+            false => Err(DataFusionError::Execution(format!("a worker does not read from {url}"))),
+        }
+    }
+}
