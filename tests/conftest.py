@@ -51,7 +51,7 @@ class Server:
                 break
         else:
             raise RuntimeError("rollscope did not start: " + Path(self.log.name).read_text()[-2000:])
-        self.url, self.grpc, self.http = told["url"], told["grpc"], told["http"]
+        self.url, self.grpc, self.http = told["url"], told.get("grpc"), told.get("http")
 
     @property
     def grpc_target(self):

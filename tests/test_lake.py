@@ -65,11 +65,23 @@ def lake(s3, tmp_path, request):
         env = s3
         folder = tmp_path
         started: ClassVar[list] = []
+        workers: ClassVar[list] = []
 
-        def node(self, name):
-            server = Server(tmp_path / name, "--node", name, "--cache", str(tmp_path / name), env=s3, place=self.url)
+        def node(self, name, *flags):
+            server = Server(tmp_path / name, "--node", name, "--cache", str(tmp_path / name), *flags, env=s3, place=self.url)
             self.started.append(server)
             return server
+
+        def worker(self):
+            """Works for the queries of others. It has no page."""
+            clean = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "AWS_"))}
+            with open(tmp_path / "worker.log", "ab") as log:
+                process = subprocess.Popen([BINARY, "executor", "--data", self.url], stdout=subprocess.PIPE, stderr=log, text=True,
+                                           env={**clean, **s3})
+            self.workers.append(process)
+            said = process.stdout.readline()
+            assert said.startswith("worker "), (tmp_path / "worker.log").read_text()
+            return process
 
         def run(self, *args, env=None):
             clean = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "AWS_"))}
@@ -90,8 +102,11 @@ def lake(s3, tmp_path, request):
             return deltalake.DeltaTable(f"{self.url}/{table}", storage_options=self.options)
 
     lake = Lake()
-    lake.started = []
+    lake.started, lake.workers = [], []
     yield lake
+    for worker in lake.workers:
+        worker.kill()
+        worker.wait()
     for server in lake.started:
         server.stop()
 
@@ -232,3 +247,52 @@ def test_what_cannot_be_opened_says_why(lake, change, url, code, says):
                         env={**lake.env, **change})
         assert done.returncode == code and says in done.stderr, done.stderr
     assert time.monotonic() - begun < 100
+
+
+def test_workers_share_the_queries_of_a_node(lake, tmp_path):
+    """Ingest, query and two workers, each a process. A worker that is killed costs nothing but time."""
+    config = tmp_path / "cluster.toml"
+    config.write_text("[query]\nspread_bytes = 1\n[store]\nflush_age_s = 1\n")
+    ingest = lake.node("in", "--role", "ingest", "--config", str(config))
+    for i in range(8):
+        send(ingest, "shared", i * 500, 500)
+        time.sleep(1.5)
+    first, second = lake.worker(), lake.worker()
+    asked = lake.node("ask", "--role", "query", "--config", str(config))
+    wait_until(lambda: total(asked.sql(COUNT)) == numbers(4000), 60)
+
+    def plan():
+        return str(asked.sql("explain select name, count(distinct span_id) from spans group by name"))
+
+    wait_until(lambda: "DistributedExec" in plan(), 60)
+    assert "Stage 1" in plan()
+    slow = "select name, count(*), min(start_ns), max(end_ns - start_ns) from spans where name like 'work%' group by name order by name"
+    joined = ("select a.name, count(*) from spans a join spans b on a.trace_id = b.trace_id where a.name like 'work%' and b.name like 'work%' "
+              "group by a.name order by 1")
+    for query in (slow, joined):
+        assert [list(row) for row in asked.sql(query)] == [list(row.values()) for row in lake.sql(query)]
+    assert "a query on workers failed" not in Path(asked.log.name).read_text()
+    # One of them is gone, and then the other.
+    first.kill()
+    assert total(asked.sql(COUNT)) == numbers(4000)
+    assert total(asked.sql(COUNT)) == numbers(4000)
+    second.kill()
+    assert total(asked.sql(COUNT)) == numbers(4000)
+    # One that ends in order signs off, and nobody asks it again.
+    third = lake.worker()
+    wait_until(lambda: "DistributedExec" in plan(), 60)
+    third.terminate()
+    assert third.wait(20) == 0
+    wait_until(lambda: "DistributedExec" not in plan(), 60)
+    assert total(asked.sql(COUNT)) == numbers(4000)
+
+
+def test_roles_are_for_lakes(lake, tmp_path):
+    done = lake.run("serve", "--data", str(tmp_path / "folder"), "--role", "query")
+    assert done.returncode == 2 and "--role is for a lake" in done.stderr
+    done = lake.run("executor", "--data", str(tmp_path / "folder"))
+    assert done.returncode == 2 and "lake" in done.stderr
+    done = lake.run("executor", "--data", lake.url)
+    assert done.returncode == 1 and "there is no lake at" in done.stderr
+    done = lake.run("executor", "--data", lake.url, "--internal", "127.0.0.1:0", "--advertise", "a b/c")
+    assert done.returncode == 2 and "--advertise" in done.stderr

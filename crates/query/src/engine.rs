@@ -129,12 +129,7 @@ impl Engine {
 
     /// From now on, large queries are run by these, too.
     pub fn use_workers(&self, workers: Arc<dyn Workers>) {
-        self.inner.sessions.use_workers(Cluster::new(workers));
-    }
-
-    /// The same for tests: queries over the smallest files are shared out, too.
-    pub fn use_workers_eagerly(&self, workers: Arc<dyn Workers>) {
-        self.inner.sessions.use_workers(Cluster::new(workers).eager());
+        self.inner.sessions.use_workers(Cluster::new(workers, &self.inner.limits));
     }
 
     /// How many queries ran on workers, and how many attempts to do so failed.

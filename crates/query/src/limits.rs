@@ -18,11 +18,19 @@ pub struct QueryLimits {
     pub max_rows: usize,
     /// Maximum number of concurrent queries. Others wait within their own timeout. Default: 8.
     pub max_concurrent: usize,
+    /// Where a lake has workers: a query over fewer bytes than this per thread runs where it is asked. Default: 16 MiB.
+    pub spread_bytes: usize,
 }
 
 impl Default for QueryLimits {
     fn default() -> Self {
-        QueryLimits { timeout: Duration::from_secs(30), memory_bytes: 1 << 30, max_rows: 1_000_000, max_concurrent: 8 }
+        QueryLimits {
+            timeout: Duration::from_secs(30),
+            memory_bytes: 1 << 30,
+            max_rows: 1_000_000,
+            max_concurrent: 8,
+            spread_bytes: 16 << 20,
+        }
     }
 }
 

@@ -50,8 +50,6 @@ use crate::progress::Progress;
 use crate::session;
 use crate::tables::STORE_URL;
 
-/// Less than this per thread is not worth a way over the network.
-const BYTES_PER_PARTITION: usize = 16 << 20;
 /// How long to wait for a worker to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
 /// A worker that could not be reached is left alone for this long.
@@ -76,14 +74,9 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    pub fn new(workers: Arc<dyn Workers>) -> Cluster {
+    pub fn new(workers: Arc<dyn Workers>, limits: &QueryLimits) -> Cluster {
         let channels = Channels::new(&workers.key());
-        Cluster { workers, channels, bytes_per_partition: BYTES_PER_PARTITION }
-    }
-
-    /// For tests: tiny files are shared out, too.
-    pub fn eager(self) -> Cluster {
-        Cluster { bytes_per_partition: 1, ..self }
+        Cluster { workers, channels, bytes_per_partition: limits.spread_bytes.max(1) }
     }
 
     fn urls(&self) -> Vec<Url> {

@@ -119,10 +119,11 @@ impl Stored {
     }
 
     pub fn engine_with(self: &Arc<Self>, limits: QueryLimits) -> Engine {
+        let limits = QueryLimits { spread_bytes: 1, ..limits };
         let engine = Engine::new(self.clone(), limits.clone()).unwrap();
         // The same tests, with every query cut into parts: `ROLLSCOPE_TEST_WORKERS=2`.
         if let Some(n) = std::env::var("ROLLSCOPE_TEST_WORKERS").ok().and_then(|n| n.parse().ok()) {
-            engine.use_workers_eagerly(Crew::start(self, n, &limits));
+            engine.use_workers(Crew::start(self, n, &limits));
         }
         engine
     }

@@ -51,10 +51,10 @@ fn stored() -> Arc<Stored> {
 }
 
 fn engines(stored: &Arc<Stored>, crew: Arc<dyn Workers>) -> (Engine, Engine) {
-    let limits = QueryLimits::default();
+    let limits = QueryLimits { spread_bytes: 1, ..QueryLimits::default() };
     let (alone, spread) =
         (Engine::new(stored.clone(), limits.clone()).unwrap(), Engine::new(stored.clone(), limits).unwrap());
-    spread.use_workers_eagerly(crew);
+    spread.use_workers(crew);
     (alone, spread)
 }
 
