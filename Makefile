@@ -64,6 +64,8 @@ test-side-by-side: $(BIN) $(BENCH) chromium $(VENV)/.ready
 # The programs are built the same way, for the tests that start them: `cargo test` alone leaves out rollscope-bench.
 test-rust: ui/dist/index.html
 	$(LINTED) test --locked --workspace
+	# The tests of SQL once more, with every query cut into parts for two workers.
+	ROLLSCOPE_TEST_WORKERS=2 $(LINTED) test --locked --workspace --test it --quiet -- attributes:: limits:: lookups:: refusals:: rounds:: tables::
 	$(LINTED) build --locked --workspace --bins
 
 test-ui: ui/node_modules/.package-lock.json

@@ -229,6 +229,12 @@ fn too_deep(text: &str) -> Option<usize> {
             (Some('"'), '\\') => line += usize::from(all.next() == Some('\n')),
             (Some(open), _) if c == open => quote = None,
             (Some(_), _) => (),
+            (None, '#') if before.is_whitespace() => {
+                all = all.as_str().split_once('\n').map_or("", |(_, rest)| rest).chars();
+                line += 1;
+                before = '\n';
+                continue;
+            }
             (None, '"' | '\'') if before.is_whitespace() || "[{,:".contains(before) => quote = Some(c),
             (None, '[' | '{') => depth += 1,
             (None, ']' | '}') => depth = depth.saturating_sub(1),
@@ -402,6 +408,7 @@ groups:
             ("groups: [\n".into(), 2, ""),
             // This took 26 s when it was read; its length is that of a small file.
             (format!("groups:\n- name: g\n- {}", "{a: ".repeat(64 << 10)), 3, "brackets"),
+            (format!("# 'x\ngroups:\n- {}", "{a: ".repeat(1000)), 3, "brackets"),
             (format!("groups:\n- '{{'\n- [\"\\\"]\"{}", ", [']'".repeat(1000)), 3, "brackets"),
         ] {
             let why = parse("a.yml", &text).unwrap_err();

@@ -78,7 +78,7 @@ pub enum Role {
     All,
     /// Takes data in, and shows it.
     Ingest,
-    /// Shows the page and answers queries; takes no data in.
+    /// Shows the page and answers queries; has no OTLP ports.
     Query,
     /// Works for the queries of others.
     Worker,

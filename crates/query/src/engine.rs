@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
@@ -28,14 +28,13 @@ use crate::functions::TableFunction;
 use crate::interrupt::interruptible;
 use crate::limits::QueryLimits;
 use crate::progress::{Progress, ProgressSnapshot};
+use crate::resources::{cores, threads};
 use crate::running::{QueryStream, Registration, Running, task_failed, timed_out};
 use crate::session::{self, Sessions};
 use crate::tables;
-use crate::workers::{Cluster, Workers, is_spread};
+use crate::workers::{Cluster, Workers, is_bound_here, is_spread};
 
-/// Stack of a query thread. Plans are trees; deep ones are walked by recursion.
-const STACK_BYTES: usize = 64 << 20;
-/// How often a query is tried on workers, before it runs here alone.
+/// How often a query is tried on workers, if some of them cannot be reached, before it runs here alone.
 const SPREAD_ATTEMPTS: usize = 2;
 /// Batches of an answer that wait for the reader.
 const BATCHES_AHEAD: usize = 2;
@@ -74,27 +73,6 @@ struct Inner {
 struct Spread {
     done: AtomicU64,
     failed: AtomicU64,
-}
-
-/// Queries keep cores busy for long; on threads of their own they do not hold up whoever serves requests. The threads live as
-/// long as the process: to let go of a thread that is about to end can crash in the C library, whose `pthread_detach` reads
-/// from the thread's stack when that may be gone.
-pub(crate) fn threads() -> Result<&'static Runtime, QueryError> {
-    static THREADS: OnceLock<std::io::Result<Runtime>> = OnceLock::new();
-    let started = THREADS.get_or_init(|| {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(cores())
-            .thread_name("query")
-            .thread_stack_size(STACK_BYTES)
-            .enable_all()
-            .build()
-    });
-    let failed = |e| QueryError::new(ErrorKind::Internal, format!("cannot start the query threads: {e}"));
-    started.as_ref().map_err(failed)
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(2, usize::from)
 }
 
 impl Engine {
@@ -478,20 +456,32 @@ async fn run(
     batches_to: mpsc::Sender<Result<RecordBatch, QueryError>>,
 ) {
     let datafusion = |e: DataFusionError| QueryError::from_datafusion(&e, limits);
-    let started = async |spread: bool| {
+    let planned = async |spread: bool| {
+        progress.begin_again();
         let mut state: SessionState = sessions.open(snapshot.clone(), progress, spread).map_err(datafusion)?;
         let logical = session::plan(&state, sql, limits).await?;
-        let physical = session::physical(&mut state, &logical).await.map_err(datafusion)?;
+        let physical = session::physical(&mut state, &logical, limits).await.map_err(datafusion)?;
+        Ok::<_, QueryError>((state, physical))
+    };
+    let started = async |spread: bool| {
+        let (mut state, mut physical) = planned(spread).await?;
+        if is_spread(&physical) && is_bound_here(&physical) {
+            (state, physical) = planned(false).await?;
+        }
         let spread = is_spread(&physical);
-        // Parts that run elsewhere are looked after there.
-        let physical = if spread { physical } else { interruptible(physical, progress).map_err(datafusion)? };
+        let physical = interruptible(physical, progress).map_err(datafusion)?;
         Ok((execute_stream(physical, state.task_ctx()).map_err(datafusion)?, spread))
     };
     let mut schema_to = Some(schema_to);
-    for attempt in 1.. {
-        let spread = attempt <= SPREAD_ATTEMPTS;
-        let (mut stream, spread) = match started(spread).await {
+    let mut attempts = if sessions.cluster().is_some() { SPREAD_ATTEMPTS } else { 0 };
+    loop {
+        let (mut stream, spread) = match started(attempts > 0).await {
             Ok(started) => started,
+            // What cannot be cut into parts may still run as a whole.
+            Err(_) if attempts > 0 => {
+                attempts = 0;
+                continue;
+            }
             Err(e) => {
                 if let Some(schema_to) = schema_to.take() {
                     let _ = schema_to.send(Err(e));
@@ -505,33 +495,34 @@ async fn run(
             return;
         }
         let mut has_rows = false;
-        loop {
+        let failed = loop {
             match stream.next().await {
                 None => {
                     counts.done.fetch_add(u64::from(spread), Relaxed);
                     return;
                 }
                 Some(Ok(batch)) => {
-                    has_rows = true;
+                    has_rows |= batch.num_rows() > 0;
                     if batches_to.send(Ok(batch)).await.is_err() {
                         return;
                     }
                 }
-                // A worker may be gone, or not know something that is known here.
-                Some(Err(e)) if spread && !has_rows => {
-                    tracing::warn!(attempt, error = %e, "a query on workers failed; it runs again");
-                    counts.failed.fetch_add(1, Relaxed);
-                    break;
-                }
-                Some(Err(e)) => {
-                    let _ = batches_to.send(Err(datafusion(e))).await;
-                    return;
-                }
+                Some(Err(e)) => break e,
             }
-        }
+        };
         drop(stream);
-        if let Some(cluster) = sessions.cluster() {
-            cluster.look().await;
+        let error = datafusion(failed);
+        if !spread || has_rows || error.kind == ErrorKind::Limit {
+            let _ = batches_to.send(Err(error)).await;
+            return;
         }
+        // A worker may be gone, or not know something that is known here.
+        tracing::warn!(%error, "a query on workers failed; it runs again");
+        counts.failed.fetch_add(1, Relaxed);
+        let missed = match sessions.cluster() {
+            Some(cluster) => cluster.look().await,
+            None => false,
+        };
+        attempts = if missed { attempts.saturating_sub(1) } else { 0 };
     }
 }

@@ -6,46 +6,130 @@
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, FieldRef, Schema};
-use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{DataFusionError, Result};
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{DataFusionError, Result, exec_datafusion_err};
+use datafusion::execution::{SendableRecordBatchStream, TaskContext};
 use datafusion::logical_expr::ColumnarValue;
 use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_plan::ExecutionPlan;
-use datafusion::physical_plan::coop::CooperativeExec;
+use datafusion::physical_plan::coop::{CooperativeExec, make_cooperative};
 use datafusion::physical_plan::joins::utils::JoinFilter;
 use datafusion::physical_plan::joins::{
     CrossJoinExec, HashJoinExec, NestedLoopJoinExec, NestedLoopJoinExecBuilder, SortMergeJoinExec,
 };
+use datafusion::physical_plan::metrics::MetricsSet;
+use datafusion::physical_plan::repartition::RepartitionExec;
+use datafusion::physical_plan::stream::RecordBatchStreamAdapter;
 use datafusion::physical_plan::unnest::UnnestExec;
+use datafusion::physical_plan::{
+    ChildrenPropertiesMode, DisplayAs, DisplayFormatType, ExecutionPlan, PlanProperties, ReplaceChildrenOptions,
+    replace_children_if_necessary,
+};
+use datafusion_distributed::{BroadcastExec, NetworkBoundaryExt};
+use futures::StreamExt;
 
 use crate::progress::Progress;
 
-/// The same plan, which ends soon after `progress` is stopped.
+/// The same plan, which ends soon after `progress` is stopped. What runs elsewhere is looked after there: see [`interruptible_part`].
 pub fn interruptible(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
+    if plan.is_network_boundary() {
+        return Ok(plan);
+    }
+    let children = plan.children().into_iter().cloned().map(|child| interruptible(child, progress));
+    let children = children.collect::<Result<Vec<_>>>()?;
+    let plan = replace_children_if_necessary(plan, children)?;
+    let watched = match with_watch(&plan, progress)? {
+        Some(watched) => watched,
+        None if multiplies(&plan) => plan,
+        None => return Ok(plan),
+    };
+    Ok(Arc::new(CooperativeExec::new(watched)))
+}
+
+/// The same for a part of a plan whose other parts run elsewhere: others count its operators, so it has the same.
+pub fn interruptible_part(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
     let made = plan.transform_up(|plan| {
         let watched = match with_watch(&plan, progress)? {
             Some(watched) => watched,
             None if multiplies(&plan) => plan,
             None => return Ok(Transformed::no(plan)),
         };
-        Ok(Transformed::yes(Arc::new(CooperativeExec::new(watched)) as Arc<dyn ExecutionPlan>))
-    });
-    Ok(made?.data)
+        Ok(Transformed::yes(Arc::new(Guarded { inner: watched, yields: true }) as Arc<dyn ExecutionPlan>))
+    })?;
+    guarded(made.data)
 }
 
-/// The same with the same operators, for a part of a plan whose other parts run elsewhere.
-pub fn interruptible_part(plan: Arc<dyn ExecutionPlan>, progress: &Arc<Progress>) -> Result<Arc<dyn ExecutionPlan>> {
-    let made = plan.transform_up(|plan| {
-        Ok(match with_watch(&plan, progress)? {
-            Some(watched) => Transformed::yes(watched),
-            None => Transformed::no(plan),
-        })
-    });
-    Ok(made?.data)
+/// Who sends the rows of a part ends as if all were sent when the part panics. So it must not. Operators that divide the rows among
+/// others are recognised by their type, and stay on top.
+fn guarded(plan: Arc<dyn ExecutionPlan>) -> Result<Arc<dyn ExecutionPlan>> {
+    if plan.is_network_boundary() {
+        return Ok(plan);
+    }
+    if plan.is::<RepartitionExec>() || plan.is::<BroadcastExec>() {
+        let children = plan.children().into_iter().cloned().map(guarded).collect::<Result<Vec<_>>>()?;
+        return replace_children_if_necessary(plan, children);
+    }
+    Ok(Arc::new(Guarded { inner: plan, yields: false }))
+}
+
+/// An operator whose panics are errors. Everything else is as if it were not there.
+#[derive(Debug)]
+struct Guarded {
+    inner: Arc<dyn ExecutionPlan>,
+    /// It lets others run from time to time.
+    yields: bool,
+}
+
+impl DisplayAs for Guarded {
+    fn fmt_as(&self, form: DisplayFormatType, f: &mut fmt::Formatter) -> fmt::Result {
+        self.inner.fmt_as(form, f)
+    }
+}
+
+impl ExecutionPlan for Guarded {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    fn properties(&self) -> &Arc<PlanProperties> {
+        self.inner.properties()
+    }
+
+    fn children(&self) -> Vec<&Arc<dyn ExecutionPlan>> {
+        self.inner.children()
+    }
+
+    fn apply_expressions(
+        &self,
+        visit: &mut dyn FnMut(&Arc<dyn PhysicalExpr>) -> Result<TreeNodeRecursion>,
+    ) -> Result<TreeNodeRecursion> {
+        self.inner.apply_expressions(visit)
+    }
+
+    fn with_new_children(self: Arc<Self>, children: Vec<Arc<dyn ExecutionPlan>>) -> Result<Arc<dyn ExecutionPlan>> {
+        let inner = self
+            .inner
+            .clone()
+            .replace_children(children, ReplaceChildrenOptions::new(ChildrenPropertiesMode::Recompute))?;
+        Ok(Arc::new(Guarded { inner, yields: self.yields }))
+    }
+
+    fn execute(&self, partition: usize, context: Arc<TaskContext>) -> Result<SendableRecordBatchStream> {
+        let stream = self.inner.execute(partition, context)?;
+        let schema = stream.schema();
+        let stream = if self.yields { make_cooperative(stream) } else { stream };
+        let failed = || exec_datafusion_err!("the worker failed unexpectedly; its log says more");
+        let caught = AssertUnwindSafe(stream).catch_unwind().map(move |item| item.unwrap_or_else(|_| Err(failed())));
+        Ok(Box::pin(RecordBatchStreamAdapter::new(schema, caught)))
+    }
+
+    fn metrics(&self) -> Option<MetricsSet> {
+        self.inner.metrics()
+    }
 }
 
 /// A join with a filter that looks whether the query is still wanted.

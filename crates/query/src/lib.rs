@@ -25,6 +25,7 @@ mod progress;
 mod projections;
 pub mod promql;
 mod pushdown;
+mod resources;
 mod running;
 mod runs;
 pub mod scope;

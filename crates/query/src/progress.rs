@@ -105,6 +105,13 @@ impl Progress {
         })
     }
 
+    /// It is planned again.
+    pub(crate) fn begin_again(&self) {
+        for count in [&self.rows_total, &self.bytes_total, &self.rows_scanned, &self.bytes_scanned] {
+            count.store(0, Relaxed);
+        }
+    }
+
     pub(crate) fn add_total(&self, rows: u64, bytes: u64) {
         self.rows_total.fetch_add(rows, Relaxed);
         self.bytes_total.fetch_add(bytes, Relaxed);

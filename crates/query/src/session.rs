@@ -10,10 +10,8 @@ use datafusion::catalog::{
 use datafusion::common::config::ConfigNonZeroUsize;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result};
-use datafusion::execution::disk_manager::{DiskManagerBuilder, DiskManagerMode};
-use datafusion::execution::memory_pool::GreedyMemoryPool;
 use datafusion::execution::object_store::{DefaultObjectStoreRegistry, ObjectStoreUrl};
-use datafusion::execution::runtime_env::{RuntimeEnv, RuntimeEnvBuilder};
+use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::session_state::SessionState;
 use datafusion::execution::{FunctionRegistry, SessionStateBuilder};
 use datafusion::logical_expr::{Explain, Expr, LogicalPlan, PlanType};
@@ -32,17 +30,14 @@ use crate::limits::QueryLimits;
 use crate::progress::Progress;
 use crate::projections;
 use crate::pushdown;
+use crate::resources::{BATCH_ROWS, runtime};
 use crate::tables::{CountingReaderFactory, IdFilters, STORE_URL, SnapshotTable, visible};
 use crate::workers::{self, Cluster};
 
-/// Footers of segments, decoded, kept over all queries.
-const FOOTER_CACHE_BYTES: usize = 128 << 20;
 /// Longest text of a query.
 const MAX_SQL_BYTES: usize = 1 << 20;
 /// Most words and operators in a query; values in lists do not count. Plans are trees and are walked by recursion.
 const MAX_SQL_WORDS: usize = 1_000;
-/// Rows in a batch.
-pub const BATCH_ROWS: usize = 8192;
 /// Most bytes that a literal takes in one column of one batch.
 const LITERAL_COLUMN_BYTES: usize = 4 << 20;
 
@@ -56,15 +51,6 @@ pub struct Sessions {
     ids: Arc<IdFilters>,
     tokenizers: Tokenizers,
     cluster: OnceLock<Cluster>,
-}
-
-/// What queries run in: memory, and caches that last.
-pub fn runtime(limits: &QueryLimits) -> Result<RuntimeEnv> {
-    RuntimeEnvBuilder::new()
-        .with_memory_pool(Arc::new(GreedyMemoryPool::new(limits.memory_bytes)))
-        .with_disk_manager_builder(DiskManagerBuilder::default().with_mode(DiskManagerMode::Disabled))
-        .with_metadata_cache_limit(FOOTER_CACHE_BYTES)
-        .build()
 }
 
 impl Sessions {
@@ -210,7 +196,11 @@ fn config(threads: usize) -> SessionConfig {
 }
 
 /// Plans how a statement runs. A literal that becomes a column is repeated in every row, so batches are short where literals are long.
-pub async fn physical(state: &mut SessionState, plan: &LogicalPlan) -> Result<Arc<dyn ExecutionPlan>> {
+pub async fn physical(
+    state: &mut SessionState,
+    plan: &LogicalPlan,
+    limits: &QueryLimits,
+) -> Result<Arc<dyn ExecutionPlan>> {
     let plan = state.optimize(plan)?;
     let mut longest = 0;
     plan.apply_with_subqueries(|node| {
@@ -227,12 +217,13 @@ pub async fn physical(state: &mut SessionState, plan: &LogicalPlan) -> Result<Ar
     })?;
     let rows = (LITERAL_COLUMN_BYTES / longest.max(1)).clamp(1, BATCH_ROWS);
     state.config_mut().options_mut().execution.batch_size = ConfigNonZeroUsize::try_new(rows)?;
-    if rows < BATCH_ROWS {
-        workers::tell_batch_rows(state.config_mut(), rows)?;
+    let has_workers = workers::are_known(state);
+    if has_workers {
+        workers::tell(state.config_mut(), rows, limits.timeout)?;
     }
     let physical = state.query_planner().create_physical_plan(&plan, state).await?;
     match (&plan, physical.downcast_ref::<ExplainExec>()) {
-        (LogicalPlan::Explain(explain), Some(shown)) => explained(state, explain, shown).await,
+        (LogicalPlan::Explain(explain), Some(shown)) if has_workers => explained(state, explain, shown).await,
         _ => Ok(physical),
     }
 }

@@ -14,19 +14,21 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use datafusion::common::config::ConfigNonZeroUsize;
-use datafusion::common::tree_node::TreeNode;
+use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result, exec_datafusion_err, exec_err};
 use datafusion::datasource::sink::DataSinkExec;
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{FunctionRegistry, SessionState, SessionStateBuilder};
 use datafusion::object_store::ObjectStore;
+use datafusion::physical_expr::{PhysicalExpr, ScalarFunctionExpr};
 use datafusion::physical_plan::ExecutionPlan;
 use datafusion::prelude::SessionConfig;
 use datafusion_distributed::grpc::{BoxCloneSyncChannel, create_worker_client};
 use datafusion_distributed::{
-    ChannelResolver, DistributedExec, DistributedExt, SessionStateBuilderExt, Worker, WorkerChannel,
-    WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse, WorkerQueryContext, WorkerResolver,
+    ChannelResolver, DistributedExec, DistributedExt, DistributedGetterExt, GetWorkerInfoRequest,
+    SessionStateBuilderExt, Worker, WorkerChannel, WorkerPlanRewriteEvent, WorkerPlanRewriteEventResponse,
+    WorkerQueryContext, WorkerResolver,
 };
 use futures::future::join_all;
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -40,20 +42,21 @@ use tonic::{Request, Status};
 use tower::ServiceBuilder;
 use url::Url;
 
-use crate::engine::threads;
 use crate::error::QueryError;
-use crate::functions;
+use crate::functions::{self, TOKEN_TEXTS};
 use crate::group_ids;
 use crate::interrupt::interruptible_part;
 use crate::limits::QueryLimits;
 use crate::progress::Progress;
-use crate::session;
+use crate::resources::{BATCH_ROWS, runtime, threads};
 use crate::tables::STORE_URL;
 
 /// How long to wait for a worker to accept a connection.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(2);
 /// A worker that could not be reached is left alone for this long.
 const AVOIDED: Duration = Duration::from_secs(30);
+/// A worker does nothing for longer than this.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
 /// Most connections that are kept.
 const MOST_CHANNELS: usize = 1000;
 
@@ -99,15 +102,19 @@ impl Cluster {
         Ok(Some(builder))
     }
 
-    /// After a failure: who cannot be reached is avoided for a while.
-    pub async fn look(&self) {
-        join_all(self.urls().iter().map(|url| async move {
-            if let Err(e) = self.channels.connect(url).await {
+    /// After a failure: who does not answer is avoided for a while. Was there anybody?
+    pub async fn look(&self) -> bool {
+        let urls = self.urls();
+        let missed = join_all(urls.iter().map(|url| async move {
+            let asked = tokio::time::timeout(CONNECT_PATIENCE, self.channels.ask(url)).await;
+            let asked = asked.unwrap_or_else(|_| exec_err!("no answer within {} s", CONNECT_PATIENCE.as_secs()));
+            if let Err(e) = &asked {
                 tracing::warn!(worker = %url, error = %e, "a worker cannot be reached; queries avoid it for {} s", AVOIDED.as_secs());
                 self.channels.forget(url);
             }
-        }))
-        .await;
+            asked.is_err()
+        }));
+        missed.await.contains(&true)
     }
 }
 
@@ -116,22 +123,46 @@ pub(crate) fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.exists(|node| Ok(node.is::<DistributedExec>())).unwrap_or(false)
 }
 
+/// Does it need something that only this process has? Workers have no tokenizers, and plans that travel have limits of 32 bits.
+pub(crate) fn is_bound_here(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    let here = |expr: &Arc<dyn PhysicalExpr>| {
+        expr.exists(|expr| Ok(expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|call| call.name() == TOKEN_TEXTS)))
+    };
+    let any = plan.exists(|node| {
+        let mut found = node.fetch().is_some_and(|rows| u32::try_from(rows).is_err());
+        node.apply_expressions(&mut |expr| {
+            found |= here(expr)?;
+            Ok(if found { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+        })?;
+        Ok(found)
+    });
+    any.unwrap_or(false)
+}
+
 /// How `EXPLAIN` shows it.
 pub(crate) fn show(plan: &Arc<dyn ExecutionPlan>) -> String {
     datafusion_distributed::display_plan_ascii(plan.as_ref(), false)
 }
 
-/// How workers learn that the batches of a query are short.
+/// What workers must know of a query besides its plan: how short its batches are, and how long it may take.
 const BATCH_ROWS_HEADER: &str = "rollscope-batch-rows";
+const TIMEOUT_HEADER: &str = "rollscope-timeout-s";
 
-pub(crate) fn tell_batch_rows(config: &mut SessionConfig, rows: usize) -> Result<()> {
-    let headers = HeaderMap::from_iter([(HeaderName::from_static(BATCH_ROWS_HEADER), HeaderValue::from(rows))]);
-    config.set_distributed_passthrough_headers(headers)
+pub(crate) fn tell(config: &mut SessionConfig, rows: usize, timeout: Duration) -> Result<()> {
+    let headers = [
+        (HeaderName::from_static(BATCH_ROWS_HEADER), HeaderValue::from(rows)),
+        (HeaderName::from_static(TIMEOUT_HEADER), HeaderValue::from(timeout.as_secs() + 1)),
+    ];
+    config.set_distributed_passthrough_headers(HeaderMap::from_iter(headers))
 }
 
-fn told_batch_rows(headers: &HeaderMap) -> usize {
-    let told = headers.get(BATCH_ROWS_HEADER).and_then(|rows| rows.to_str().ok()?.parse().ok());
-    told.unwrap_or(session::BATCH_ROWS).clamp(1, session::BATCH_ROWS)
+fn told(headers: &HeaderMap, name: &str) -> Option<u64> {
+    headers.get(name)?.to_str().ok()?.parse().ok()
+}
+
+/// Does this session have workers?
+pub(crate) fn are_known(state: &SessionState) -> bool {
+    state.config().get_distributed_worker_resolver().is_ok()
 }
 
 /// Those that a query began with.
@@ -162,6 +193,12 @@ impl Channels {
         let endpoint = Endpoint::from_shared(url.to_string()).map_err(|e| failed(&e))?;
         let endpoint = endpoint.connect_timeout(CONNECT_PATIENCE).http2_keep_alive_interval(Duration::from_secs(10));
         endpoint.keep_alive_timeout(Duration::from_secs(10)).connect().await.map_err(|e| failed(&e))
+    }
+
+    /// Is it there, and does it let us in?
+    async fn ask(&self, url: &Url) -> Result<()> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner).remove(url);
+        self.get_worker_client_for_url(url).await?.get_worker_info(GetWorkerInfoRequest {}).await.map(drop)
     }
 
     fn forget(&self, url: &Url) {
@@ -234,6 +271,9 @@ impl WorkerServer {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let serving = Server::builder()
+            // Who asked may be gone without a word.
+            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(10)))
             .add_service(service)
             .serve_with_incoming_shutdown(TcpIncoming::from(listener), async move { stopped.cancelled().await });
         // What a plan computes is computed there, too: tasks start where they are asked for.
@@ -279,13 +319,14 @@ struct WorkerSession {
 impl WorkerSession {
     fn new(objects: Arc<dyn ObjectStore>, key: &str, limits: &QueryLimits) -> Result<WorkerSession> {
         let registry: Arc<dyn ObjectStoreRegistry> = Arc::new(OnlyStore(objects));
-        let runtime = Arc::new(RuntimeEnv { object_store_registry: registry, ..session::runtime(limits)? });
+        let runtime = Arc::new(RuntimeEnv { object_store_registry: registry, ..runtime(limits)? });
         Ok(WorkerSession { runtime, channels: Channels::new(key), timeout: limits.timeout })
     }
 
     fn state(&self, context: WorkerQueryContext) -> Result<SessionState> {
         let progress = Arc::new(Progress::new(0, "a part of a query"));
-        let (until, timeout) = (Arc::downgrade(&progress), self.timeout);
+        let timeout = told(&context.headers, TIMEOUT_HEADER).map_or(self.timeout, Duration::from_secs).min(LONGEST);
+        let until = Arc::downgrade(&progress);
         // Who asked has given up by then. What does not end by itself ends now.
         tokio::spawn(async move {
             tokio::time::sleep(timeout).await;
@@ -299,7 +340,8 @@ impl WorkerSession {
             }
             Ok(WorkerPlanRewriteEventResponse::new(interruptible_part(event.plan, &progress)?))
         };
-        let rows = told_batch_rows(&context.headers);
+        let rows =
+            told(&context.headers, BATCH_ROWS_HEADER).map_or(BATCH_ROWS, |rows| rows as usize).clamp(1, BATCH_ROWS);
         let mut state = context
             .builder
             .with_runtime_env(self.runtime.clone())

@@ -39,7 +39,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
         store.close().await?;
         return Ok(());
     }
-    let serve::Serving { store, server, .. } = serve::start(&config).await?;
+    let serve::Serving { store, server, worker: _worker } = serve::start(&config).await?;
     let generator = generate(&store, &args).await?;
     work_out(&store, &config, &generator).await?;
     let mut signals = serve::StopSignals::listen()?;

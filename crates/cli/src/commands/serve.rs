@@ -96,12 +96,14 @@ pub fn start_quiet_logs() {
 pub async fn start(config: &Config) -> anyhow::Result<Serving> {
     files::check_patterns(&config.watch)?;
     let tokenizers = config.open_tokenizers()?;
-    let (store, mut lake) = match place::lake_url(&config.data) {
-        None => (Store::open(config.store.clone()).await?, None),
+    let (store, lake, worker) = match place::lake_url(&config.data) {
+        None => (Store::open(config.store.clone()).await?, None, None),
         Some(url) => {
             let internal = Internal::listen(config).await?;
             let lake = place::lake_for_writing(url, nodes::about(config, internal.as_ref())).await?;
-            (place::open_lake(config.store.clone(), lake.clone()).await?, Some((lake, internal)))
+            // Before others learn of it, so that nobody waits for the log to be read.
+            let worker = internal.map(|internal| internal.start(config, &lake)).transpose()?;
+            (place::open_lake(config.store.clone(), lake.clone()).await?, Some(lake), worker)
         }
     };
     for problem in store.health().problems {
@@ -109,10 +111,8 @@ pub async fn start(config: &Config) -> anyhow::Result<Serving> {
     }
     let answers = Answers::with_tokenizers(Arc::new(store.clone()), config.query.clone(), tokenizers)
         .context("the query engine")?;
-    let mut worker = None;
-    if let Some((lake, internal)) = lake.take() {
-        answers.engine().use_workers(Peers::new(&store, &lake));
-        worker = internal.map(|internal| internal.start(config, &lake)).transpose()?;
+    if let Some(lake) = &lake {
+        answers.engine().use_workers(Peers::new(&store, lake));
     }
     let server = match Server::start(&config.server, store.clone(), answers).await {
         Ok(server) => server,

@@ -38,7 +38,7 @@ pub use maps::merge_attrs;
 pub use replaced::{hashes_literal, is_replaced};
 pub(crate) use table::register_table_functions;
 pub use table::{Argument, TableFunction};
-pub use token_texts::token_texts;
+pub use token_texts::{TOKEN_TEXTS, token_texts};
 
 /// Functions of DataFusion whose only purpose is to make a large value from a small one. Others that can do so are [`Bounded`].
 const WITHHELD: &[&str] = &[

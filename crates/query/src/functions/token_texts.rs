@@ -12,6 +12,8 @@ use rollscope_tokenizer::Tokenizers;
 
 use super::udf;
 
+pub const TOKEN_TEXTS: &str = "token_texts";
+
 /// `token_texts(run_id, ids)`: a list of texts; null where the run has no tokenizer.
 pub fn token_texts(tokenizers: &Tokenizers) -> Arc<ScalarUDF> {
     udf(TokenTexts { tokenizers: tokenizers.clone(), signature: Signature::any(2, Volatility::Immutable) })
@@ -33,7 +35,7 @@ fn item() -> Arc<Field> {
 
 impl ScalarUDFImpl for TokenTexts {
     fn name(&self) -> &str {
-        "token_texts"
+        TOKEN_TEXTS
     }
 
     fn signature(&self) -> &Signature {

@@ -39,6 +39,10 @@ const QUERIES: &[&str] = &[
     "with busy as (select step, sum(duration_ns) as ns from spans group by 1) select count(*), max(ns) from busy",
     "select count(*) from spans where end_ns is null or state = 'closed'",
     "select sum(value) from metrics",
+    "select run_id, texts from tokens order by run_id",
+    "select count(*) from (select * from spans limit 4294967296)",
+    "select count(*) from (select a.step as s, b.step as t from spans a cross join spans b where a.step < b.step)",
+    "select count(*) from (select step from spans order by step limit 500) a join (select step from spans limit 500) b on a.step < b.step",
 ];
 
 fn stored() -> Arc<Stored> {

@@ -78,6 +78,11 @@ pub(crate) struct NodeEntry {
     beats: Arc<AtomicU64>,
 }
 
+/// A name of its own kind: a worker that has the name of a node that writes does not touch the entry of that.
+fn path_of_worker(name: &str) -> String {
+    format!("{NODES}/{WORKER}__{}.json", crate::segment::path_safe(name))
+}
+
 /// The entry of a node that only works for others.
 pub struct WorkerEntry {
     root: Root,
@@ -94,11 +99,11 @@ impl WorkerEntry {
     pub async fn beat(&mut self) -> Result<(), StoreError> {
         self.beats += 1;
         let node = Node::new(&self.about, None, HashSet::new(), self.beats);
-        self.root.put(&path_of(&self.about.name), node.to_json()).await
+        self.root.put(&path_of_worker(&self.about.name), node.to_json()).await
     }
 
     pub async fn leave(&self) -> Result<(), StoreError> {
-        self.root.delete(&path_of(&self.about.name)).await
+        self.root.delete(&path_of_worker(&self.about.name)).await
     }
 }
 
@@ -203,8 +208,12 @@ impl Watch {
                     if since.elapsed() < self.patience {
                         continue;
                     }
-                    let node: Node = serde_json::from_slice(&root.get(&path).await?).unwrap_or_default();
-                    // Nobody else has the name of a worker, and it writes its entry again if it is there after all.
+                    let node: Node = match root.get(&path).await {
+                        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
+                        Err(e) if e.is_missing() => continue,
+                        Err(e) => return Err(e),
+                    };
+                    // It writes its entry again if it is there after all.
                     if node.role == WORKER && since.elapsed() > self.patience * FORGOTTEN {
                         root.delete(&path).await?;
                         continue;
@@ -238,14 +247,14 @@ pub struct SeenNode {
     pub version: String,
     /// It takes data in.
     pub writes: bool,
-    /// For how long it has said nothing, by the clock of who looks.
-    pub silent: Duration,
+    /// Since when it has said nothing, by the clock of who looks.
+    pub since: Instant,
 }
 
 impl SeenNode {
     /// It has said something lately.
     pub fn is_there(&self) -> bool {
-        self.silent < BEAT * 3
+        self.since.elapsed() < BEAT * 3
     }
 }
 
@@ -294,7 +303,7 @@ impl Nodes {
         let show = |seen: &Seen| {
             let Node { name, role, host, worker, version, writer, .. } = seen.node.clone();
             let about = AboutNode { name, role, host, worker };
-            SeenNode { about, version, writes: writer.is_some(), silent: seen.since.elapsed() }
+            SeenNode { about, version, writes: writer.is_some(), since: seen.since }
         };
         // One without a name has left nothing but its entry.
         let mut all: Vec<SeenNode> = self.seen.values().filter(|seen| !seen.node.name.is_empty()).map(show).collect();

@@ -70,7 +70,7 @@ async fn show(
     config.server.otlp_grpc.clear();
     config.server.otlp_http.clear();
     serve::start_quiet_logs();
-    let serve::Serving { store, server, .. } = match serve::start(&config).await {
+    let serve::Serving { store, server, worker: _worker } = match serve::start(&config).await {
         // The user did not choose this port, so any other will do.
         Err(e) if args.port.is_none() && e.to_string().contains("in use") => {
             config.server.listen = "127.0.0.1:0".into();
