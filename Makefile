@@ -19,13 +19,17 @@ MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET)
 PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
-.PHONY: help run fuzz test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
+.PHONY: help run cluster fuzz test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 run: $(BIN) ## build everything and serve the demo run
 	$(BIN) demo
+
+CLUSTER :=
+cluster: $(BIN) $(VENV)/.ready ## a lake with nodes and workers on this machine, and the demo run; CLUSTER=--free-ports for other ports
+	$(PYTHON) deploy/local/cluster.py --rollscope $(BIN) --weed $(VENV)/bin/weed $(CLUSTER)
 
 # With the features of the whole workspace, so that tests and benchmarks find these dependencies built.
 SOURCES := $(shell find crates -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock
@@ -85,6 +89,17 @@ test-e2e: $(BIN) $(VENV)/.ready
 KILLS := 1000
 test-torture: $(BIN) $(VENV)/.ready ## kill the server a thousand times under load (KILLS=200 for fewer), and count what it kept
 	cd tests && $(CURDIR)/$(PYTHON) torture.py $(KILLS)
+
+.PHONY: test-cluster test-cluster-torture
+test-cluster: $(BIN) $(VENV)/.ready ## a lake on bad days (part of make test), and a few kills of its nodes, also with a bad network
+	mkdir -p target; $(PYTHON) -m pytest -q tests/test_lake.py > target/test-lake.log 2>&1 & lake=$$!; \
+	bad=0; $(PYTHON) -m pytest -q tests/test_cluster.py || bad=$$?; \
+	other=0; wait $$lake || other=$$?; cat target/test-lake.log; [ $$((bad | other)) = 0 ]
+	cd tests && $(CURDIR)/$(PYTHON) cluster_torture.py 6 --calm 0
+	cd tests && $(CURDIR)/$(PYTHON) cluster_torture.py 4 --calm 0 --proxy
+
+test-cluster-torture: $(BIN) $(VENV)/.ready ## kill the nodes of a lake a thousand times under load (KILLS=200 for fewer), and count what it kept
+	cd tests && $(CURDIR)/$(PYTHON) cluster_torture.py $(KILLS)
 
 $(VENV)/.python-ready: tests/python/requirements.txt $(VENV)/.ready
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check -r tests/python/requirements.txt
