@@ -1,139 +1,30 @@
 """A lake: the real binary on a real S3 server (SeaweedFS), and what other programs read there."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
-from typing import ClassVar
 
-import deltalake
 import polars
 import pytest
 import requests
 
-from conftest import BINARY, FIXTURES, Server, spans_in, wait_until
-
-KEYS = {"AWS_ACCESS_KEY_ID": "lake", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-lake", "AWS_REGION": "us-east-1"}
-BUCKET = "lake"
-
-
-def free_ports(n):
-    """Also those that a port for gRPC is derived from, 10,000 above."""
-    sockets, ports = [], []
-    while len(ports) < n:
-        one = socket.socket()
-        one.bind(("127.0.0.1", 0))
-        sockets.append(one)
-        if (port := one.getsockname()[1]) < 55_000:
-            ports.append(port)
-    for one in sockets:
-        one.close()
-    return ports
+from conftest import FIXTURES, spans_in, wait_until
+from lake import BUCKET, COUNT, Lake, Seaweed, numbers, send, total
 
 
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
     """The environment of a client of a SeaweedFS that runs for these tests."""
-    folder = tmp_path_factory.mktemp("seaweed")
-    weed = Path(sys.executable).parent / "weed"
-    s3, master, filer, volume = free_ports(4)
-    with open(folder / "log", "wb") as log:
-        process = subprocess.Popen(
-            [weed, "mini", f"-dir={folder}", "-ip=127.0.0.1", f"-s3.port={s3}", f"-master.port={master}", f"-filer.port={filer}",
-             f"-volume.port={volume}", "-admin.ui=false", "-webdav=false", "-s3.port.iceberg=0", "-s3.port.lance=0", f"-bucket={BUCKET}"],
-            stdout=log, stderr=log, env={**os.environ, **KEYS}, cwd=folder)
-
-    def is_up():
-        assert process.poll() is None, (folder / "log").read_text()[-3000:]
-        return "running and ready" in (folder / "log").read_text()
-
-    wait_until(is_up, 90)
-    yield {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
-    process.terminate()
-    process.wait()
+    weed = Seaweed(tmp_path_factory.mktemp("seaweed"))
+    yield weed.env
+    weed.stop()
 
 
 @pytest.fixture
 def lake(s3, tmp_path, request):
     """A prefix of its own, and how to start nodes there."""
-
-    class Lake:
-        url = f"s3://{BUCKET}/{request.node.name}/deep"
-        env = s3
-        folder = tmp_path
-        started: ClassVar[list] = []
-        workers: ClassVar[list] = []
-
-        def node(self, name, *flags):
-            server = Server(tmp_path / name, "--node", name, "--cache", str(tmp_path / name), *flags, env=s3, place=self.url)
-            self.started.append(server)
-            return server
-
-        def worker(self):
-            """Works for the queries of others. It has no page."""
-            clean = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "AWS_"))}
-            with open(tmp_path / "worker.log", "ab") as log:
-                process = subprocess.Popen([BINARY, "executor", "--data", self.url], stdout=subprocess.PIPE, stderr=log, text=True,
-                                           env={**clean, **s3})
-            self.workers.append(process)
-            said = process.stdout.readline()
-            assert said.startswith("worker "), (tmp_path / "worker.log").read_text()
-            return process
-
-        def run(self, *args, env=None):
-            clean = {k: v for k, v in os.environ.items() if not k.startswith(("ROLLSCOPE_", "AWS_"))}
-            return subprocess.run([BINARY, *args], capture_output=True, text=True, timeout=120,
-                                  env={**clean, "HOME": str(tmp_path), **(s3 if env is None else env)})
-
-        def sql(self, query):
-            done = self.run("sql", "--data", self.url, "--format", "json", query)
-            assert done.returncode == 0, done.stderr
-            return json.loads(done.stdout)
-
-        @property
-        def options(self):
-            return {"AWS_ACCESS_KEY_ID": KEYS["AWS_ACCESS_KEY_ID"], "AWS_SECRET_ACCESS_KEY": KEYS["AWS_SECRET_ACCESS_KEY"],
-                    "AWS_REGION": KEYS["AWS_REGION"], "AWS_ENDPOINT_URL": s3["AWS_ENDPOINT_URL"], "AWS_ALLOW_HTTP": "true"}
-
-        def delta(self, table):
-            return deltalake.DeltaTable(f"{self.url}/{table}", storage_options=self.options)
-
-    lake = Lake()
-    lake.started, lake.workers = [], []
+    lake = Lake(f"{request.node.name}/deep", tmp_path, s3)
     yield lake
-    for worker in lake.workers:
-        worker.kill()
-        worker.wait()
-    for server in lake.started:
-        server.stop()
-
-
-def send(server, run, first, n):
-    """Closed spans with attributes, as any OTLP client sends them."""
-    t0 = 1_790_000_000_000_000_000
-    spans = [{
-        "traceId": f"{i // 10 + 1:032x}", "spanId": f"{i + 1:016x}", "name": f"work {i % 3}", "kind": 1,
-        "startTimeUnixNano": str(t0 + i * 1000), "endTimeUnixNano": str(t0 + i * 1000 + 500),
-        "attributes": [{"key": "number", "value": {"intValue": str(i)}}],
-    } for i in range(first, first + n)]
-    resource = {"attributes": [{"key": "rollscope.run", "value": {"stringValue": run}}, {"key": "service.name", "value": {"stringValue": "s"}}]}
-    answer = server.otlp_json({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]})
-    assert answer.ok, answer.text
-
-
-COUNT = "select count(*) as n, count(distinct span_id) as d, sum(attr(attrs, 'number')::bigint) as s from spans where name like 'work%'"
-
-
-def total(rows):
-    (row,) = rows
-    return tuple(int(value) for value in (row.values() if isinstance(row, dict) else row))
-
-
-def numbers(n):
-    return n, n, sum(range(n))
+    lake.stop()
 
 
 def test_one_node_on_s3_keeps_everything_through_kills(lake):

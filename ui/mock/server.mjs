@@ -115,6 +115,7 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
         return res.on('close', () => listeners.delete(res));
       }
       if (parts[0] === 'tables') return json({ tables: TABLES });
+      if (parts[0] === 'nodes') return json({ nodes: [], log_rows: 0, queries_on_workers: 0, queries_again: 0 });
       if (parts[0] === 'alarms')
         return json({
           enabled: true,

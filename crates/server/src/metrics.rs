@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use rollscope_store::resident_bytes;
 use serde::Serialize;
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -238,13 +239,6 @@ fn store_figures(out: &mut String, figures: &Value) {
             let _ = writeln!(out, "rollscope_store_{name}{labels} {}", n * scale);
         }
     }
-}
-
-/// Resident memory of this process, if the system reports it.
-pub fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:"))?;
-    line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 #[cfg(test)]

@@ -39,6 +39,9 @@ pub enum StoreError {
         "another process has taken over the log of this one, because it was silent or started under the same name; restart rollscope (what was acknowledged is safe)"
     )]
     Fenced,
+    /// Of a lake.
+    #[error("another process has changed the same files; trying again")]
+    Conflict,
     #[error("{0}")]
     Failed(Death),
     #[error("{0} is not a rollscope store; pass another folder with --data")]
@@ -61,6 +64,7 @@ impl StoreError {
             StoreError::Full(path) => StoreError::Full(path.clone()),
             StoreError::Failed(death) => StoreError::Failed(death.clone()),
             StoreError::Fenced => StoreError::Fenced,
+            StoreError::Conflict => StoreError::Conflict,
             other => StoreError::Busy(other.to_string()),
         }
     }
@@ -93,9 +97,11 @@ impl StoreError {
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             StoreError::Full(_) => Some(Duration::from_secs(5)),
-            StoreError::Busy(_) | StoreError::Closed | StoreError::Failed(_) | StoreError::Fenced => {
-                Some(Duration::from_secs(1))
-            }
+            StoreError::Busy(_)
+            | StoreError::Closed
+            | StoreError::Failed(_)
+            | StoreError::Fenced
+            | StoreError::Conflict => Some(Duration::from_secs(1)),
             StoreError::Io { .. } | StoreError::ObjectStore(_) => Some(Duration::from_secs(5)),
             _ => None,
         }

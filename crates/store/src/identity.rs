@@ -145,7 +145,7 @@ pub(crate) fn open_rows(table: Table, batch: &RecordBatch) -> Vec<bool> {
 }
 
 /// A sorted set of identities. They are uniform hashes, so the place of one is computed, not searched.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct IdentitySet {
     sorted: Vec<u128>,
 }
@@ -158,6 +158,12 @@ impl IdentitySet {
 
     pub fn len(&self) -> usize {
         self.sorted.len()
+    }
+
+    /// Do both hold the same row?
+    pub fn meets(&self, other: &IdentitySet) -> bool {
+        let (few, many) = if self.len() < other.len() { (self, other) } else { (other, self) };
+        few.sorted.iter().any(|hash| many.contains(*hash))
     }
 
     pub fn contains(&self, hash: u128) -> bool {

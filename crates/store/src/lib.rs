@@ -57,7 +57,10 @@ pub use disk::{Change, Disk, Watch};
 pub use error::StoreError;
 pub use foreign::read_parquet;
 pub use identity::{identity_hashes, identity_hashes_of, identity_hashes_with, identity_secret};
-pub use lake::{AboutNode, BEAT, Lake, Nodes, SeenNode, TableChange, TableVersion, Tables, WORKER, WorkerEntry};
+pub use lake::{
+    AboutNode, BEAT, Lake, NodeLoad, Nodes, SeenNode, TableChange, TableVersion, Tables, WORKER, WorkerEntry,
+    resident_bytes,
+};
 pub use manifest::{AttrTypes, Part, Segment, SetAside};
 pub use options::StoreOptions;
 pub use readonly::ReadOnlyStore;

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::StoreError;
+use crate::identity::IdentitySet;
 
 /// 2: commits after it are in the journal, which version 1 did not have. 3: runs may share a segment. 4: there are `tokens`.
 pub(crate) const VERSION: u32 = 4;
@@ -165,7 +166,13 @@ pub(crate) struct Commit {
     /// In a lake: what the log has for this table below this number is in the table now.
     #[serde(skip)]
     pub flushed: Option<(Table, u64)>,
+    /// In a lake: what the added segments of a flush hold.
+    #[serde(skip)]
+    pub identities: Identities,
 }
+
+/// Which rows new segments hold.
+pub(crate) type Identities = Vec<(Arc<Segment>, Arc<IdentitySet>)>;
 
 /// Why a commit failed.
 pub(crate) struct Uncommitted {
@@ -182,7 +189,8 @@ impl Commit {
             let is_of = |path: &mut String| path.split('/').next() == Some(table.name());
             let removed: Vec<_> = self.removed.extract_if(.., is_of).collect();
             let flushed = self.flushed.filter(|(flushed, _)| flushed == table);
-            Commit { version: self.version, added, removed, flushed, ..Commit::default() }
+            let identities = self.identities.extract_if(.., |(segment, _)| segment.table == table.name()).collect();
+            Commit { version: self.version, added, removed, flushed, identities, ..Commit::default() }
         };
         let mut parts: Vec<Commit> = Table::ALL.iter().map(part).collect();
         parts.retain(|part| !part.added.is_empty() || !part.removed.is_empty() || part.flushed.is_some());
@@ -266,6 +274,7 @@ impl Manifest {
             set_aside: self.set_aside.iter().filter(|item| !old.set_aside.contains(item)).cloned().collect(),
             doomed_media: (self.doomed_media != old.doomed_media).then(|| self.doomed_media.clone()),
             flushed: None,
+            identities: Vec::new(),
         }
     }
 

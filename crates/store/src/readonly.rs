@@ -47,7 +47,7 @@ impl ReadOnlyStore {
     /// The tables of a lake, and what the logs of its writers hold beside.
     pub async fn open_lake(lake: Lake) -> Result<ReadOnlyStore, StoreError> {
         let root = Root::of_lake(lake.objects);
-        let mut tables = LakeTables::new(lake.tables, "");
+        let mut tables = LakeTables::new(lake.tables, &root, "");
         for _ in 0..TRIES {
             let logs = AllLogs::read(&root).await?;
             let manifest = tables.manifest().await?;

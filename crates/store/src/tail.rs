@@ -132,6 +132,24 @@ pub(crate) struct KnownSegment {
     pub open: Arc<HashSet<u128>>,
 }
 
+impl KnownSegment {
+    /// `time`: of the row, where a row that comes again has the same.
+    fn holds(&self, key: u128, time: Option<i64>) -> bool {
+        time.is_none_or(|time| (self.segment.min_time..=self.segment.max_time).contains(&time))
+            && self.identities.contains(key)
+            || self.open.contains(&key)
+    }
+}
+
+/// Does a row take the place of one that was there before, open or not?
+fn replaces(table: Table, old_open: bool) -> bool {
+    match table.keep() {
+        Keep::First => false,
+        Keep::FirstClosed => old_open,
+        Keep::Last => true,
+    }
+}
+
 /// What the writer knows of a table, for recognising rows. Readers do not need it.
 #[derive(Default)]
 pub(crate) struct TableIndex {
@@ -184,11 +202,7 @@ impl TableIndex {
         for row in 0..rows {
             let key = out.incoming.keys[row];
             let open = out.incoming.is_open(row);
-            let replaces = |old_open: bool| match table.keep() {
-                Keep::First => false,
-                Keep::FirstClosed => old_open,
-                Keep::Last => true,
-            };
+            let replaces = |old_open| replaces(table, old_open);
             if let Some(old) = self.active.get(&key) {
                 if !replaces(old.open) {
                     out.dead.push(row as u32);
@@ -202,11 +216,7 @@ impl TableIndex {
                 }
                 out.kills.push((true, *old));
                 out.replacing.push((row as u32, None));
-            } else if let Some(old) = known.iter().find(|s| {
-                by_time.is_none_or(|t| (s.segment.min_time..=s.segment.max_time).contains(&t[row]))
-                    && s.identities.contains(key)
-                    || s.open.contains(&key)
-            }) {
+            } else if let Some(old) = known.iter().find(|s| s.holds(key, by_time.map(|times| times[row]))) {
                 if !replaces(old.open.contains(&key)) {
                     out.dead.push(row as u32);
                     continue;
@@ -256,17 +266,38 @@ pub(crate) fn candidates<'a>(incoming: &Incoming, manifest: &'a Manifest) -> Vec
     if manifest.segments.is_empty() || incoming.keys.is_empty() {
         return Vec::new();
     }
-    let runs: HashSet<&str> = runs(&incoming.batch).distinct().collect();
-    let range = time_is_identity(incoming.table).then(|| {
-        let times = times(incoming.table, &incoming.batch);
-        (times.iter().copied().min().unwrap_or(0), times.iter().copied().max().unwrap_or(0))
-    });
-    manifest
-        .segments_of(incoming.table)
+    let extent = Extent::of(incoming.table, [&incoming.batch]);
+    manifest.segments_of(incoming.table).filter(|s| extent.may_meet(s)).collect()
+}
+
+/// Of which runs rows are and, where a row that comes again has the same time, from when to when.
+struct Extent<'a> {
+    runs: HashSet<&'a str>,
+    range: Option<(i64, i64)>,
+}
+
+impl<'a> Extent<'a> {
+    fn of(table: Table, batches: impl IntoIterator<Item = &'a RecordBatch>) -> Extent<'a> {
+        let mut extent =
+            Extent { runs: HashSet::new(), range: time_is_identity(table).then_some((i64::MAX, i64::MIN)) };
+        for batch in batches {
+            extent.runs.extend(runs(batch).distinct());
+            if let Some((first, last)) = &mut extent.range {
+                for time in times(table, batch) {
+                    (*first, *last) = ((*first).min(*time), (*last).max(*time));
+                }
+            }
+        }
+        extent
+    }
+
+    /// May a segment hold one of these rows?
+    fn may_meet(&self, segment: &Segment) -> bool {
         // The end of a span may report another start than its beginning did.
-        .filter(|s| s.has_open || range.is_none_or(|(min, max)| s.min_time <= max && min <= s.max_time))
-        .filter(|s| runs.iter().any(|run| s.part(run).is_some()))
-        .collect()
+        let is_in_time = segment.has_open
+            || self.range.is_none_or(|(first, last)| segment.min_time <= last && first <= segment.max_time);
+        is_in_time && self.runs.iter().any(|run| segment.part(run).is_some())
+    }
 }
 
 /// Rows in segments that newer rows replace, and where to look for them.
@@ -294,6 +325,15 @@ impl Replaced {
         match self.ranges.get_mut(run) {
             Some(range) => *range = (range.0.min(first), range.1.max(last)),
             None => drop(self.ranges.insert(run.to_string(), (first, last))),
+        }
+    }
+
+    /// The row that replaced it is gone.
+    fn forget(&mut self, key: u128, run: &str) {
+        if self.keys.remove(&key)
+            && let Some(count) = self.counts.get_mut(run)
+        {
+            *count = count.saturating_sub(1);
         }
     }
 
@@ -438,6 +478,60 @@ impl State {
         }
     }
 
+    /// Which of these segments may hold rows of the tail.
+    pub fn meeting<'a>(&self, table: Table, segments: impl Iterator<Item = &'a Arc<Segment>>) -> Vec<&'a Arc<Segment>> {
+        let mut segments = segments.peekable();
+        if segments.peek().is_none() {
+            return Vec::new();
+        }
+        let rows = &self.tables[table as usize];
+        let live = rows.sealed.iter().chain(&rows.active).filter(|chunk| chunk.live_rows() > 0);
+        let extent = Extent::of(table, live.map(|chunk| &chunk.batch));
+        segments.filter(|segment| extent.may_meet(segment)).collect()
+    }
+
+    /// Compares the tail with segments that came after its rows, from other writers. A row that is there already leaves the tail, or takes
+    /// the place of the other one, as if it had come now. Returns how many have left.
+    pub fn settle(&mut self, table: Table, index: &mut TableIndex, known: &[KnownSegment]) -> u64 {
+        let by_time = time_is_identity(table);
+        let TableState { sealed, active, replaced, replaced_of, replaced_by_sealed, replaced_by_active } =
+            &mut self.tables[table as usize];
+        let mut left = 0;
+        for is_active in [false, true] {
+            let (chunks, places) =
+                if is_active { (&mut *active, &mut index.active) } else { (&mut *sealed, &mut index.sealed) };
+            for chunk in chunks {
+                for row in 0..chunk.keys.len() {
+                    let (key, time) = (chunk.keys[row], by_time.then(|| times(table, &chunk.batch)[row]));
+                    let Some(other) = known.iter().find(|s| !chunk.is_dead(row) && s.holds(key, time)) else {
+                        continue;
+                    };
+                    let run = run_of(&chunk.batch, row);
+                    if replaces(table, other.open.contains(&key)) {
+                        if Arc::make_mut(replaced).insert(key) {
+                            count(Arc::make_mut(replaced_of), run);
+                        }
+                        let replacing = if is_active { &mut *replaced_by_active } else { &mut *replaced_by_sealed };
+                        replacing.add(key, run, time, Some(other.segment.path.clone()));
+                        continue;
+                    }
+                    // What it was to take the place of is gone, and the other one must stay.
+                    if Arc::make_mut(replaced).remove(&key)
+                        && let Some(count) = Arc::make_mut(replaced_of).get_mut(run)
+                    {
+                        *count = count.saturating_sub(1);
+                    }
+                    replaced_by_sealed.forget(key, run);
+                    replaced_by_active.forget(key, run);
+                    chunk.kill(row);
+                    places.remove(&key);
+                    left += 1;
+                }
+            }
+        }
+        left
+    }
+
     pub fn learn(&mut self, table: Table, found: &AttrTypes) {
         let known = self.attr_types.get(&table);
         let is_new = |column: &String, key: &String, bits: &u8| {
@@ -469,6 +563,11 @@ impl State {
 
     pub fn active_rows(&self, table: Table) -> usize {
         self.tables[table as usize].active.iter().map(Chunk::live_rows).sum()
+    }
+
+    /// Rows that are in no segment yet.
+    pub fn tail_rows(&self) -> u64 {
+        self.tables.iter().flat_map(|t| t.sealed.iter().chain(&t.active)).map(|chunk| chunk.live_rows() as u64).sum()
     }
 
     pub fn has_sealed(&self) -> bool {

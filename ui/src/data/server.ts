@@ -1,5 +1,5 @@
 // The HTTP API as a DataSource.
-import type { AlarmsAnswer, RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
+import type { AlarmsAnswer, NodesAnswer, RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
 import { readStream, type ArrowStream } from './arrow';
 import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
 import { SAMPLE_COLUMNS } from './samples';
@@ -18,6 +18,9 @@ export class ServerSource implements DataSource {
   }
   async firing(): Promise<number> {
     return (await getJson<AlarmsAnswer>(withParams(api`/alarms`, { history: 'false' }))).firing;
+  }
+  async isLake(): Promise<boolean> {
+    return (await getJson<NodesAnswer>(api`/nodes`)).nodes.length > 0;
   }
   async runs(signal?: AbortSignal): Promise<RunInfo[]> {
     return (await getJson<RunsAnswer>(api`/runs`, signal)).runs;

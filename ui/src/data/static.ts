@@ -195,6 +195,9 @@ export class StaticSource implements DataSource {
   async firing(): Promise<number> {
     return 0;
   }
+  async isLake(): Promise<boolean> {
+    return false;
+  }
   async health(): Promise<Health> {
     const m = await this.manifest();
     return { status: 'ok', version: m.generator, problems: m.notes ?? [] };

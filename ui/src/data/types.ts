@@ -59,6 +59,8 @@ export interface DataSource {
   health(signal?: AbortSignal): Promise<Health>;
   /** How many alarms fire and are not silenced. */
   firing(): Promise<number>;
+  /** Is the data in a lake, which nodes share? */
+  isLake(): Promise<boolean>;
   runs(signal?: AbortSignal): Promise<RunInfo[]>;
   /** The id of the run that is meant by an id, a name, project/name or a beginning of these. A file knows ids only. */
   findRun?(run: string): Promise<string>;

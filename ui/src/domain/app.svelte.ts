@@ -46,6 +46,8 @@ class App {
   liveUp = $state(false);
   /** How many alarms fire and are not silenced. */
   firing = $state(0);
+  /** Nodes share the data. */
+  isLake = $state(false);
   /** Commands of the current view, for the palette. */
   commands: Command[] = $state.raw([]);
 
@@ -107,12 +109,21 @@ class App {
       );
     };
     look();
+    this.source.isLake().then(
+      (is) => (this.isLake = is),
+      () => undefined,
+    );
     const looking = setInterval(look, FIRING_EVERY_MS);
     return () => {
       clearInterval(looking);
       clearTimeout(timer);
       stop();
     };
+  }
+  /** Can the data source show this view? */
+  can(view: ViewSpec): boolean {
+    if (view.needs === 'lake') return this.isLake;
+    return view.needs === undefined || this.source.can[view.needs];
   }
   setTheme(theme: Theme): void {
     this.theme = theme;

@@ -7,8 +7,8 @@ export interface ViewSpec {
   path: string;
   /** Where the navigation shows it: always, when a run is chosen, or nowhere (it is reached by links). */
   nav: 'always' | 'run' | 'never';
-  /** The data source must be able to do this; a static page cannot do everything. */
-  needs?: 'sql' | 'live';
+  /** The data source must be able to do this, or the data must be in a lake; a static page cannot do everything. */
+  needs?: 'sql' | 'live' | 'lake';
   /** What it shows belongs to a run that its path does not name: the navigation of the run stays, and the view says which it is (`app.home`). */
   ofRun?: true;
   /** After `g`: goes there. */

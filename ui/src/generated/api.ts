@@ -887,6 +887,73 @@ export interface components {
              */
             usual_s: number | null;
         };
+        /** @description A node, as the one that was asked sees it. */
+        NodeInfo: {
+            /** @description The machine that it is on. */
+            host: string;
+            /** @description It is the one that was asked. */
+            is_self: boolean;
+            /** @description It has said something within half a minute. */
+            is_there: boolean;
+            load: components["schemas"]["NodeLoad"] | null;
+            name: string;
+            /** @description `all`, `ingest`, `query` or `worker`. */
+            role: string;
+            /**
+             * Format: double
+             * @description For how long it has said nothing, in seconds, by the clock of the one that was asked.
+             */
+            silent_s: number;
+            version: string;
+            /** @description Where it works for the queries of others. */
+            worker: string | null;
+        };
+        /** @description How busy a node is. */
+        NodeLoad: {
+            /**
+             * Format: double
+             * @description Cores that its process kept busy since it last said so.
+             * @default 0
+             */
+            cores: number;
+            /**
+             * Format: int64
+             * @description Rows that it has acknowledged and that are not in the tables yet: other nodes do not see them.
+             * @default 0
+             */
+            log_rows: number;
+            /**
+             * Format: int64
+             * @description Memory of its process.
+             * @default 0
+             */
+            memory_bytes: number;
+            /**
+             * Format: double
+             * @description Rows that it took in per second, since it last said so.
+             * @default 0
+             */
+            rows_per_s: number;
+        };
+        NodesAnswer: {
+            /**
+             * Format: int64
+             * @description Rows that nodes have acknowledged and that are not in the tables yet: only the node that has them sees them.
+             */
+            log_rows: number;
+            /** @description By name. Empty if the data is in a folder. */
+            nodes: components["schemas"]["NodeInfo"][];
+            /**
+             * Format: int64
+             * @description How often such a query failed and ran again.
+             */
+            queries_again: number;
+            /**
+             * Format: int64
+             * @description Queries of this node that ran on workers since it started.
+             */
+            queries_on_workers: number;
+        };
         OpenSpan: {
             sample_id: string | null;
             span_id: string;
@@ -1809,6 +1876,9 @@ export type MismatchStep = components['schemas']['MismatchStep'];
 export type MismatchToken = components['schemas']['MismatchToken'];
 export type NewSilence = components['schemas']['NewSilence'];
 export type Node = components['schemas']['Node'];
+export type NodeInfo = components['schemas']['NodeInfo'];
+export type NodeLoad = components['schemas']['NodeLoad'];
+export type NodesAnswer = components['schemas']['NodesAnswer'];
 export type OpenSpan = components['schemas']['OpenSpan'];
 export type PathPart = components['schemas']['PathPart'];
 export type PathTotal = components['schemas']['PathTotal'];

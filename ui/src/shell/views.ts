@@ -90,6 +90,15 @@ export const VIEWS: readonly ViewSpec[] = [
           load: () => import('../features/alarms/Alarms.svelte'),
         },
         {
+          key: 'nodes',
+          title: 'Nodes',
+          path: 'nodes',
+          nav: 'always',
+          needs: 'lake',
+          shortcut: 'o',
+          load: () => import('../features/nodes/Nodes.svelte'),
+        },
+        {
           key: 'traces',
           title: 'Traces',
           path: 'traces',

@@ -279,6 +279,52 @@ it('palette, keys, themes, and errors in the server’s words', async () => {
   await page.getByText('There is no run nothing.').waitFor();
 });
 
+it('lists the nodes of a lake, and shows no such view for a folder', async () => {
+  await open('#/runs');
+  await page.getByRole('link', { name: 'grpo-search-7b' }).waitFor();
+  expect(await page.getByRole('link', { name: 'Nodes' }).count()).toBe(0);
+  const load = (cores: number, rows: number): object => ({ cores, memory_bytes: 3e8, rows_per_s: rows / 4, log_rows: rows });
+  const node = (name: string, role: string, more: object): object => {
+    const usual = { host: 'gpu-<b>1</b>', version: '0.1.0', is_self: false, is_there: true, silent_s: 3.2, worker: null, load: load(0.4, 0) };
+    return { name, role, ...usual, ...more };
+  };
+  const nodes = [
+    node('ingest-1', 'ingest', { load: load(1.6, 84_000) }),
+    node('ingest-2', 'ingest', { is_there: false, silent_s: 47 }),
+    node('query', 'query', { is_self: true, load: null }),
+    node('worker-7201', 'worker', { worker: 'http://10.0.0.3:7201', load: load(3.9, 0) }),
+  ];
+  let status = 200;
+  const answer = { nodes, log_rows: 84_000, queries_on_workers: 12, queries_again: 1 };
+  await page.route('**/api/v1/nodes', (route) =>
+    status === 200
+      ? route.fulfill({ json: answer })
+      : route.fulfill({ status, json: { title: 'x', status, detail: 'the object store does not answer' } }),
+  );
+  await page.reload();
+  await page.getByRole('link', { name: 'Nodes' }).waitFor();
+  await page.keyboard.press('g');
+  await page.keyboard.press('o');
+  const rows = page.locator('tbody tr');
+  await expect.poll(() => rows.count()).toBe(4);
+  await page.screenshot({ path: 'artifacts/test-nodes.png' });
+  await page.getByText('3 nodes here').waitFor();
+  await page.getByText('1 silent').waitFor();
+  await page.getByText('84,000 rows only in logs').waitFor();
+  expect(await rows.nth(1).innerText()).toContain('silent');
+  expect(await rows.nth(2).innerText()).toContain('(this one)');
+  expect(await rows.nth(3).innerText()).toContain('http://10.0.0.3:7201');
+  expect(await rows.nth(0).innerText()).toContain('gpu-<b>1</b>');
+  await page.screenshot({ path: 'artifacts/test-nodes.png' });
+  await page.emulateMedia({ colorScheme: 'light' });
+  await page.screenshot({ path: 'artifacts/test-nodes-light.png' });
+  // What was seen stays when the next look fails.
+  status = 503;
+  expected = /503/;
+  await page.waitForTimeout(5500);
+  expect(await rows.count()).toBe(4);
+});
+
 it('works as one file from disk', async () => {
   const dir = mkdtempSync(join(tmpdir(), 'rollscope-'));
   try {

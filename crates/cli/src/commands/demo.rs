@@ -14,6 +14,7 @@ use crate::args::{DemoArgs, DemoShape};
 use crate::commands::serve;
 use crate::config::Config;
 use crate::output::count;
+use crate::place;
 use crate::progress::{Bar, Spinner};
 
 pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
@@ -33,7 +34,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     }
     serve::start_logs(&config);
     if args.no_serve {
-        let store = Store::open(config.store.clone()).await?;
+        let store = place::open(&config.data, config.store.clone(), config.node.as_deref()).await?;
         generate(&store, &args).await?;
         super::metrics::work_out(&store).await?;
         store.close().await?;

@@ -1,6 +1,6 @@
 //! Nodes of a lake: this one's work for the queries of others, and theirs for the queries of this one.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -47,6 +47,7 @@ impl Internal {
 /// Under which URL others reach this address.
 fn advertised(bound: SocketAddr, given: Option<&str>) -> anyhow::Result<String> {
     let host = match given {
+        Some(given) if given.parse::<Ipv6Addr>().is_ok() => format!("[{given}]"),
         Some(given) => given.to_string(),
         None if bound.ip().is_unspecified() => place::host_name(),
         None => match bound.ip() {

@@ -8,6 +8,7 @@ mod health;
 mod jaeger;
 mod live;
 mod metrics;
+mod nodes;
 mod prometheus;
 mod runs;
 mod scrape;
@@ -46,6 +47,7 @@ use crate::problem::Problem;
     ),
     paths(
         health::health,
+        nodes::nodes,
         sql::sql,
         sql::queries,
         sql::cancel,
@@ -94,6 +96,7 @@ struct ApiDoc;
 pub fn router(app: &App) -> Router {
     let v1 = Router::new()
         .route("/health", get(health::health))
+        .route("/nodes", get(nodes::nodes))
         .route("/sql", post(sql::sql))
         .route("/queries", get(sql::queries))
         .route("/queries/{id}", delete(sql::cancel))

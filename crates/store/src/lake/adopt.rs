@@ -197,6 +197,25 @@ impl Logs {
         Ok(logs)
     }
 
+    /// Was a log flushed meanwhile? Open spans that a flush leaves out begin the log that comes after it, which was not listed.
+    async fn is_behind(&self, root: &Root, floors: &HashMap<&String, [u64; Table::COUNT]>) -> Result<bool, StoreError> {
+        let mut last: HashMap<&String, u64> = HashMap::new();
+        let read = self.parts.iter().map(|(writer, number, _)| (writer, number));
+        for (writer, number) in read.chain(self.missing.iter().map(|(writer, number)| (writer, number))) {
+            let last = last.entry(writer).or_default();
+            *last = (*last).max(*number);
+        }
+        last.retain(|writer, number| *number <= floors[*writer][Table::Spans as usize]);
+        if last.is_empty() {
+            return Ok(false);
+        }
+        let now = find_numbers(root).await?;
+        let has_more = |(writer, last): (&&String, &u64)| {
+            now.get(*writer).is_some_and(|numbers| numbers.iter().any(|(n, size)| n > last && *size != FENCE_BYTES))
+        };
+        Ok(last.iter().any(has_more))
+    }
+
     /// Gives the rows that are not in the tables, as these have been read since. `false`: something was adopted meanwhile, so all has to
     /// be read again.
     pub async fn replay(
@@ -208,6 +227,9 @@ impl Logs {
             self.writers.iter().zip(tables.floors(&self.writers).await?).collect();
         let reached = |writer: &String| floors[writer].into_iter().max().unwrap_or(0);
         if self.missing.iter().any(|(writer, number)| *number > reached(writer)) {
+            return Ok(false);
+        }
+        if self.is_behind(tables.root(), &floors).await? {
             return Ok(false);
         }
         // Some tables may have had them, and the log that has the others now was not read.

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutOptions};
+use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use crate::error::StoreError;
@@ -172,8 +173,58 @@ impl WriterLog {
     }
 }
 
+/// Whether the object store takes the log, for whoever asks how this node is. Senders wait meanwhile, and then are told to come again.
+#[derive(Clone, Default)]
+pub(crate) struct Stuck(Arc<Mutex<Option<Trouble>>>);
+
+/// A put that goes on, or the last one, which failed.
+struct Trouble {
+    since: Instant,
+    goes_on: bool,
+    tried: Instant,
+    why: String,
+}
+
+/// A put of the log may take this long.
+const USUAL: Duration = Duration::from_secs(5);
+/// So long after a put has failed, it counts as failing if nobody has sent anything since.
+const REMEMBERED: Duration = Duration::from_secs(15);
+
+impl Stuck {
+    fn begin(&self) {
+        let now = Instant::now();
+        let mut trouble = self.0.lock();
+        match trouble.as_mut().filter(|trouble| trouble.tried.elapsed() < REMEMBERED) {
+            Some(trouble) => (trouble.goes_on, trouble.tried) = (true, now),
+            None => *trouble = Some(Trouble { since: now, goes_on: true, tried: now, why: "no answer yet".into() }),
+        }
+    }
+
+    fn end(&self, failure: Option<&StoreError>) {
+        let mut trouble = self.0.lock();
+        match (failure, trouble.as_mut()) {
+            (Some(e), Some(trouble)) => {
+                (trouble.goes_on, trouble.tried, trouble.why) = (false, Instant::now(), e.to_string());
+            }
+            _ => *trouble = None,
+        }
+    }
+
+    /// What is wrong, in words.
+    pub fn problem(&self) -> Option<String> {
+        let trouble = self.0.lock();
+        let Trouble { since, goes_on, tried, why } = trouble.as_ref()?;
+        let is_wrong = if *goes_on { since.elapsed() > USUAL } else { tried.elapsed() < REMEMBERED };
+        let seconds = since.elapsed().as_secs();
+        is_wrong.then(|| {
+            format!("the object store has not taken the log for {seconds} s ({why}); senders are told to send again")
+        })
+    }
+}
+
 /// The log that is being written.
 pub(crate) struct ObjectLog {
+    pub stuck: Stuck,
     place: WriterLog,
     next: u64,
     group: Vec<u8>,
@@ -190,7 +241,17 @@ impl ObjectLog {
             Put::Done => {}
             Put::Taken | Put::Fenced => return Err(StoreError::Fenced),
         }
-        Ok(ObjectLog { place, next: 2, group: Vec::new(), put_at: None, every, bytes: 0, handle: Handle::current() })
+        let stuck = Stuck::default();
+        Ok(ObjectLog {
+            stuck,
+            place,
+            next: 2,
+            group: Vec::new(),
+            put_at: None,
+            every,
+            bytes: 0,
+            handle: Handle::current(),
+        })
     }
 }
 
@@ -207,8 +268,11 @@ impl Log for ObjectLog {
         self.put_at = Some(Instant::now());
         let bytes = encode(&self.group)?;
         loop {
+            self.stuck.begin();
             let put = self.place.create(self.next, &bytes);
-            match tokio::task::block_in_place(|| self.handle.block_on(put))? {
+            let put = tokio::task::block_in_place(|| self.handle.block_on(put));
+            self.stuck.end(put.as_ref().err());
+            match put? {
                 Put::Done => break,
                 Put::Taken => self.next += 1,
                 Put::Fenced => return Err(StoreError::Fenced),
@@ -256,6 +320,26 @@ impl Log for ObjectLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_outage_is_told_from_the_first_failure_to_the_first_success() {
+        let stuck = Stuck::default();
+        stuck.begin();
+        assert_eq!(stuck.problem(), None, "a put takes a while");
+        stuck.end(Some(&StoreError::Busy("503".into())));
+        assert!(stuck.problem().unwrap().contains("503"));
+        stuck.0.lock().as_mut().unwrap().since -= Duration::from_secs(60);
+        stuck.begin();
+        assert!(stuck.problem().unwrap().contains("for 60 s"), "it is tried again");
+        stuck.end(None);
+        assert_eq!(stuck.problem(), None);
+        stuck.begin();
+        stuck.0.lock().as_mut().unwrap().since -= USUAL * 2;
+        assert!(stuck.problem().unwrap().contains("no answer yet"));
+        stuck.end(Some(&StoreError::Busy("503".into())));
+        stuck.0.lock().as_mut().unwrap().tried -= REMEMBERED * 2;
+        assert_eq!(stuck.problem(), None, "nobody has tried for long");
+    }
 
     #[test]
     fn only_fences_have_the_length_of_fences() {

@@ -20,6 +20,8 @@
 //!    outcome was lost is recognised.
 
 mod adopt;
+mod clean;
+mod load;
 mod log;
 mod nodes;
 mod tables;
@@ -35,10 +37,12 @@ use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
 
 pub(crate) use adopt::{Logs as AllLogs, adopt_dead, answers_for_others, orphans};
-pub(crate) use log::{ObjectLog, WriterLog};
+pub(crate) use clean::Found as FilesFound;
+pub use load::{NodeLoad, resident_bytes};
+pub(crate) use log::{ObjectLog, Stuck, WriterLog};
 pub use nodes::{AboutNode, BEAT, Nodes, SeenNode, WORKER, WorkerEntry};
 pub(crate) use nodes::{NodeEntry, Silent, Watch};
-pub(crate) use tables::LakeTables;
+pub(crate) use tables::{LakeTables, Listed};
 
 /// Where a lake is, and who opens it.
 #[derive(Clone)]
@@ -88,6 +92,9 @@ pub struct TableChange {
     pub attr_types: AttrTypes,
     pub marks: Vec<(String, u64)>,
 }
+
+/// So much of the name of a writer stands in the names of its segments.
+pub(crate) const WRITER_ID_LENGTH: usize = 16;
 
 /// A name for a writer that nobody else has.
 pub(crate) fn new_writer() -> Result<String, StoreError> {

@@ -9,20 +9,26 @@ use std::time::{Duration, Instant};
 
 use futures::TryStreamExt;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, PutMode, PutOptions, UpdateVersion};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use super::Lake;
+use super::load::{Meter, NodeLoad};
 use crate::error::StoreError;
 use crate::root::Root;
 
-/// Why an entry is read again although its node is known: it may be another process by now.
+/// An entry is read again after this time although its node is known: it may be another process by now.
 const READ_AGAIN: Duration = Duration::from_secs(60);
+/// The same for who wants to know how busy nodes are.
+const READ_AGAIN_SOON: Duration = Duration::from_secs(5);
 /// The role of a node that only works for others.
 pub const WORKER: &str = "worker";
 /// After so many times the silence of a node that has ended, the entry of a worker is deleted.
 const FORGOTTEN: u32 = 10;
 const NODES: &str = "nodes";
+/// How often an entry is written at once.
+const TRIES: usize = 3;
 /// How often a node says that it is there.
 pub const BEAT: Duration = Duration::from_secs(10);
 
@@ -44,6 +50,8 @@ struct Node {
     worker: Option<String>,
     version: String,
     beat: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    load: Option<NodeLoad>,
 }
 
 impl Node {
@@ -76,6 +84,7 @@ pub(crate) struct NodeEntry {
     about: AboutNode,
     pub writer: String,
     beats: Arc<AtomicU64>,
+    meter: Arc<Mutex<Meter>>,
 }
 
 /// A name of its own kind: a worker that has the name of a node that writes does not touch the entry of that.
@@ -88,17 +97,24 @@ pub struct WorkerEntry {
     root: Root,
     about: AboutNode,
     beats: u64,
+    meter: Meter,
 }
 
 impl WorkerEntry {
     pub fn new(lake: &Lake) -> WorkerEntry {
-        WorkerEntry { root: Root::of_lake(lake.objects.clone()), about: lake.node.clone(), beats: 0 }
+        WorkerEntry {
+            root: Root::of_lake(lake.objects.clone()),
+            about: lake.node.clone(),
+            beats: 0,
+            meter: Meter::new(),
+        }
     }
 
     /// Says that it is there. To be called every [`BEAT`].
     pub async fn beat(&mut self) -> Result<(), StoreError> {
         self.beats += 1;
-        let node = Node::new(&self.about, None, HashSet::new(), self.beats);
+        let load = Some(self.meter.read(0, 0));
+        let node = Node { load, ..Node::new(&self.about, None, HashSet::new(), self.beats) };
         self.root.put(&path_of_worker(&self.about.name), node.to_json()).await
     }
 
@@ -122,14 +138,49 @@ impl NodeEntry {
         };
         let before = found.writers();
         let (root, about) = (root.clone(), about.clone());
-        let entry = NodeEntry { root, path, about, writer: writer.into(), beats: Arc::default() };
-        entry.write(before.clone()).await?;
+        let meter = Arc::new(Mutex::new(Meter::new()));
+        let entry = NodeEntry { root: root.clone(), path, about, writer: writer.into(), beats: Arc::default(), meter };
+        root.put(&entry.path, entry.entry(before.clone(), None).to_json()).await?;
         Ok((entry, before))
     }
 
-    /// It is there, and the logs of those before it are taken over.
-    pub async fn beat(&self) -> Result<(), StoreError> {
-        self.write(HashSet::new()).await
+    /// It is there. The logs of those `before` it are not taken over yet. `rows`: taken in since the start; `log_rows`: not in tables yet.
+    /// Fails if the node is another writer by now: this one was replaced.
+    pub async fn beat(&self, rows: u64, log_rows: u64, before: &HashSet<String>) -> Result<(), StoreError> {
+        let load = self.meter.lock().read(rows, log_rows);
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.write(&self.entry(before.clone(), Some(load))).await {
+                // An earlier beat that was given up has come late.
+                Err(StoreError::ObjectStore(
+                    object_store::Error::Precondition { .. } | object_store::Error::AlreadyExists { .. },
+                )) if tries < TRIES => {}
+                written => return written,
+            }
+        }
+    }
+
+    async fn write(&self, entry: &Node) -> Result<(), StoreError> {
+        let path = Path::from(self.path.as_str());
+        let mode = match self.root.objects.get(&path).await {
+            Ok(found) => {
+                let seen = UpdateVersion { e_tag: found.meta.e_tag.clone(), version: found.meta.version.clone() };
+                let node: Node = serde_json::from_slice(&found.bytes().await?).unwrap_or_default();
+                if node.writer.as_deref() != Some(&self.writer) {
+                    return Err(StoreError::Fenced);
+                }
+                PutMode::Update(seen)
+            }
+            Err(object_store::Error::NotFound { .. }) => PutMode::Create,
+            Err(e) => return Err(e.into()),
+        };
+        self.root.objects.put_opts(&path, entry.to_json().into(), PutOptions::from(mode)).await?;
+        Ok(())
+    }
+
+    pub fn name(&self) -> &str {
+        &self.about.name
     }
 
     /// It has left nothing.
@@ -137,17 +188,16 @@ impl NodeEntry {
         self.root.delete(&self.path).await
     }
 
-    async fn write(&self, before: HashSet<String>) -> Result<(), StoreError> {
+    fn entry(&self, before: HashSet<String>, load: Option<NodeLoad>) -> Node {
         let beat = self.beats.fetch_add(1, Ordering::Relaxed);
-        let node = Node::new(&self.about, Some(self.writer.clone()), before, beat);
-        self.root.put(&self.path, node.to_json()).await
+        Node { load, ..Node::new(&self.about, Some(self.writer.clone()), before, beat) }
     }
 }
 
 impl Node {
     fn new(about: &AboutNode, writer: Option<String>, before: HashSet<String>, beat: u64) -> Node {
         let AboutNode { name, role, host, worker } = about.clone();
-        Node { name, writer, before, role, host, worker, version: env!("CARGO_PKG_VERSION").into(), beat }
+        Node { name, writer, before, role, host, worker, version: env!("CARGO_PKG_VERSION").into(), beat, load: None }
     }
 
     fn to_json(&self) -> Vec<u8> {
@@ -161,7 +211,14 @@ pub(super) async fn named(root: &Root) -> Result<HashSet<String>, StoreError> {
     let mut named = HashSet::new();
     for about in entries {
         match root.get(about.location.as_ref()).await {
-            Ok(bytes) => named.extend(serde_json::from_slice::<Node>(&bytes).unwrap_or_default().writers()),
+            // Whoever cannot be read may be alive.
+            Ok(bytes) => named.extend(
+                serde_json::from_slice::<Node>(&bytes)
+                    .map_err(|e| {
+                        StoreError::Damaged(format!("{}: {e}; delete it if its node is gone", about.location))
+                    })?
+                    .writers(),
+            ),
             // It has just left.
             Err(e) if e.is_missing() => {}
             Err(e) => return Err(e),
@@ -241,7 +298,7 @@ impl Watch {
 }
 
 /// A node, as another one sees it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct SeenNode {
     pub about: AboutNode,
     pub version: String,
@@ -249,6 +306,8 @@ pub struct SeenNode {
     pub writes: bool,
     /// Since when it has said nothing, by the clock of who looks.
     pub since: Instant,
+    /// As it last said itself, before it was last read.
+    pub load: Option<NodeLoad>,
 }
 
 impl SeenNode {
@@ -278,6 +337,15 @@ impl Nodes {
 
     /// All nodes that have an entry, by their names. Who was never seen to change is taken to be there, for a while.
     pub async fn look(&mut self) -> Result<Vec<SeenNode>, StoreError> {
+        self.look_again(READ_AGAIN).await
+    }
+
+    /// The same, with how busy they are now.
+    pub async fn look_closely(&mut self) -> Result<Vec<SeenNode>, StoreError> {
+        self.look_again(READ_AGAIN_SOON).await
+    }
+
+    async fn look_again(&mut self, again: Duration) -> Result<Vec<SeenNode>, StoreError> {
         let entries: Vec<ObjectMeta> = self.root.objects.list(Some(&Path::from(NODES))).try_collect().await?;
         let now = Instant::now();
         let mut seen = HashMap::new();
@@ -286,7 +354,7 @@ impl Nodes {
             let before = self.seen.remove(&path);
             let entry = match before {
                 Some(before) if before.about == about => before,
-                Some(before) if before.read.elapsed() < READ_AGAIN => Seen { about, since: now, ..before },
+                Some(before) if before.read.elapsed() < again => Seen { about, since: now, ..before },
                 _ => match self.root.get(&path).await {
                     Ok(bytes) => {
                         let node = serde_json::from_slice(&bytes).unwrap_or_default();
@@ -301,9 +369,9 @@ impl Nodes {
         }
         self.seen = seen;
         let show = |seen: &Seen| {
-            let Node { name, role, host, worker, version, writer, .. } = seen.node.clone();
+            let Node { name, role, host, worker, version, writer, load, .. } = seen.node.clone();
             let about = AboutNode { name, role, host, worker };
-            SeenNode { about, version, writes: writer.is_some(), since: seen.since }
+            SeenNode { about, version, writes: writer.is_some(), since: seen.since, load }
         };
         // One without a name has left nothing but its entry.
         let mut all: Vec<SeenNode> = self.seen.values().filter(|seen| !seen.node.name.is_empty()).map(show).collect();

@@ -1,5 +1,6 @@
 //! Commits of one writer to the tables of a lake.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,10 @@ use rollscope_model::Table;
 use super::log::WriterLog;
 use super::{TableChange, TableVersion, Tables};
 use crate::error::StoreError;
-use crate::manifest::{AttrTypes, Commit, Manifest, Segment, Uncommitted};
+use crate::identity::IdentitySet;
+use crate::known::KnownSegments;
+use crate::manifest::{AttrTypes, Commit, Identities, Manifest, Segment, Uncommitted};
+use crate::root::Root;
 
 /// How long a commit is tried.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -24,6 +28,7 @@ pub(super) fn fence_of(writer: &str) -> String {
 /// The tables as one writer has seen and changed them.
 pub(crate) struct LakeTables {
     tables: Arc<dyn Tables>,
+    root: Root,
     writer: String,
     seen: [TableVersion; Table::COUNT],
     /// Tables of which the outcome of a commit is not known.
@@ -41,14 +46,19 @@ pub(crate) struct Listed {
 }
 
 impl LakeTables {
-    pub fn new(tables: Arc<dyn Tables>, writer: &str) -> LakeTables {
+    pub fn new(tables: Arc<dyn Tables>, root: &Root, writer: &str) -> LakeTables {
         LakeTables {
             tables,
+            root: root.clone(),
             writer: writer.into(),
             seen: Default::default(),
             unsure: Default::default(),
             takeovers: Vec::new(),
         }
+    }
+
+    pub fn root(&self) -> &Root {
+        &self.root
     }
 
     /// Takes in what others have committed.
@@ -96,7 +106,7 @@ impl LakeTables {
         let is_removed = |s: &&Arc<Segment>| commit.removed.contains(&s.path);
         let removed: Vec<Arc<Segment>> = self.seen[t].segments.iter().filter(is_removed).cloned().collect();
         if removed.len() != commit.removed.len() {
-            return Err(certain(changed_by_others()));
+            return Err(certain(StoreError::Conflict));
         }
         let flushed = commit.flushed.map(|(_, floor)| floor.saturating_sub(1));
         let change = TableChange {
@@ -124,7 +134,7 @@ impl LakeTables {
             match self.tables.read(table).await {
                 // Somebody was first, perhaps this very change.
                 Ok(now) if now.number > after => {
-                    self.seen[t] = now;
+                    let before = std::mem::replace(&mut self.seen[t], now);
                     let is_live = |segment: &Arc<Segment>| self.seen[t].segments.iter().any(|s| s.path == segment.path);
                     // No name is used twice: one file proves it. The others may have been merged already.
                     if change.added.iter().any(is_live) {
@@ -147,7 +157,12 @@ impl LakeTables {
                         };
                     }
                     if !change.removed.iter().all(is_live) {
-                        return Err(certain(changed_by_others()));
+                        return Err(certain(StoreError::Conflict));
+                    }
+                    // Rows that others have added now must not be added again.
+                    let shared = is_any_in(&self.root, &commit.identities, &before, &self.seen[t]).await;
+                    if shared.map_err(certain)? {
+                        return Err(certain(StoreError::Conflict));
                     }
                     self.unsure[t] = false;
                     if begun.elapsed() > PATIENCE {
@@ -237,6 +252,35 @@ impl LakeTables {
     }
 }
 
-fn changed_by_others() -> StoreError {
-    StoreError::Busy("another process has changed the same files; trying again".into())
+/// Is any of `ours` in a segment that came between two versions of a table?
+async fn is_any_in(
+    root: &Root,
+    ours: &Identities,
+    before: &TableVersion,
+    now: &TableVersion,
+) -> Result<bool, StoreError> {
+    for theirs in new_segments(before, now) {
+        let ours: Vec<&IdentitySet> =
+            ours.iter().filter(|(own, _)| may_meet(own, &theirs)).map(|(_, set)| &**set).collect();
+        if ours.is_empty() {
+            continue;
+        }
+        if let Some(theirs) = KnownSegments::read(root, &theirs).await?
+            && ours.iter().any(|identities| identities.meets(&theirs.identities))
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn new_segments(before: &TableVersion, now: &TableVersion) -> Vec<Arc<Segment>> {
+    let known: HashSet<&str> = before.segments.iter().map(|segment| segment.path.as_str()).collect();
+    now.segments.iter().filter(|segment| !known.contains(segment.path.as_str())).cloned().collect()
+}
+
+/// May two segments hold the same row?
+fn may_meet(one: &Segment, other: &Segment) -> bool {
+    let is_in_time = one.min_time <= other.max_time && other.min_time <= one.max_time;
+    (one.has_open || other.has_open || is_in_time) && one.runs().any(|run| other.part(run).is_some())
 }

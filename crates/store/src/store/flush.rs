@@ -20,6 +20,8 @@ use crate::wal;
 
 /// Open spans that are carried from log file to log file instead of being written as open.
 const MAX_CARRIED: usize = 100_000;
+/// How often a flush is tried at once if other writers of a lake are faster.
+const CONFLICTS: usize = 5;
 
 #[derive(Default)]
 pub(super) struct FlushState {
@@ -99,9 +101,14 @@ impl Shared {
         }
         let started = Instant::now();
         let floor = self.writer.lock().await.sealed_floor;
-        self.refresh(commits).await?;
-        for tables in commits.groups() {
-            self.write_tables(commits, &tables, floor, but).await?;
+        for attempt in 1.. {
+            self.refresh(commits).await?;
+            match self.write_groups(commits, floor, but).await {
+                // What others have written meanwhile is looked at first.
+                Err(StoreError::Conflict) if attempt < CONFLICTS => {}
+                Err(e) => return Err(e),
+                Ok(()) => break,
+            }
         }
         if let Commits::Lake(tables) = commits {
             tables.finish_takeovers().await?;
@@ -109,6 +116,13 @@ impl Shared {
         self.logs.forget(floor).await?;
         self.counters.flushes.fetch_add(1, Ordering::Relaxed);
         self.counters.flush_ms.fetch_add(started.elapsed().as_millis() as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    async fn write_groups(&self, commits: &mut Commits, floor: u64, but: Option<&str>) -> Result<(), StoreError> {
+        for tables in commits.groups() {
+            self.write_tables(commits, &tables, floor, but).await?;
+        }
         Ok(())
     }
 
@@ -194,7 +208,7 @@ impl Shared {
         if self.logs.are_files() {
             manifest.wal_floor = manifest.wal_floor.max(floor);
         }
-        let what = What { deleted: &deleted, flushed };
+        let what = What { deleted: &deleted, flushed, identities: &identities };
         self.commit_manifest(commits, manifest, what, |state, writer| {
             tables.iter().for_each(|table| state.tables[*table as usize].drop_sealed());
             state.settled = match but {
@@ -202,8 +216,8 @@ impl Shared {
                 Some(_) => state.version + 1,
             };
             tables.iter().for_each(|table| writer.indices[*table as usize].drop_sealed());
-            for (segment, set) in identities {
-                writer.known.insert(&segment, set);
+            for (segment, set) in &identities {
+                writer.known.insert(segment, set.clone());
             }
         })
         .await

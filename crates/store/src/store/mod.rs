@@ -7,7 +7,7 @@ mod shared;
 mod upkeep;
 mod writer;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -22,7 +22,7 @@ use utoipa::ToSchema;
 use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::lake::{self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, Watch, WriterLog};
+use crate::lake::{self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, Stuck, Watch, WriterLog};
 use crate::lock::Lock;
 use crate::logs::{Logs, WAL};
 use crate::manifest::{Segment, SetAside};
@@ -51,6 +51,7 @@ struct Start {
     root: Root,
     writer_id: String,
     log: Box<dyn Log>,
+    stuck: Stuck,
     commits: Commits,
     logs: Logs,
     lock: Option<Lock>,
@@ -161,6 +162,7 @@ impl Store {
             root,
             writer_id: format!("{:08x}", u32::from_be_bytes(id)),
             log: Box::new(log),
+            stuck: Stuck::default(),
             commits: Commits::Folder(folder.clone(), opened.journal),
             logs: Logs::Folder(folder),
             lock: Some(lock),
@@ -185,15 +187,18 @@ impl Store {
         let root = Root::of_lake(lake.objects);
         let writer = lake::new_writer()?;
         let place = WriterLog { objects: root.objects.clone(), writer: writer.clone() };
-        // Before anybody can know of it: a log is never without an object, so that it can always be fenced.
-        let mut log = ObjectLog::create(place.clone(), lake.log_every).await?;
+        // The node first: a log that no node names is anybody's to take over. Whoever takes this node's place before its log can be fenced
+        // has changed the entry by the time of the first beat.
         let (node, mut before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
+        let mut log = ObjectLog::create(place.clone(), lake.log_every).await?;
+        node.beat(0, 0, &before).await?;
+        let mut beats = tokio::task::JoinSet::new();
+        beats.spawn(upkeep::beat_while_starting(node.clone(), before.clone()));
         before.extend(lake::orphans(&root, &writer).await?);
-        let mut tables = LakeTables::new(lake.tables, &writer);
+        let mut tables = LakeTables::new(lake.tables, &root, &writer);
         let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
         let take = |table, batch| rows.push((table, batch));
         lake::adopt_dead(&root, &mut tables, &mut log, &writer, before, &mut set_aside, take).await?;
-        node.beat().await?;
         let manifest = tables.manifest().await?;
         let (task_root, task_options, handle) = (root.clone(), options.clone(), tokio::runtime::Handle::current());
         let replayed = tokio::task::spawn_blocking(move || {
@@ -204,10 +209,13 @@ impl Store {
             Ok::<_, StoreError>(replayed)
         });
         let replayed = replayed.await.expect("replay does not panic")?;
+        beats.shutdown().await;
+        node.beat(0, 0, &HashSet::new()).await?;
         let start = Start {
             options,
             root,
-            writer_id: writer[..16].to_string(),
+            writer_id: writer[..lake::WRITER_ID_LENGTH].to_string(),
+            stuck: log.stuck.clone(),
             log: Box::new(log),
             commits: Commits::Lake(Box::new(tables)),
             logs: Logs::Lake(place),
@@ -218,12 +226,14 @@ impl Store {
             unchecked: Vec::new(),
         };
         let store = Store::start(start).await?;
-        store.shared.vitals.task("lake-nodes", upkeep::look_at_nodes(Arc::downgrade(&store.shared), others));
+        *store.shared.looking.lock().await = Some(others);
+        store.shared.vitals.task("lake-nodes", upkeep::look_at_nodes(Arc::downgrade(&store.shared)));
         Ok(store)
     }
 
     async fn start(start: Start) -> Result<Store, StoreError> {
-        let Start { options, root, writer_id, log, commits, logs, lock, node, replayed, set_aside, unchecked } = start;
+        let Start { options, root, writer_id, log, stuck, commits, logs, lock, node, replayed, set_aside, unchecked } =
+            start;
         let (queue, requests) = mpsc::channel(QUEUE);
         let (node, watch) = node.unzip();
         let shared = Arc::new(Shared {
@@ -253,6 +263,10 @@ impl Store {
             node,
             watch: tokio::sync::Mutex::new(watch),
             nodes: RwLock::default(),
+            looking: tokio::sync::Mutex::new(None),
+            left_over: Mutex::default(),
+            unheard: Mutex::default(),
+            stuck,
             is_fenced: AtomicBool::new(false),
             set_aside_now: Mutex::default(),
             touched: Touched::default(),
@@ -284,6 +298,7 @@ impl Store {
         if shared.node.is_some() {
             vitals.task("lake-node", upkeep::be_a_node(Arc::downgrade(&shared)));
             vitals.task("lake-watch", upkeep::look_after_nodes(Arc::downgrade(&shared)));
+            vitals.task("lake-cleaner", upkeep::clean_up(Arc::downgrade(&shared)));
         }
         vitals
             .thread(WRITER, move || write_loop(&writer, requests, &handle))
@@ -322,6 +337,16 @@ impl Store {
     /// In a lake: takes over what nodes have left that are silent. The background does so from time to time.
     pub fn adopt_silent(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.shared.adopt_silent())
+    }
+
+    /// In a lake: says that this node is there. The background does so from time to time.
+    pub fn beat(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(self.shared.beat())
+    }
+
+    /// In a lake: deletes files that no table names, and that nobody needed when this was last called. The background does so every hour.
+    pub fn clean(&self) -> BoxFuture<'_, Result<usize, StoreError>> {
+        Box::pin(self.shared.clean())
     }
 
     /// Writes the tail into segments. Returns when that is done.
@@ -441,6 +466,14 @@ impl Store {
         if let Some(failure) = &failure {
             problems.push(format!("cannot write the live tail to segments: {failure}"));
         }
+        let stuck = self.shared.stuck.problem();
+        problems.extend(stuck.clone());
+        if let Some((since, why)) = self.shared.unheard.lock().as_ref() {
+            let seconds = since.elapsed().as_secs();
+            problems.push(format!(
+                "this node has been unable to say that it is there for {seconds} s ({why}); after a minute, another one takes its place"
+            ));
+        }
         let is_fenced = self.shared.is_fenced.load(Ordering::Relaxed);
         if is_fenced {
             problems.push(StoreError::Fenced.to_string());
@@ -467,6 +500,7 @@ impl Store {
         let deaths = self.shared.vitals.deaths();
         problems.extend(deaths.iter().map(ToString::to_string));
         let writable = failure.is_none()
+            && stuck.is_none()
             && !is_fenced
             && !self.shared.closed.load(Ordering::Relaxed)
             && !self.shared.vitals.is_dead(WRITER);
@@ -498,6 +532,21 @@ impl Store {
     /// The nodes of a lake, this one among them, as they were seen seconds ago. Empty for a folder.
     pub fn nodes(&self) -> Vec<SeenNode> {
         self.shared.nodes.read().clone()
+    }
+
+    /// The same, looked at now, with how busy they are.
+    pub fn look_at_nodes(&self) -> BoxFuture<'_, Result<Vec<SeenNode>, StoreError>> {
+        Box::pin(async {
+            match self.shared.looking.lock().await.as_mut() {
+                Some(nodes) => nodes.look_closely().await,
+                None => Ok(Vec::new()),
+            }
+        })
+    }
+
+    /// The name that this node has in a lake.
+    pub fn node_name(&self) -> Option<&str> {
+        self.shared.node.as_ref().map(NodeEntry::name)
     }
 
     /// Leaves a lake, after everything was flushed.

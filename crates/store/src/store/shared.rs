@@ -1,6 +1,6 @@
 //! What the handles, the writer thread and the background work of a store share.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -16,14 +16,15 @@ use super::writer::{Request, WRITER, Writer};
 use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::lake::{self, NodeEntry, SeenNode, Silent, Watch};
+use crate::known::KnownSegments;
+use crate::lake::{self, FilesFound, Listed, NodeEntry, Nodes, SeenNode, Silent, Stuck, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
-use crate::manifest::{Manifest, Segment, SetAside};
+use crate::manifest::{Identities, Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
-use crate::tail::{Incoming, State};
+use crate::tail::{Incoming, KnownSegment, State};
 use crate::touched::{self, Touched};
 use crate::vitals::Vitals;
 
@@ -58,6 +59,13 @@ pub(super) struct Shared {
     pub(super) watch: tokio::sync::Mutex<Option<Watch>>,
     /// Who was there when this node last looked.
     pub(super) nodes: RwLock<Vec<SeenNode>>,
+    pub(super) looking: tokio::sync::Mutex<Option<Nodes>>,
+    /// Files that no table named when they were last looked for.
+    pub(super) left_over: Mutex<HashSet<String>>,
+    /// Since when this node cannot say that it is there, and why.
+    pub(super) unheard: Mutex<Option<(Instant, String)>>,
+    /// Whether the object store takes the log.
+    pub(super) stuck: Stuck,
     /// Another writer has taken over.
     pub(super) is_fenced: AtomicBool,
     pub(super) set_aside_now: Mutex<Vec<SetAside>>,
@@ -74,6 +82,8 @@ pub(super) struct What<'a> {
     /// Files that a user deleted.
     pub(super) deleted: &'a [String],
     pub(super) flushed: Option<(Table, u64)>,
+    /// Of the segments that a flush has written.
+    pub(super) identities: &'a [(Arc<Segment>, Arc<IdentitySet>)],
 }
 
 /// Background work holds the store weakly: it ends when the last handle is gone.
@@ -140,6 +150,7 @@ impl Shared {
             manifest.since(&state.manifest)
         };
         commit.flushed = what.flushed;
+        commit.identities = what.identities.to_vec();
         let removed = commit.removed.clone();
         manifest.gone = self.doomed.lock().iter().map(|(_, path)| path).chain(&removed).cloned().collect();
         let manifest = Arc::new(manifest);
@@ -188,12 +199,35 @@ impl Shared {
         Ok(())
     }
 
-    /// In a lake: takes in what others have committed, and what this process has, if it could not tell.
+    /// In a lake: takes in what others have committed, and what this process has, if it could not tell. A row of the tail that another
+    /// node was sent, too, is there once after that.
     pub(super) async fn refresh(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let Commits::Lake(tables) = commits else { return Ok(()) };
         let listed = tables.list().await?;
-        let mut writer = self.writer.lock().await;
-        let mut state = self.state.write();
+        let mut known: HashMap<String, Option<KnownSegment>> = HashMap::new();
+        // Rows go on coming while segments are read, and may be in others of them.
+        let (mut writer, mut state) = loop {
+            let writer = self.writer.lock().await;
+            let missing: Vec<Arc<Segment>> = {
+                let state = self.state.read();
+                let met = self.met_of_others(&state, &writer.known, &listed);
+                met.into_iter().filter(|segment| !known.contains_key(&segment.path)).cloned().collect()
+            };
+            if missing.is_empty() {
+                break (writer, self.state.write());
+            }
+            drop(writer);
+            for segment in missing {
+                let rows: usize = known.values().flatten().map(|known| known.identities.len()).sum();
+                let is_too_much = (rows + segment.rows as usize) * 16 > self.options.duplicate_check_bytes;
+                let read = if is_too_much { None } else { KnownSegments::read(&self.root, &segment).await? };
+                if read.is_none() {
+                    self.writer.lock().await.known.skipped += 1;
+                }
+                known.insert(segment.path.clone(), read);
+            }
+        };
+        let writer = &mut *writer;
         let floor = writer.sealed_floor;
         let mut manifest = Manifest::clone(&state.manifest);
         manifest.segments = listed.iter().flat_map(|(_, listed)| listed.segments.iter().cloned()).collect();
@@ -208,9 +242,64 @@ impl Shared {
                 state.settled = state.settled.max(state.sealed_at);
             }
         }
+        known.keys().for_each(|path| writer.known.checked(path));
+        for table in Table::ALL {
+            let is_of = |known: &Option<KnownSegment>| known.as_ref().is_some_and(|s| s.segment.table == table.name());
+            let met: Vec<KnownSegment> =
+                known.extract_if(|_, known| is_of(known)).filter_map(|(_, known)| known).collect();
+            if !met.is_empty() {
+                let left = state.settle(table, &mut writer.indices[table as usize], &met);
+                self.counters.duplicates.fetch_add(left, Ordering::Relaxed);
+            }
+        }
         state.version += 1;
         self.changes.send_replace(state.version);
         Ok(())
+    }
+
+    /// Segments that other writers have added since this node last looked, and that may hold rows of its tail.
+    fn met_of_others<'a>(
+        &self,
+        state: &State,
+        known: &KnownSegments,
+        listed: &'a [(Table, Listed)],
+    ) -> Vec<&'a Arc<Segment>> {
+        let before: HashSet<&str> = state.manifest.kept().map(|segment| segment.path.as_str()).collect();
+        let is_new = |s: &&Arc<Segment>| {
+            known.is_unchecked(&s.path) || (s.writer != self.writer_id && !before.contains(s.path.as_str()))
+        };
+        let of = |(table, listed): &'a (Table, Listed)| state.meeting(*table, listed.segments.iter().filter(is_new));
+        listed.iter().flat_map(of).collect()
+    }
+
+    /// In a lake: says that this node is there.
+    pub(super) async fn beat(&self) -> Result<(), StoreError> {
+        let Some(node) = &self.node else { return Ok(()) };
+        let rows = self.counters.rows.iter().map(|rows| rows.load(Ordering::Relaxed)).sum();
+        let log_rows = self.state.read().tail_rows();
+        node.beat(rows, log_rows, &HashSet::new()).await
+    }
+
+    /// In a lake: deletes what processes have left that were killed. Returns the number of files.
+    pub(super) async fn clean(&self) -> Result<usize, StoreError> {
+        if self.node.is_none() {
+            return Ok(0);
+        }
+        let found = FilesFound::look(&self.root).await?;
+        self.refresh(&mut *self.commit.lock().await).await?;
+        let manifest = self.state.read().manifest.clone();
+        let live: HashSet<&str> = manifest.kept().map(|segment| segment.path.as_str()).collect();
+        let now = found.left_over(|path| live.contains(path));
+        let before = std::mem::replace(&mut *self.left_over.lock(), now.clone());
+        let mut deleted = 0;
+        for path in now.intersection(&before) {
+            self.root.delete(path).await?;
+            deleted += 1;
+        }
+        if deleted > 0 {
+            tracing::info!(files = deleted, "deleted files that processes had left when they were killed");
+        }
+        Ok(deleted)
     }
 
     /// In a lake: another writer has taken over.
@@ -230,10 +319,12 @@ impl Shared {
         dead.extend(silent.into_iter().map(|silent| (silent.writers.clone(), Some(silent))));
         for (dead, silent) in dead.into_iter().filter(|(dead, _)| !dead.is_empty()) {
             let mut commits = self.commit.lock().await;
-            let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
             if self.is_closed() || self.is_fenced.load(Ordering::Relaxed) {
                 return Ok(());
             }
+            // Whoever was replaced finds its fence here, and must fence nobody else.
+            self.refresh(&mut commits).await?;
+            let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
             let mut writer = self.writer.lock().await;
             let writer = &mut *writer;
             let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
@@ -278,15 +369,12 @@ impl Shared {
     }
 
     /// Writes new segments. If one cannot be written, none is left.
-    pub(super) async fn put_segments(
-        &self,
-        new: Vec<NewSegment>,
-    ) -> Result<Vec<(Arc<Segment>, IdentitySet)>, StoreError> {
+    pub(super) async fn put_segments(&self, new: Vec<NewSegment>) -> Result<Identities, StoreError> {
         let mut written = Vec::with_capacity(new.len());
         for new in new {
             let put = self.root.put(&new.segment.path, new.data).await;
             let path = new.segment.path.clone();
-            written.push((Arc::new(new.segment), new.identities));
+            written.push((Arc::new(new.segment), Arc::new(new.identities)));
             if let Err(e) = put {
                 tracing::warn!(file = path, error = %e, "cannot write a segment");
                 let paths: Vec<String> = written.iter().map(|(segment, _)| segment.path.clone()).collect();

@@ -12,12 +12,14 @@ use rollscope_model::time::{NS_PER_S, now_ns};
 use super::shared::{Shared, WeakShared, What};
 use crate::error::StoreError;
 use crate::identity::{identity_hashes, open_rows};
-use crate::lake::{BEAT, Nodes};
+use crate::lake::{BEAT, NodeEntry};
 use crate::manifest::{Manifest, Segment};
 use crate::segment::{self, Effort};
 
 /// Retention, thinning and merging rest this long in between.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
+/// How often files are looked for that no table names. What was found once is deleted the next time: by then, no query reads it.
+const CLEAN_EVERY: Duration = Duration::from_secs(3600);
 /// Segments below this share of the target are small.
 const SMALL: u64 = 2;
 /// Small segments that are merged into one in the background when there are this many.
@@ -63,9 +65,25 @@ pub(super) async fn run(weak: WeakShared) {
 /// In a lake: says that this node is there.
 pub(super) async fn be_a_node(weak: WeakShared) {
     while let Some(shared) = next_beat(&weak).await {
-        if let Some(node) = &shared.node
-            && let Err(e) = node.beat().await
-        {
+        // One that hangs must not be the last: silent nodes are taken over.
+        let beat = tokio::time::timeout(BEAT, shared.beat()).await;
+        let beat = beat.unwrap_or_else(|_| Err(StoreError::Busy(format!("no answer within {} s", BEAT.as_secs()))));
+        match beat {
+            Ok(()) => *shared.unheard.lock() = None,
+            Err(e) => {
+                shared.note_fence(&e);
+                tracing::warn!(error = %e, "cannot tell the other nodes that this one is there");
+                shared.unheard.lock().get_or_insert((Instant::now() - BEAT, String::new())).1 = e.to_string();
+            }
+        }
+    }
+}
+
+/// The same while it reads logs, which may take longer than others wait. `before`: whose logs are not taken over yet.
+pub(super) async fn beat_while_starting(node: NodeEntry, before: HashSet<String>) {
+    loop {
+        tokio::time::sleep(BEAT).await;
+        if let Err(e) = node.beat(0, 0, &before).await {
             tracing::warn!(error = %e, "cannot tell the other nodes that this one is there");
         }
     }
@@ -81,19 +99,33 @@ pub(super) async fn look_after_nodes(weak: WeakShared) {
     }
 }
 
-/// In a lake: looks who is there.
-pub(super) async fn look_at_nodes(weak: WeakShared, mut nodes: Nodes) {
+/// In a lake: deletes what processes have left that were killed.
+pub(super) async fn clean_up(weak: WeakShared) {
     loop {
-        match nodes.look().await {
-            Ok(seen) => {
-                let Some(shared) = weak.upgrade() else { return };
-                *shared.nodes.write() = seen;
-            }
+        tokio::time::sleep(CLEAN_EVERY).await;
+        let shared = weak.upgrade().filter(|shared| !shared.is_closed() && !shared.is_fenced.load(Ordering::Relaxed));
+        let Some(shared) = shared else { return };
+        if let Err(e) = shared.clean().await {
+            shared.note_fence(&e);
+            tracing::warn!(error = %e, "cannot delete what killed processes have left; trying again in an hour");
+        }
+    }
+}
+
+/// In a lake: looks who is there.
+pub(super) async fn look_at_nodes(weak: WeakShared) {
+    let mut shared = weak.upgrade();
+    while let Some(here) = shared {
+        let looked = match here.looking.lock().await.as_mut() {
+            Some(nodes) => nodes.look().await,
+            None => return,
+        };
+        match looked {
+            Ok(seen) => *here.nodes.write() = seen,
             Err(e) => tracing::warn!(error = %e, "cannot see which nodes are there"),
         }
-        if next_beat(&weak).await.is_none() {
-            return;
-        }
+        drop(here);
+        shared = next_beat(&weak).await;
     }
 }
 

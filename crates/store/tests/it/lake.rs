@@ -193,6 +193,8 @@ struct World {
     weather: Arc<Weather>,
     tables: Arc<Versions>,
     cache: tempfile::TempDir,
+    /// How long a file stays that others may still read.
+    grace_s: u64,
 }
 
 impl World {
@@ -200,7 +202,7 @@ impl World {
         let weather = Arc::new(Weather::default());
         *weather.random.lock() = Some(StdRng::seed_from_u64(seed ^ 0x77));
         let tables = Arc::new(Versions { weather: weather.clone(), ..Versions::default() });
-        World { inner: Arc::default(), weather, tables, cache: tempfile::tempdir().unwrap() }
+        World { inner: Arc::default(), weather, tables, cache: tempfile::tempdir().unwrap(), grace_s: seed % 2 * 900 }
     }
 
     fn lake(&self, node: &str) -> Lake {
@@ -216,7 +218,7 @@ impl World {
     }
 
     async fn open(&self, node: &str) -> std::result::Result<Store, StoreError> {
-        let options = StoreOptions { delete_grace_s: 0, ..StoreOptions::at(self.cache.path().join(node)) };
+        let options = StoreOptions { delete_grace_s: self.grace_s, ..StoreOptions::at(self.cache.path().join(node)) };
         Store::open_lake(options, self.lake(node)).await
     }
 
@@ -227,6 +229,16 @@ impl World {
     /// Every span that a reader of the lake finds.
     async fn read(&self) -> Vec<(String, u64, String)> {
         seen(&ReadOnlyStore::open_lake(self.lake("reader")).await.unwrap())
+    }
+
+    /// Files of spans that the table does not name.
+    async fn strays(&self) -> Vec<String> {
+        use futures::TryStreamExt;
+        let all: Vec<ObjectMeta> = self.inner.list(Some(&Path::from("spans"))).try_collect().await.unwrap();
+        let tables = self.tables.tables.lock();
+        let live = &tables[&Table::Spans].0.segments;
+        let paths = all.into_iter().map(|object| object.location.to_string());
+        paths.filter(|path| !live.iter().any(|segment| segment.path == *path)).collect()
     }
 
     /// Parts of logs that are not fences.
@@ -362,11 +374,133 @@ async fn two_writers_share_the_tables() {
     assert_eq!(world.read().await.len(), 203);
 }
 
-/// A row may be there that was refused, whole or not at all.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_row_that_two_nodes_were_sent_is_there_once() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    // A client lost the answer of one node, and sent the same to the other. Neither knows.
+    a.append(Table::Spans, spans("r", 0, 30)).await.unwrap();
+    a.append(Table::Spans, open_spans("r", 100, 2)).await.unwrap();
+    assert_eq!(b.append(Table::Spans, spans("r", 20, 30)).await.unwrap().accepted, 30);
+    b.append(Table::Spans, spans("r", 100, 1)).await.unwrap();
+    let all = || [expected("r", 0..50), expected("r", 100..101)].concat();
+    let closed =
+        |rows: Vec<(String, u64, String)>| rows.into_iter().filter(|row| row.2 == "closed").collect::<Vec<_>>();
+    assert_eq!(closed(world.read().await), all(), "a reader of the logs sees each once");
+    let (one, other) = tokio::join!(a.flush(), b.flush());
+    one.unwrap();
+    other.unwrap();
+    let mut rows = world.tables.rows(&world.inner).await;
+    rows.sort_unstable();
+    assert_eq!(rows, (0..50).chain([100]).collect::<Vec<u64>>(), "and so does who reads the tables alone");
+    a.tidy().await.unwrap();
+    b.tidy().await.unwrap();
+    assert_eq!(closed(seen(&a)), all());
+    assert_eq!(closed(seen(&b)), all());
+    assert_eq!(seen(&a).iter().filter(|row| row.1 == 100).count(), 1, "it has ended");
+    // What was there before is recognised when it comes.
+    assert_eq!(a.append(Table::Spans, spans("r", 40, 10)).await.unwrap().duplicates, 10);
+    // Of rows of which the last one counts, the one stays that is written last.
+    let row = |value| crate::once::metrics("r", 0, 1, value);
+    a.append(Table::Metrics, row(1.0)).await.unwrap();
+    b.append(Table::Metrics, row(2.0)).await.unwrap();
+    a.flush().await.unwrap();
+    b.flush().await.unwrap();
+    a.tidy().await.unwrap();
+    for node in [&a, &b] {
+        let rows = crate::batches(node, Table::Metrics);
+        assert_eq!(rows.iter().map(arrow::array::RecordBatch::num_rows).sum::<usize>(), 1);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_end_stays_that_another_node_has_written() {
+    let world = World::new(1);
+    // An open span is in the table. One node gets it again, another one its end.
+    let c = world.open("c").await.unwrap();
+    c.append(Table::Spans, open_spans("r", 0, 3)).await.unwrap();
+    c.close().await.unwrap();
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    a.append(Table::Spans, open_spans("r", 0, 3)).await.unwrap();
+    b.append(Table::Spans, spans("r", 0, 3)).await.unwrap();
+    b.flush().await.unwrap();
+    a.tidy().await.unwrap();
+    assert_eq!(seen(&a), expected("r", 0..3));
+    a.append(Table::Spans, spans("r", 3, 1)).await.unwrap();
+    a.flush().await.unwrap();
+    assert_eq!(seen(&a), expected("r", 0..4));
+    assert_eq!(world.read().await, expected("r", 0..4));
+    assert_eq!(world.tables.rows(&world.inner).await.len(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_was_replaced_does_not_replace_its_successor() {
+    let world = World::new(1);
+    let old = world.open("a").await.unwrap();
+    old.beat().await.unwrap();
+    let new = world.open("a").await.unwrap();
+    assert!(matches!(old.beat().await.unwrap_err(), StoreError::Fenced));
+    old.adopt_silent().await.ok();
+    old.adopt_silent().await.ok();
+    new.beat().await.unwrap();
+    new.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    new.flush().await.unwrap();
+    assert_eq!(world.read().await, expected("r", 0..10));
+}
+
+/// Something happens when a table is read.
+struct Meanwhile {
+    tables: Arc<Versions>,
+    what: tokio::sync::Mutex<Option<Store>>,
+}
+
+#[async_trait]
+impl Tables for Meanwhile {
+    async fn read(&self, table: Table) -> std::result::Result<TableVersion, StoreError> {
+        if let Some(store) = self.what.lock().await.take() {
+            store.flush().await.unwrap();
+        }
+        self.tables.read(table).await
+    }
+
+    async fn marks(&self, table: Table, names: &[String]) -> std::result::Result<Vec<Option<u64>>, StoreError> {
+        self.tables.marks(table, names).await
+    }
+
+    async fn append(&self, table: Table, after: u64, change: &TableChange) -> std::result::Result<bool, StoreError> {
+        self.tables.append(table, after, change).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_reader_sees_open_spans_that_a_flush_passes_on() {
+    let world = World::new(1);
+    let store = world.open("a").await.unwrap();
+    store.append(Table::Spans, open_spans("r", 0, 2)).await.unwrap();
+    store.append(Table::Spans, spans("r", 2, 2)).await.unwrap();
+    let tables = Arc::new(Meanwhile { tables: world.tables.clone(), what: Some(store).into() });
+    let reader = ReadOnlyStore::open_lake(Lake { tables, ..world.lake("reader") }).await.unwrap();
+    assert_eq!(seen(&reader).len(), 4);
+}
+
+/// A row may be there that was refused, whole or not at all. A span that was open may be closed.
 #[derive(Default)]
 struct Model {
-    acknowledged: BTreeMap<u64, &'static str>,
+    /// Whether the end is acknowledged, too.
+    acknowledged: BTreeMap<u64, bool>,
     refused: BTreeSet<u64>,
+}
+
+impl Model {
+    fn sent(&mut self, numbers: std::ops::Range<u64>, is_closed: bool, is_acknowledged: bool) {
+        for number in numbers {
+            if is_acknowledged {
+                *self.acknowledged.entry(number).or_default() |= is_closed;
+            } else {
+                self.refused.insert(number);
+            }
+        }
+    }
 }
 
 async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
@@ -376,7 +510,6 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
     let mut nodes: Vec<Option<Store>> = vec![None; names.len()];
     let mut model = Model::default();
     let mut next = 0;
-    let mut taken_over = false;
     let steps = random.random_range(10..50);
     for step in 0..steps {
         let at = random.random_range(0..names.len());
@@ -394,40 +527,34 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
         };
         world.set_weather(if random.random_ratio(1, 4) { random.random_range(2..40) } else { 0 });
         match what {
-            0..50 => {
-                let (first, n) = (next, random.random_range(1..8));
-                next += n;
-                let sent = store.append(Table::Spans, spans("r", first, n)).await;
-                say(&format!("appends {first}..{} {:?}", first + n, sent.as_ref().map(|_| ())));
-                match sent {
-                    Ok(_) => model.acknowledged.extend((first..first + n).map(|i| (i, names[at]))),
-                    Err(StoreError::Fenced) => {
-                        model.refused.extend(first..first + n);
-                        nodes[at] = None;
-                    }
-                    Err(_) => model.refused.extend(first..first + n),
-                }
-            }
-            // A row that another node has taken over is new to the one that had it: such a duplicate is found by a merge.
-            50..60 if !model.acknowledged.is_empty() && !taken_over => {
-                // The same again, to the node that had it.
-                let nth = random.random_range(0..model.acknowledged.len());
-                let (number, node) = model.acknowledged.iter().nth(nth).map(|(n, node)| (*n, *node)).unwrap();
-                // What cannot be read cannot be compared: such a duplicate is found when segments are merged.
-                world.set_weather(0);
-                if let Some(had) = &nodes[names.iter().position(|name| *name == node).unwrap()]
-                    && had.stats().duplicate_check_skipped == 0
-                {
-                    let again = had.append(Table::Spans, spans("r", number, 1)).await;
-                    say(&format!("repeats {number} {again:?}"));
+            0..60 => {
+                let n = random.random_range(1..8);
+                // Something new, the beginnings of new spans, or what was sent before, perhaps to another node.
+                let (first, is_closed) = match random.random_range(0..10) {
+                    0..4 => (next, true),
+                    4..6 => (next, false),
+                    _ => (random.random_range(0..=next), random.random_ratio(3, 4)),
+                };
+                next = next.max(first + n);
+                let rows = if is_closed { spans("r", first, n) } else { open_spans("r", first, n) };
+                let sent = store.append(Table::Spans, rows).await;
+                let kind = if is_closed { "closed" } else { "open" };
+                say(&format!("appends {first}..{} {kind} {sent:?}", first + n));
+                model.sent(first..first + n, is_closed, sent.is_ok());
+                if matches!(sent, Err(StoreError::Fenced)) {
+                    nodes[at] = None;
                 }
             }
             60..75 => say(&format!("flushes {:?}", store.flush().await)),
             75..80 => say(&format!("merges {:?}", store.compact().await)),
             80..83 => say(&format!("tidies {:?}", store.tidy().await)),
+            // Readers here read at once: there is nobody to wait for.
+            83 if world.grace_s == 0 => {
+                let cleaned = (store.clean().await, store.clean().await);
+                say(&format!("cleans {cleaned:?}"));
+            }
             // Whoever has said nothing between two looks counts as dead here, and may go on all the same.
             83..87 => {
-                taken_over = true;
                 let looked = (store.adopt_silent().await, store.adopt_silent().await);
                 say(&format!("looks after others {looked:?}"));
             }
@@ -440,9 +567,17 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
                 nodes[at] = None;
             }
         }
-        drop(store);
         world.set_weather(0);
-        check(&world, &model, seed, step).await?;
+        check(&world.read().await, &model, seed, step)?;
+        check_tables(&world, &model, seed, step, false).await?;
+        // What this node says itself has each row once, too. It may be behind what others have done. Where it could not read a file to
+        // compare it, that is made up for before the next flush.
+        let is_sure = world.grace_s > 0 && store.stats().duplicate_check_skipped == 0;
+        let own = if is_sure { seen(&store) } else { Vec::new() };
+        if own.windows(2).any(|rows| rows[0].1 == rows[1].1) {
+            return Err(format!("seed {seed}, step {step}: {} itself has a row twice", names[at]));
+        }
+        drop(store);
     }
     // Everything settles: all nodes come back, close, and leave nothing in logs.
     for (name, node) in names.iter().zip(&mut nodes) {
@@ -453,29 +588,51 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
             println!("{name} leaves {:?}", world.log_objects().await);
         }
     }
-    check(&world, &model, seed, steps).await?;
-    // In the tables alone, as others see them.
-    let mut in_tables: Vec<u64> = world.tables.rows(&world.inner).await;
-    in_tables.sort_unstable();
-    let all = in_tables.len();
-    in_tables.dedup();
-    if all != in_tables.len() || model.acknowledged.keys().any(|n| in_tables.binary_search(n).is_err()) {
-        return Err(format!("seed {seed}: the tables alone have {all} rows, {} different ones", in_tables.len()));
+    check(&world.read().await, &model, seed, steps)?;
+    check_tables(&world, &model, seed, steps, true).await?;
+    let store = world.open("a").await.map_err(|e| format!("seed {seed}: a does not open: {e}"))?;
+    let cleaned = store.clean().await.and(if world.grace_s == 0 { store.clean().await } else { Ok(0) });
+    cleaned.map_err(|e| format!("seed {seed}: a does not clean: {e}"))?;
+    store.close().await.map_err(|e| format!("seed {seed}: a does not close: {e}"))?;
+    check(&world.read().await, &model, seed, steps)?;
+    let strays = world.strays().await;
+    if world.grace_s == 0 && !strays.is_empty() {
+        return Err(format!("seed {seed}: no table names {strays:?}"));
     }
     let left = world.log_objects().await;
     if left.is_empty() { Ok(steps) } else { Err(format!("seed {seed}: {left:?} are left in logs")) }
 }
 
-async fn check(world: &World, model: &Model, seed: u64, step: u64) -> std::result::Result<(), String> {
-    let rows: Vec<u64> = world.read().await.into_iter().map(|(_, number, _)| number).collect();
-    let unique: BTreeSet<u64> = rows.iter().copied().collect();
-    let lost: Vec<&u64> = model.acknowledged.keys().filter(|n| !unique.contains(n)).collect();
-    let strange: Vec<&u64> =
-        unique.iter().filter(|n| !model.acknowledged.contains_key(n) && !model.refused.contains(n)).collect();
-    match (lost.is_empty(), strange.is_empty(), rows.len() == unique.len()) {
-        (true, true, true) => Ok(()),
-        (_, _, once) => {
-            Err(format!("seed {seed}, step {step}: lost {lost:?}, never sent {strange:?}, each once: {once}"))
+/// What a reader finds: every row once, with its end if that was acknowledged.
+fn check(rows: &[(String, u64, String)], model: &Model, seed: u64, step: u64) -> std::result::Result<(), String> {
+    let found: BTreeMap<u64, bool> = rows.iter().map(|(_, number, state)| (*number, state == "closed")).collect();
+    let is_there = |(number, closed): (&u64, &bool)| found.get(number).is_some_and(|found| *found || !closed);
+    let lost: Vec<u64> = model.acknowledged.iter().filter(|row| !is_there(*row)).map(|(n, _)| *n).collect();
+    let is_known = |n: &&u64| model.acknowledged.contains_key(n) || model.refused.contains(n);
+    let strange: Vec<&u64> = found.keys().filter(|n| !is_known(n)).collect();
+    if lost.is_empty() && strange.is_empty() && rows.len() == found.len() {
+        return Ok(());
+    }
+    let doubled = rows.windows(2).filter(|rows| rows[0].1 == rows[1].1).map(|rows| rows[0].1).collect::<Vec<_>>();
+    Err(format!("seed {seed}, step {step}: lost {lost:?}, never sent {strange:?}, doubled {doubled:?}"))
+}
+
+/// The tables alone, as other programs see them: no row twice and, at the end, all of them.
+async fn check_tables(
+    world: &World,
+    model: &Model,
+    seed: u64,
+    step: u64,
+    is_end: bool,
+) -> std::result::Result<(), String> {
+    let mut rows = world.tables.rows(&world.inner).await;
+    rows.sort_unstable();
+    let doubled: Vec<u64> = rows.windows(2).filter(|rows| rows[0] == rows[1]).map(|rows| rows[0]).collect();
+    let missing = model.acknowledged.keys().filter(|n| is_end && rows.binary_search(n).is_err()).collect::<Vec<_>>();
+    match doubled.is_empty() && missing.is_empty() {
+        true => Ok(()),
+        false => {
+            Err(format!("seed {seed}, step {step}: the tables alone have {doubled:?} twice, and lack {missing:?}"))
         }
     }
 }
