@@ -31,8 +31,9 @@ struct About {
 const ABOUT: &str = "store.json";
 /// Of what is written here.
 const FORMAT: u32 = 1;
-/// How many try at once when a store proves itself.
+/// How many try at once when a store proves itself for a new lake, and when a node starts later. Some stores take ten seconds for the first.
 const TRIES: usize = 32;
+const TRIES_AGAIN: usize = 8;
 /// At least this long between two puts of a log.
 const LOG_EVERY: Duration = Duration::from_millis(200);
 
@@ -67,7 +68,8 @@ pub enum LakeError {
 /// Opens the lake at a URL for writing, as this node. Makes it if there is none.
 pub async fn open(url: &str, node: AboutNode) -> Result<Lake, LakeError> {
     let objects = connect(url)?;
-    prove(&objects, url).await?;
+    let is_new = matches!(objects.head(&Path::from(ABOUT)).await, Err(object_store::Error::NotFound { .. }));
+    prove(&objects, url, if is_new { TRIES } else { TRIES_AGAIN }).await?;
     let key = Uuid::new_v4().simple().to_string() + &Uuid::new_v4().simple().to_string();
     let about = serde_json::to_vec(&About { format: FORMAT, key }).expect("it is plain data");
     match objects.put_opts(&Path::from(ABOUT), about.into(), PutOptions::from(PutMode::Create)).await {
@@ -129,20 +131,20 @@ async fn check(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<About, LakeE
 }
 
 /// A store must keep writers apart: of many that create an object at once, one succeeds. Some that look like S3 do not.
-async fn prove(objects: &Arc<dyn ObjectStore>, url: &str) -> Result<(), LakeError> {
+async fn prove(objects: &Arc<dyn ObjectStore>, url: &str, tries: usize) -> Result<(), LakeError> {
     let scratch = Path::from(format!("scratch/{}", Uuid::new_v4()));
     let create = |n: usize| {
         let (objects, scratch) = (objects.clone(), scratch.clone());
         async move { objects.put_opts(&scratch, n.to_string().into_bytes().into(), PutMode::Create.into()).await }
     };
-    let results = join_all((0..TRIES).map(create)).await;
+    let results = join_all((0..tries).map(create)).await;
     let winners = results.iter().filter(|result| result.is_ok()).count();
     let _ = objects.delete(&scratch).await;
     match winners {
         1 => Ok(()),
         // Who could not even try says nothing about the store.
         0 => Err(unusable(url, &results.into_iter().find_map(Result::err).expect("nobody succeeded"))),
-        winners => Err(LakeError::NoConditions { url: url.into(), tries: TRIES, winners }),
+        winners => Err(LakeError::NoConditions { url: url.into(), tries, winners }),
     }
 }
 
@@ -231,7 +233,7 @@ mod tests {
         assert!(error("s3://").await.contains("expected s3://BUCKET/PREFIX"));
         assert!(error("http://bucket/x").await.contains("expected s3://BUCKET/PREFIX"));
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        prove(&objects, "memory").await.unwrap();
+        prove(&objects, "memory", TRIES).await.unwrap();
         assert!(matches!(check(&objects, "m").await, Err(LakeError::Missing { .. })));
         objects.put(&Path::from(ABOUT), "{\"format\":2}".into()).await.unwrap();
         assert!(matches!(check(&objects, "m").await, Err(LakeError::Newer { found: 2, .. })));
