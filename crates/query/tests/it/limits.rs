@@ -273,7 +273,7 @@ async fn limits_are_configuration() {
     assert_eq!((limits.max_rows, limits.max_concurrent, limits.memory_bytes), (10, 8, 1 << 30));
     assert_eq!(
         serde_json::to_string(&limits).unwrap(),
-        r#"{"timeout":1.5,"memory_bytes":1073741824,"max_rows":10,"max_concurrent":8}"#
+        r#"{"timeout":1.5,"memory_bytes":1073741824,"max_rows":10,"max_concurrent":8,"spread_bytes":16777216}"#
     );
     assert!(serde_json::from_str::<QueryLimits>(r#"{"timeout": -1}"#).is_err());
     assert!(serde_json::from_str::<QueryLimits>(r#"{"time": 1}"#).is_err());

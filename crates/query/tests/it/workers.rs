@@ -42,7 +42,7 @@ const QUERIES: &[&str] = &[
     "select run_id, texts from tokens order by run_id",
     "select count(*) from (select * from spans limit 4294967296)",
     "select count(*) from (select a.step as s, b.step as t from spans a cross join spans b where a.step < b.step)",
-    "select count(*) from (select step from spans order by step limit 500) a join (select step from spans limit 500) b on a.step < b.step",
+    "select count(*) from (select step from spans order by step limit 500) a join (select step from spans order by step desc limit 500) b on a.step < b.step",
 ];
 
 fn stored() -> Arc<Stored> {
@@ -171,5 +171,5 @@ async fn who_has_not_the_key_is_not_served() {
     }
     let (_, spread) = engines(&stored, Arc::new(Stranger(Crew::start(&stored, 2, &QueryLimits::default()))));
     assert_eq!(value(&spread, "select count(name) from spans").await, "2100");
-    assert_eq!(spread.spread(), (0, 2), "it ran here");
+    assert_eq!(spread.spread(), (0, 1), "it was refused once, and ran here");
 }

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -29,6 +30,8 @@ use crate::{open_spans, seen, spans};
 
 /// Seeds that `cargo test` tries.
 const SEEDS: u64 = 60;
+/// How often a reader looks again if a file was merged under its hands.
+const READS: usize = 5;
 
 /// Versions of tables, as Delta Lake has them.
 #[derive(Default)]
@@ -43,14 +46,17 @@ type Newest = (TableVersion, HashMap<String, u64>);
 impl Versions {
     /// The numbers of all spans in the tables.
     async fn rows(&self, objects: &Arc<InMemory>) -> Vec<u64> {
-        let segments = self.tables.lock().get(&Table::Spans).map(|(version, _)| version.segments.clone());
-        let mut rows = Vec::new();
-        for segment in segments.unwrap_or_default() {
-            rows.extend(
-                crate::read_file(objects.clone(), &segment.path).iter().flat_map(crate::numbers).map(|row| row.1),
-            );
+        let numbers =
+            |path: &str| crate::read_file(objects.clone(), path).iter().flat_map(crate::numbers).collect::<Vec<_>>();
+        for _ in 0..READS {
+            let segments = self.tables.lock().get(&Table::Spans).map(|(version, _)| version.segments.clone());
+            let rows =
+                || segments.iter().flatten().flat_map(|segment| numbers(&segment.path)).map(|row| row.1).collect();
+            if let Ok(rows) = catch_unwind(AssertUnwindSafe(rows)) {
+                return rows;
+            }
         }
-        rows
+        panic!("files of the table are missing")
     }
 }
 
@@ -226,9 +232,15 @@ impl World {
         self.weather.one_in.store(one_in, Ordering::Relaxed);
     }
 
-    /// Every span that a reader of the lake finds.
+    /// Every span that a reader of the lake finds. The background of a node may merge files between looking and reading.
     async fn read(&self) -> Vec<(String, u64, String)> {
-        seen(&ReadOnlyStore::open_lake(self.lake("reader")).await.unwrap())
+        for _ in 0..READS {
+            let reader = ReadOnlyStore::open_lake(self.lake("reader")).await.unwrap();
+            if let Ok(rows) = catch_unwind(AssertUnwindSafe(|| seen(&reader))) {
+                return rows;
+            }
+        }
+        panic!("files of the tables are missing")
     }
 
     /// Files of spans that the table does not name.
