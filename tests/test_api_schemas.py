@@ -155,6 +155,7 @@ def test_conversations(api):
 
 def test_the_server_itself(api):
     assert api.get("/health")["status"] == "ok"
+    assert api.get("/nodes")["nodes"] == []
     assert [table["name"] for table in api.get("/tables")["tables"]]
     api.get("/queries")
     api.get("/sinks")
