@@ -65,12 +65,13 @@ test-side-by-side: $(BIN) $(BENCH) chromium $(VENV)/.ready
 	users=0; $(MAKE) test-e2e || users=$$?; \
 	pages=0; wait $$page || pages=$$?; cat target/test-page.log; exit $$((users | pages))
 
-# The programs are built the same way, for the tests that start them: `cargo test` alone leaves out rollscope-bench.
+# The programs are built the same way, for the tests that start them: `cargo test` alone leaves out rollscope-bench. With --tests, they have the
+# features that tests add to dependencies: without, all our crates were compiled once more (7 minutes).
 test-rust: ui/dist/index.html
 	$(LINTED) test --locked --workspace
 	# The tests of SQL once more, with every query cut into parts for two workers.
 	ROLLSCOPE_TEST_WORKERS=2 $(LINTED) test --locked --workspace --test it --quiet -- attributes:: limits:: lookups:: refusals:: rounds:: tables::
-	$(LINTED) build --locked --workspace --bins
+	$(LINTED) build --locked --workspace --bins --tests
 
 test-ui: ui/node_modules/.package-lock.json
 	cd ui && npm run check && npm test
