@@ -287,6 +287,20 @@ fn hex_both_ways() {
         assert_eq!(wire::unhex(&[b'0', byte], &mut back), is_digit);
     }
     assert!(!wire::unhex(b"abc", &mut [0; 2]) && !wire::unhex(b"abcd", &mut [0; 1]) && !wire::unhex(b"", &mut [0; 1]));
+    // Of an id, many digits are read at once.
+    let id: [u8; 16] = std::array::from_fn(|i| (i * 73 + 5) as u8);
+    let text = wire::hex::<16, 32>(&id);
+    assert_eq!(text, *format!("{:032x}", u128::from_be_bytes(id)).as_bytes());
+    for place in 0..32 {
+        for byte in 0..=255u8 {
+            let mut other = text;
+            other[place] = byte;
+            let expected = std::str::from_utf8(&other).ok().and_then(|t| u128::from_str_radix(t, 16).ok());
+            let expected = expected.filter(|_| byte != b'+').map(u128::to_be_bytes);
+            let mut back = [0; 16];
+            assert_eq!(wire::unhex(&other, &mut back).then_some(back), expected);
+        }
+    }
 }
 
 const ALIVE: u64 = 0x0123_4567_89ab_cdef;

@@ -1,8 +1,10 @@
 //! slime's carriers: the dict on a sample that holds its events, kept exactly as slime keeps it, and the handles on it.
 
 use pyo3::exceptions::PyTypeError;
+use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::critical_section::with_critical_section;
 use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 use crate::clock;
@@ -103,11 +105,12 @@ pub(super) struct Target<'py> {
     pub(super) handle: Option<Bound<'py, PyAny>>,
 }
 
-pub(super) fn new_hex<'py>(py: Python<'py>) -> (Bound<'py, PyString>, [u8; 16]) {
+/// A new id as slime has it: as text, and its digits and bytes.
+pub(super) fn new_hex<'py>(py: Python<'py>) -> (Bound<'py, PyString>, [u8; 32], [u8; 16]) {
     let raw: [u8; 16] = clock::new_id();
     let text = wire::hex::<16, 32>(&raw);
     // SAFETY: hex digits are ASCII.
-    (PyString::new(py, unsafe { std::str::from_utf8_unchecked(&text) }), raw)
+    (PyString::new(py, unsafe { std::str::from_utf8_unchecked(&text) }), text, raw)
 }
 
 pub(super) fn setdefault<'py>(
@@ -128,6 +131,54 @@ pub(super) fn as_int<'py>(value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny
         return Ok(value);
     }
     value.py().get_type::<PyInt>().call1((value,))
+}
+
+/// What a carrier holds if there is nothing to add to it and nothing to change, as it is from the second span on: its keys are
+/// read in one pass, in the order in which they were written. Looking up each takes three times as long.
+fn whole<'py>(
+    carrier: &Bound<'py, PyDict>,
+    sample_id: &Bound<'py, PyAny>,
+    group_id: &Bound<'py, PyAny>,
+) -> Option<Target<'py>> {
+    let py = carrier.py();
+    let keys = [
+        intern!(py, "version"),
+        intern!(py, "trace_id"),
+        intern!(py, "events"),
+        intern!(py, "sample_id"),
+        intern!(py, "group_id"),
+        intern!(py, "attempt"),
+    ];
+    let values = with_critical_section(carrier.as_any(), || {
+        let (mut place, mut key, mut value) = (0, std::ptr::null_mut(), std::ptr::null_mut());
+        let mut values = [const { None }; 6];
+        for (expected, found) in keys.iter().zip(&mut values) {
+            // SAFETY: nothing in the loop runs Python code, so the dict does not change, and what it lends is an object.
+            unsafe {
+                if ffi::PyDict_Next(carrier.as_ptr(), &mut place, &mut key, &mut value) == 0 || key != expected.as_ptr()
+                {
+                    return None;
+                }
+                *found = Some(Bound::from_borrowed_ptr(py, value));
+            }
+        }
+        Some(values)
+    })?;
+    let [_, Some(trace), Some(events), Some(sample), Some(group), Some(attempt)] = values else { return None };
+    let stays = |there: &Bound<'py, PyAny>, given: &Bound<'py, PyAny>| given.is_none() || there.is(given);
+    if !stays(&sample, sample_id) || !stays(&group, group_id) || !attempt.is_exact_instance_of::<PyInt>() {
+        return None;
+    }
+    Some(Target {
+        carrier: carrier.clone(),
+        events: events.cast_into().ok()?,
+        trace,
+        sample_id: sample,
+        group_id: group,
+        attempt,
+        parent: None,
+        handle: None,
+    })
 }
 
 /// Makes sure that a carrier is whole, in the order in which slime writes its keys.
@@ -185,9 +236,12 @@ pub(super) fn bind_sample<'py>(sample: &Bound<'py, PyAny>) -> PyResult<Option<Ta
         }
         None => None,
     };
-    let given = carrier.clone();
+    if let Some(target) = carrier.as_ref().and_then(|carrier| whole(carrier, &index, &group)) {
+        return Ok(Some(target));
+    }
+    let is_new = carrier.is_none();
     let target = ensure(py, carrier, None, index, group, None)?;
-    if given.is_none_or(|given| !given.is(&target.carrier)) {
+    if is_new {
         sample.setattr(intern!(py, "trace"), &target.carrier)?;
     }
     Ok(Some(target))
@@ -258,33 +312,51 @@ pub(super) fn collect<'py>(target: &Bound<'py, PyAny>, out: &mut Vec<Target<'py>
     Ok(())
 }
 
-/// What is common to all events of a call.
-pub(super) struct Common<'py> {
-    pub(super) kind: &'static str,
-    pub(super) name: Bound<'py, PyAny>,
-    pub(super) time: Bound<'py, PyAny>,
+/// The entries of one call: copies of one dict, in which only what differs from the sample before is set.
+pub(super) struct Entries<'py> {
+    entry: Bound<'py, PyDict>,
+    /// What `entry` holds, and so keeps alive, in the order of [`Entries::of`]. Only compared.
+    held: [*mut ffi::PyObject; 5],
 }
 
-pub(super) fn template<'py>(py: Python<'py>, common: &Common<'py>) -> PyResult<Bound<'py, PyDict>> {
-    let none = py.None().into_bound(py);
-    let event = PyDict::new(py);
-    event.set_item(intern!(py, "type"), PyString::intern(py, common.kind))?;
-    event.set_item(intern!(py, "name"), &common.name)?;
-    event.set_item(intern!(py, "ts"), &common.time)?;
-    for key in [intern!(py, "trace_id"), intern!(py, "sample_id"), intern!(py, "group_id"), intern!(py, "attempt")] {
-        event.set_item(key, &none)?;
+impl<'py> Entries<'py> {
+    pub(super) fn new(
+        py: Python<'py>,
+        kind: &'static str,
+        name: &Bound<'py, PyAny>,
+        time: &Bound<'py, PyAny>,
+    ) -> PyResult<Entries<'py>> {
+        let entry = PyDict::new(py);
+        entry.set_item(intern!(py, "type"), PyString::intern(py, kind))?;
+        entry.set_item(intern!(py, "name"), name)?;
+        entry.set_item(intern!(py, "ts"), time)?;
+        Ok(Entries { entry, held: [std::ptr::null_mut(); 5] })
     }
-    Ok(event)
-}
 
-pub(super) fn fill<'py>(template: &Bound<'py, PyDict>, target: &Target<'py>) -> PyResult<Bound<'py, PyDict>> {
-    let py = template.py();
-    let event = template.copy()?;
-    event.set_item(intern!(py, "trace_id"), &target.trace)?;
-    event.set_item(intern!(py, "sample_id"), &target.sample_id)?;
-    event.set_item(intern!(py, "group_id"), &target.group_id)?;
-    event.set_item(intern!(py, "attempt"), &target.attempt)?;
-    Ok(event)
+    /// One sample's entry, with the id of its span if it is of one.
+    pub(super) fn of(
+        &mut self,
+        target: &Target<'py>,
+        span_id: Option<&Bound<'py, PyString>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let py = self.entry.py();
+        let parts = [
+            (intern!(py, "trace_id"), Some(&target.trace)),
+            (intern!(py, "sample_id"), Some(&target.sample_id)),
+            (intern!(py, "group_id"), Some(&target.group_id)),
+            (intern!(py, "attempt"), Some(&target.attempt)),
+            (intern!(py, "span_id"), span_id.map(|id| id.as_any())),
+        ];
+        for ((key, value), held) in parts.into_iter().zip(&mut self.held) {
+            if let Some(value) = value
+                && value.as_ptr() != *held
+            {
+                self.entry.set_item(key, value)?;
+                *held = value.as_ptr();
+            }
+        }
+        self.entry.copy()
+    }
 }
 
 pub(super) fn seconds(py: Python<'_>, ns: u64) -> Bound<'_, PyAny> {

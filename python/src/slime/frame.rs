@@ -1,18 +1,19 @@
 //! Which spans are open in a context.
 
-use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use std::sync::Arc;
 
+use pyo3::prelude::*;
+use pyo3::types::PyString;
+
+use super::span::Side;
 use crate::context::SLIME;
 
 /// The open spans of a context, innermost first.
 #[pyclass(frozen, module = "rollscope.slime")]
 pub struct Frame {
     pub(super) outer: Option<Py<Frame>>,
-    /// Trace id and span id, in the order of the targets.
-    pub(super) entries: Vec<([u8; 16], Py<PyString>)>,
-    /// The targets, for functions without one of their own: carrier, and the handle where it was one.
-    pub(super) targets: Vec<(Py<PyDict>, Option<Py<PyAny>>)>,
+    /// Of the innermost span, in the order of its targets.
+    pub(super) sides: Arc<Vec<Side>>,
 }
 
 /// The innermost open span of a trace. `hint`: where a span over the same group would have it.
@@ -24,9 +25,9 @@ pub(super) fn parent_of<'py>(
     let mut frame = frame.cloned();
     while let Some(at) = frame {
         let (py, this) = (at.py(), at.get());
-        let likely = this.entries.get(hint).filter(|(id, _)| id == trace);
-        if let Some((_, span)) = likely.or_else(|| this.entries.iter().rev().find(|(id, _)| id == trace)) {
-            return Some(span.bind(py).clone());
+        let likely = this.sides.get(hint).filter(|side| side.trace_id == *trace);
+        if let Some(side) = likely.or_else(|| this.sides.iter().rev().find(|side| side.trace_id == *trace)) {
+            return Some(side.span_text.bind(py).clone());
         }
         frame = this.outer.as_ref().map(|outer| outer.bind(py).clone());
     }

@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 use rollscope_names::attributes::{ATTEMPT, GROUP_ID, SAMPLE_ID, STEP, reserved};
-use rollscope_names::ids::{SpanId, TraceId, span_id_from_text, trace_id_from_text};
+use rollscope_names::ids::{SpanId, TraceId, span_id_from_bytes, span_id_from_text, trace_id_from_text};
 use smallvec::SmallVec;
 
 use super::carrier::Target;
@@ -15,12 +15,18 @@ use crate::wire::{self, Out, attrs_of};
 
 /// Ids are mapped as the server maps what it finds in a dump, so that a dump and the live spans meet.
 pub(super) fn span_id_of(text: &str) -> SpanId {
-    span_id_from_text(text).0
+    own_id(text).map_or_else(|| span_id_from_text(text).0, |raw| span_id_from_bytes(&raw))
 }
 
 pub(super) fn trace_id_of(trace: &Bound<'_, PyAny>) -> TraceId {
     let text = trace.cast::<PyString>().ok().and_then(|t| t.to_str().ok());
-    text.map_or([0; 16], |text| trace_id_from_text(text).0)
+    text.map_or([0; 16], |text| own_id(text).unwrap_or_else(|| trace_id_from_text(text).0))
+}
+
+/// An id of 32 digits, as slime and we make them: read the short way.
+fn own_id(text: &str) -> Option<[u8; 16]> {
+    let mut raw = [0; 16];
+    wire::unhex(text.as_bytes(), &mut raw).then_some(raw)
 }
 
 /// The ids as slime writes them, as reserved attributes. A parent's id of 16 digits is what is sent anyway.

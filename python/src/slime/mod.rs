@@ -15,10 +15,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 use rollscope_names::ids::span_id_from_place;
 use smallvec::SmallVec;
 
-use carrier::{
-    Common, TraceHandle, bind_carrier, bind_sample, collect, copy, ensure, fill, from_handle, handle_of, seconds,
-    template,
-};
+use carrier::{Entries, TraceHandle, bind_sample, collect, copy, ensure, from_handle, handle_of, seconds};
 use frame::{Frame, current_frame, parent_of};
 use ids::{Ids, current_step, identity, put_originals, span_id_of, trace_id_of};
 pub use span::SlimeSpan;
@@ -61,7 +58,7 @@ fn put_instants<'py>(
     let attrs = attrs.filter(|a| a.is_truthy().unwrap_or(false));
     let frame = current_frame(py);
     let time = time.unwrap_or_else(|| seconds(py, time_ns));
-    let blank = template(py, &Common { kind: "event", name: name.clone(), time })?;
+    let mut entries = Entries::new(py, "event", name, &time)?;
     let live = core::core().filter(|_| core::level() > 0);
     let step = current_step(py);
     let (encoded, text) = match live {
@@ -71,7 +68,7 @@ fn put_instants<'py>(
     for (index, target) in targets.iter().enumerate() {
         let trace_id = trace_id_of(&target.trace);
         let parent = target.parent.clone().or_else(|| parent_of(frame.as_ref(), &trace_id, index));
-        let event = fill(&blank, target)?;
+        let event = entries.of(target, None)?;
         if let Some(parent) = &parent {
             event.set_item(intern!(py, "parent_span_id"), parent)?;
         }
@@ -149,11 +146,8 @@ fn current_parent<'py>(py: Python<'py>, trace_id: &Bound<'py, PyAny>) -> Option<
 fn current_handles(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     let handles = PyList::empty(py);
     if let Some(frame) = current_frame(py) {
-        for (carrier, handle) in &frame.get().targets {
-            match handle {
-                Some(handle) => handles.append(handle)?,
-                None => handles.append(bind_carrier(carrier.bind(py))?)?,
-            }
+        for side in frame.get().sides.iter() {
+            handles.append(side.handle(py)?)?;
         }
     }
     Ok(handles)

@@ -1,5 +1,6 @@
 //! A span over one sample or a group.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use pyo3::exceptions::PyTypeError;
@@ -9,7 +10,7 @@ use pyo3::types::{PyDict, PyList, PyString};
 use rollscope_names::ids::span_id_from_bytes;
 use smallvec::SmallVec;
 
-use super::carrier::{Common, as_int, bind_carrier, collect, copy, fill, new_hex, seconds, setdefault, template};
+use super::carrier::{Entries, as_int, bind_carrier, collect, copy, new_hex, seconds, setdefault};
 use super::frame::{Frame, current_frame, parent_of};
 use super::ids::{Ids, current_step, identity, put_originals, span_id_of, trace_id_of};
 use crate::args::{self, Attrs};
@@ -21,7 +22,7 @@ use crate::held::Held;
 use crate::open::{OpenSpan, Opened};
 use crate::row::{Row, STATUS_ERROR, STATUS_UNSET};
 use crate::value;
-use crate::wire::{self, attrs_of};
+use crate::wire::attrs_of;
 
 /// One sample's open span, as the background thread sees it.
 struct Record {
@@ -109,9 +110,9 @@ struct Inner {
     record_error: bool,
     /// Whether the block runs untraced.
     through: bool,
-    sides: Vec<Side>,
+    /// Shared with the frame.
+    sides: Arc<Vec<Side>>,
     end_attrs: Option<Py<PyDict>>,
-    end_events: Vec<Py<PyDict>>,
     start_ns: u64,
     closed: bool,
     token: Option<Py<PyAny>>,
@@ -125,13 +126,26 @@ struct Inner {
 /// Trace id, span id, encoded identity and how many attributes that is.
 type Alone = ([u8; 16], [u8; 8], Vec<u8>, u32);
 
-struct Side {
+/// One target of a span.
+pub(super) struct Side {
+    pub(super) trace_id: [u8; 16],
+    pub(super) span_text: Py<PyString>,
     carrier: Py<PyDict>,
     events: Py<PyList>,
-    span_text: Py<PyString>,
+    /// The entry of its end, which comes into `events` when the span ends.
     end: Py<PyDict>,
     attempt: Py<PyAny>,
-    handle: Option<Py<PyAny>>,
+    /// What the caller handed in, where it was a handle.
+    given: Option<Py<PyAny>>,
+}
+
+impl Side {
+    pub(super) fn handle<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match &self.given {
+            Some(handle) => Ok(handle.bind(py).clone()),
+            None => bind_carrier(self.carrier.bind(py)),
+        }
+    }
 }
 
 impl SlimeSpan {
@@ -172,31 +186,25 @@ impl SlimeSpan {
         let attrs = attrs.filter(|a| a.is_truthy().unwrap_or(false));
         let frame = current_frame(py);
         let now = clock::now_ns();
-        let common = Common { kind: "span_start", name: name.clone(), time: seconds(py, now) };
-        let start = template(py, &common)?;
-        start.set_item(intern!(py, "span_id"), py.None())?;
+        let mut entries = Entries::new(py, "span_start", &name, &seconds(py, now))?;
         let live = core::core().filter(|_| core::level() > 0);
         let step = current_step(py);
-        let count = targets.len();
-        let mut sides = Vec::with_capacity(count);
-        let mut entries = Vec::with_capacity(count);
-        let mut records = Vec::with_capacity(if live.is_some() { count } else { 0 });
-        let mut kept = Vec::with_capacity(count);
+        let mut sides = Vec::with_capacity(targets.len());
+        let mut records = Vec::with_capacity(if live.is_some() { targets.len() } else { 0 });
         for (index, target) in targets.into_iter().enumerate() {
             let trace_id = trace_id_of(&target.trace);
             let parent = target.parent.clone().or_else(|| parent_of(frame.as_ref(), &trace_id, index));
-            let (span_text, raw) = new_hex(py);
-            let event = fill(&start, &target)?;
-            event.set_item(intern!(py, "span_id"), &span_text)?;
+            let (span_text, original, raw) = new_hex(py);
+            let start = entries.of(&target, Some(&span_text))?;
             // What the end will look like, but for its type and time.
-            let end = event.copy()?;
+            let end = start.copy()?;
             if let Some(parent) = &parent {
-                event.set_item(intern!(py, "parent_span_id"), parent)?;
+                start.set_item(intern!(py, "parent_span_id"), parent)?;
             }
             if let Some(attrs) = &attrs {
-                event.set_item(intern!(py, "attrs"), copy(attrs)?)?;
+                start.set_item(intern!(py, "attrs"), copy(attrs)?)?;
             }
-            target.events.append(&event)?;
+            target.events.append(start)?;
             if live.is_some() {
                 let parent_text = parent.as_ref().and_then(|p| p.to_str().ok()).unwrap_or_default();
                 let mut ids = Ids::new();
@@ -204,26 +212,25 @@ impl SlimeSpan {
                 records.push(Record {
                     trace_id,
                     span_id: span_id_from_bytes(&raw),
-                    original: wire::hex::<16, 32>(&raw),
+                    original,
                     parent: (!parent_text.is_empty()).then(|| span_id_of(parent_text)),
                     parent_text: SmallVec::from_slice(&parent_text.as_bytes()[..parent_text.len().min(256)]),
                     identity: ids,
                     identity_count,
                 });
             }
-            let entries_text = span_text.clone().unbind();
-            entries.push((trace_id, span_text.unbind()));
-            kept.push((target.carrier.clone().unbind(), target.handle.clone().map(Bound::unbind)));
             sides.push(Side {
+                trace_id,
+                span_text: span_text.unbind(),
                 carrier: target.carrier.unbind(),
                 events: target.events.unbind(),
-                span_text: entries_text,
                 end: end.unbind(),
                 attempt: target.attempt.unbind(),
-                handle: target.handle.map(Bound::unbind),
+                given: target.handle.map(Bound::unbind),
             });
         }
-        let frame = Frame { outer: frame.map(Bound::unbind), entries, targets: kept };
+        let sides = Arc::new(sides);
+        let frame = Frame { outer: frame.map(Bound::unbind), sides: sides.clone() };
         let token = SLIME.set(Bound::new(py, frame)?.as_any()).map(Bound::unbind);
         let alone = (records.len() == 1).then(|| {
             let r: &Record = &records[0];
@@ -246,6 +253,7 @@ impl SlimeSpan {
         // What was there before is dropped afterwards: dropping Python objects may run code.
         let before = slf.get().inner.with(|inner| {
             inner.start_ns = now;
+            inner.closed = false;
             inner.alone = alone;
             inner.step = step;
             let token = std::mem::replace(&mut inner.token, token);
@@ -264,7 +272,7 @@ impl SlimeSpan {
         let py = slf.py();
         let (sides, end_attrs, record_error, live) = slf.get().inner.with(|inner| {
             let attrs = inner.end_attrs.as_ref().map(|a| a.bind(py).clone());
-            (std::mem::take(&mut inner.sides), attrs, inner.record_error, inner.live.take())
+            (inner.sides.clone(), attrs, inner.record_error, inner.live.take())
         });
         let now = clock::now_ns();
         let attrs = match end_attrs {
@@ -282,8 +290,7 @@ impl SlimeSpan {
             }
         }
         let (end_kind, end_time) = (intern!(py, "span_end"), seconds(py, now));
-        let mut ends = Vec::with_capacity(sides.len());
-        for side in &sides {
+        for side in sides.iter() {
             let event = side.end.bind(py);
             event.set_item(intern!(py, "type"), end_kind)?;
             event.set_item(intern!(py, "ts"), &end_time)?;
@@ -297,13 +304,8 @@ impl SlimeSpan {
                 event.set_item(intern!(py, "attrs"), attrs.copy()?)?;
             }
             side.events.bind(py).append(event)?;
-            ends.push(event.clone().unbind());
         }
-        let before = slf.get().inner.with(|inner| {
-            inner.closed = true;
-            (std::mem::replace(&mut inner.sides, sides), std::mem::replace(&mut inner.end_events, ends))
-        });
-        drop(before);
+        slf.get().inner.with(|inner| inner.closed = true);
         if let Some(mut live) = live {
             let attrs = Attrs::read_more(Some(attrs.as_any()), attrs_of::SPAN, live.count);
             let end = End { ns: now, attrs: &attrs, failure: failure.as_deref() };
@@ -316,12 +318,15 @@ impl SlimeSpan {
         Ok(())
     }
 
+    /// The sides whose ends are in their carriers: all, once it has ended.
+    fn ended(&self) -> Option<Arc<Vec<Side>>> {
+        self.inner.with(|inner| inner.closed.then(|| inner.sides.clone()))
+    }
+
     fn sync(&self, py: Python<'_>, attrs: &Bound<'_, PyDict>) -> PyResult<()> {
-        let ends: Vec<Py<PyDict>> = self.inner.with(|i| i.end_events.iter().map(|e| e.clone_ref(py)).collect());
-        for event in ends {
-            let event = event.bind(py);
+        for side in self.ended().iter().flat_map(|sides| sides.iter()) {
             let key = intern!(py, "attrs");
-            let into = setdefault(event, key, || Ok(PyDict::new(py).into_any()))?;
+            let into = setdefault(side.end.bind(py), key, || Ok(PyDict::new(py).into_any()))?;
             into.cast::<PyDict>()
                 .map_err(|_| PyTypeError::new_err("attrs must be a dict"))?
                 .update(attrs.as_mapping())?;
@@ -443,20 +448,16 @@ impl SlimeSpan {
 
     #[getter]
     fn end_events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let events: Vec<_> = self.inner.with(|i| i.end_events.iter().map(|e| e.clone_ref(py)).collect());
-        PyList::new(py, events)
+        let sides = self.ended().unwrap_or_default();
+        PyList::new(py, sides.iter().map(|side| side.end.bind(py)))
     }
 
     #[getter]
     fn handles<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let copy = |s: &Side| (s.carrier.clone_ref(py), s.handle.as_ref().map(|h| h.clone_ref(py)));
-        let sides: Vec<_> = self.inner.with(|i| i.sides.iter().map(copy).collect());
+        let sides = self.inner.with(|inner| inner.sides.clone());
         let handles = PyList::empty(py);
-        for (carrier, handle) in sides {
-            match handle {
-                Some(handle) => handles.append(handle)?,
-                None => handles.append(bind_carrier(carrier.bind(py))?)?,
-            }
+        for side in sides.iter() {
+            handles.append(side.handle(py)?)?;
         }
         Ok(handles)
     }
@@ -470,10 +471,10 @@ impl SlimeSpan {
     /// Pairs of handle and span id.
     #[getter]
     fn span_records<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let ids: Vec<Py<PyString>> = self.inner.with(|i| i.sides.iter().map(|s| s.span_text.clone_ref(py)).collect());
+        let sides = self.inner.with(|inner| inner.sides.clone());
         let pairs = PyList::empty(py);
-        for (handle, id) in self.handles(py)?.iter().zip(ids) {
-            pairs.append((handle, id))?;
+        for side in sides.iter() {
+            pairs.append((side.handle(py)?, &side.span_text))?;
         }
         Ok(pairs)
     }
