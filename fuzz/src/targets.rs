@@ -108,8 +108,9 @@ fn chrome(data: &[u8]) {
     let _ = profile_facts(&mut &data[..]);
 }
 
-/// Files of trainers with a record per line, as the importers read them that know the first line, and one more.
+/// Files of trainers. The first byte says whose: all eighteen would take their time to look at each.
 fn trainer_lines(data: &[u8]) {
+    let Some((first, data)) = data.split_first() else { return };
     let importers: [(&str, &dyn Importer); 18] = [
         ("run/rollout/3.jsonl", &Verl),
         ("run/train_data_step3.jsonl", &NemoRl),
@@ -130,12 +131,9 @@ fn trainer_lines(data: &[u8]) {
         ("run/export.json", &Langfuse),
         ("run/crash_dump_2026-01-01_00-00-00.pkl", &SglangDump),
     ];
-    for (at, (path, importer)) in importers.into_iter().enumerate() {
-        if !importer.detects(data, Path::new(path)) && data.len() % importers.len() != at {
-            continue;
-        }
-        let _ = importer.import(Path::new(path), &mut &data[..], &ImportOptions::default(), &mut |_, _| Ok(()));
-    }
+    let (path, importer) = importers[usize::from(first.wrapping_sub(b'a')) % importers.len()];
+    let _ = importer.detects(data, Path::new(path));
+    let _ = importer.import(Path::new(path), &mut &data[..], &ImportOptions::default(), &mut |_, _| Ok(()));
 }
 
 /// A tokenizer that was accepted gives each token a text.
@@ -199,19 +197,9 @@ fn attributes(data: &[u8]) {
         if let Some(value) = attrs::parse(text) {
             let written = attrs::to_text(&value);
             let again = attrs::parse(&written).expect("what is written can be read");
-            assert!(attrs::to_text(&again) == written || holds_doubles(&again), "{written}");
+            assert_eq!(attrs::to_text(&again), written);
         }
     });
-}
-
-/// Inside of lists and maps serde_json is off by the last bit of some doubles.
-fn holds_doubles(value: &attrs::Value) -> bool {
-    let is_double = |value: &attrs::Value| matches!(value, attrs::Value::Double(_)) || holds_doubles(value);
-    match value {
-        attrs::Value::List(items) => items.iter().any(is_double),
-        attrs::Value::Map(entries) => entries.iter().any(|(_, value)| is_double(value)),
-        _ => false,
-    }
 }
 
 fn search(data: &[u8]) {
