@@ -84,6 +84,13 @@ impl Template {
         }
         bytes
     }
+
+    /// A trace of request number `n`, in hexadecimal.
+    pub fn trace(&self, n: u64) -> anyhow::Result<String> {
+        let decoded = rollscope_formats::import::otlp::decode_traces(&self.request(n, 0), &Default::default())?;
+        let ids = decoded.batch.column_by_name("trace_id").expect("a span column").as_fixed_size_binary();
+        Ok(ids.value(7).iter().map(|b| format!("{b:02x}")).collect())
+    }
 }
 
 /// Bytes as they are, in and out.
@@ -126,6 +133,25 @@ impl Decoder for RawCodec {
 
 /// Sends requests `first..first + count` over `clients` connections; seconds until the last acknowledgement.
 pub fn send(grpc: &str, template: &Arc<Template>, first: u64, count: u64, clients: usize) -> anyhow::Result<f64> {
+    Ok(send_messages(grpc, template, first, count, 1, clients)?.seconds)
+}
+
+pub struct Sent {
+    /// Until the last acknowledgement.
+    pub seconds: f64,
+    /// How long each message waited for its acknowledgement, shortest first.
+    pub acks_ms: Vec<f64>,
+}
+
+/// The same in messages of `each` requests: encoded messages, one after the other, are one message.
+pub fn send_messages(
+    grpc: &str,
+    template: &Arc<Template>,
+    first: u64,
+    count: u64,
+    each: u64,
+    clients: usize,
+) -> anyhow::Result<Sent> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let base_ns = rollscope_model::time::now_ns() as u64 - 600_000_000_000;
     runtime.block_on(async {
@@ -141,22 +167,29 @@ pub fn send(grpc: &str, template: &Arc<Template>, first: u64, count: u64, client
             let (next, template) = (next.clone(), template.clone());
             tasks.push(tokio::spawn(async move {
                 let mut client = tonic::client::Grpc::new(channel);
+                let mut acks_ms = Vec::new();
                 loop {
-                    let n = next.fetch_add(1, Ordering::Relaxed);
+                    let n = next.fetch_add(each, Ordering::Relaxed);
                     if n >= first + count {
-                        return anyhow::Ok(());
+                        return anyhow::Ok(acks_ms);
                     }
+                    let last = (n + each).min(first + count);
+                    let message: Vec<Vec<u8>> = (n..last).map(|n| template.request(n, base_ns)).collect();
                     client.ready().await?;
                     let path = "/opentelemetry.proto.collector.trace.v1.TraceService/Export".parse()?;
-                    let request = tonic::Request::new(Bytes::from(template.request(n, base_ns)));
+                    let request = tonic::Request::new(Bytes::from(message.concat()));
+                    let sent = Instant::now();
                     let answer: tonic::Response<Bytes> = client.unary(request, path, RawCodec).await?;
+                    acks_ms.push(sent.elapsed().as_secs_f64() * 1e3);
                     anyhow::ensure!(answer.get_ref().is_empty(), "some spans were rejected");
                 }
             }));
         }
+        let mut acks_ms = Vec::new();
         for task in tasks {
-            task.await??;
+            acks_ms.extend(task.await??);
         }
-        Ok(started.elapsed().as_secs_f64())
+        acks_ms.sort_by(f64::total_cmp);
+        Ok(Sent { seconds: started.elapsed().as_secs_f64(), acks_ms })
     })
 }

@@ -8,6 +8,7 @@ mod conversations;
 mod disk;
 mod dumps;
 mod ingest;
+mod lake;
 mod load;
 mod metrics;
 mod page;
@@ -35,6 +36,7 @@ const TOPICS: &[(&str, Topic)] = &[
     ("traces", traces::run),
     ("metrics", metrics::run),
     ("tokens", tokens::run),
+    ("lake", lake::run),
 ];
 
 #[global_allocator]

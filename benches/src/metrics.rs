@@ -84,7 +84,7 @@ fn scrape(report: &mut Report) -> anyhow::Result<()> {
     command.args(["--listen", "127.0.0.1:0", "--otlp-grpc", "127.0.0.1:0", "--otlp-http", ""]);
     command.arg("--scrape").arg(format!("http://{address}/metrics@100ms"));
     let server = Server::spawn(command)?;
-    let count = || -> anyhow::Result<f64> { figure(&server, "rollscope_scrape_samples_total") };
+    let count = || -> anyhow::Result<f64> { server.figure("rollscope_scrape_samples_total") };
     // The first page teaches it the series.
     while count()? < SAMPLES as f64 {
         std::thread::sleep(Duration::from_millis(50));
@@ -101,12 +101,6 @@ fn scrape(report: &mut Report) -> anyhow::Result<()> {
         "> 0.2",
     );
     server.stop()
-}
-
-fn figure(server: &Server, name: &str) -> anyhow::Result<f64> {
-    let text = String::from_utf8(server.get("/metrics")?)?;
-    let line = text.lines().find(|l| l.starts_with(name) && l.as_bytes().get(name.len()) == Some(&b' '));
-    Ok(line.and_then(|l| l.rsplit(' ').next()).unwrap_or("0").parse()?)
 }
 
 /// What a series measures at a time: counters that rise unevenly, gauges of small numbers, shares.
@@ -351,12 +345,12 @@ fn step(report: &mut Report) -> anyhow::Result<()> {
     let mut least = f64::INFINITY;
     for n in 0..3 {
         let (steps, seconds) =
-            (figure(&server, "rollscope_steps_computed_total")?, figure(&server, "rollscope_steps_seconds_total")?);
+            (server.figure("rollscope_steps_computed_total")?, server.figure("rollscope_steps_seconds_total")?);
         late(0, 100 + n)?;
-        while figure(&server, "rollscope_steps_computed_total")? <= steps {
+        while server.figure("rollscope_steps_computed_total")? <= steps {
             std::thread::sleep(Duration::from_millis(100));
         }
-        least = least.min(figure(&server, "rollscope_steps_seconds_total")? - seconds);
+        least = least.min(server.figure("rollscope_steps_seconds_total")? - seconds);
     }
     report.row(
         &format!("figures of a step with {} spans", thousands(found as f64)),

@@ -52,15 +52,7 @@ pub fn run(report: &mut Report) -> anyhow::Result<()> {
         "<= 1",
     );
 
-    let traces: Vec<String> = (0..20u64)
-        .map(|i| {
-            let request = template.request(i * sent / 20, 0);
-            let decoded = rollscope_formats::import::otlp::decode_traces(&request, &Default::default())?;
-            let ids = decoded.batch.column_by_name("trace_id").expect("a span column").clone();
-            let ids = arrow::array::cast::AsArray::as_fixed_size_binary(&ids).clone();
-            anyhow::Ok(ids.value(7).iter().map(|b| format!("{b:02x}")).collect())
-        })
-        .collect::<Result<_, _>>()?;
+    let traces = (0..20).map(|i| template.trace(i * sent / 20)).collect::<anyhow::Result<Vec<String>>>()?;
     server.stop()?;
     // A process that has read nothing yet.
     let server = Server::start(dir.path())?;

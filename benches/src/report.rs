@@ -162,6 +162,12 @@ pub fn thousands(n: f64) -> String {
     }
 }
 
+/// Of figures in order, the one that this share of them does not exceed.
+pub fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let at = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(at.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,5 +199,12 @@ mod tests {
         assert_eq!(report(&[2.4]).changes(&before), ["disk: bytes per span: ratio 2.00 -> 2.40 (+20 %)"]);
         assert_eq!(report(&[1.0]).changes(&before), ["disk: bytes per span: ratio 2.00 -> 1.00 (-50 %)"]);
         assert_eq!(report(&[1.0]).changes(&Value::Null), [""; 0], "nothing was committed");
+    }
+
+    #[test]
+    fn quantiles_are_figures_that_were_measured() {
+        let figures: Vec<f64> = (1..=200).map(f64::from).collect();
+        assert_eq!((quantile(&figures, 0.5), quantile(&figures, 0.99), quantile(&figures, 1.0)), (100.0, 198.0, 200.0));
+        assert_eq!((quantile(&[3.0], 0.5), quantile(&[3.0], 0.99)), (3.0, 3.0));
     }
 }

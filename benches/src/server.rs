@@ -26,11 +26,11 @@ impl Server {
         Self::spawn(command)
     }
 
-    /// A server that prints its addresses as rollscope does.
+    /// A process that prints its addresses as rollscope does, and its data last. A worker has neither page nor gRPC.
     pub fn spawn(mut command: Command) -> anyhow::Result<Server> {
         let mut child =
             command.stdout(Stdio::piped()).spawn().with_context(|| format!("{command:?}: run `make release`"))?;
-        let (mut page, mut grpc) = (String::new(), String::new());
+        let (mut page, mut grpc, mut is_up) = (String::new(), String::new(), false);
         for line in BufReader::new(child.stdout.take().context("stdout")?).lines() {
             let line = line?;
             let last = line.rsplit(' ').next().unwrap_or_default().to_string();
@@ -39,10 +39,15 @@ impl Server {
             } else if line.starts_with("OTLP gRPC") {
                 grpc = last;
             } else if line.starts_with("data") {
+                is_up = true;
                 break;
             }
         }
-        anyhow::ensure!(!grpc.is_empty(), "{command:?} did not start");
+        if !is_up {
+            let _ = child.kill();
+            let _ = child.wait();
+            anyhow::bail!("{command:?} did not start");
+        }
         Ok(Server { child, page, grpc })
     }
 
@@ -72,6 +77,13 @@ impl Server {
 
     pub fn get(&self, path: &str) -> anyhow::Result<Vec<u8>> {
         Ok(ureq::get(format!("{}{path}", self.page)).call()?.body_mut().with_config().limit(1 << 30).read_to_vec()?)
+    }
+
+    /// A figure of `/metrics` that has no labels. Zero if there is none.
+    pub fn figure(&self, name: &str) -> anyhow::Result<f64> {
+        let text = String::from_utf8(self.get("/metrics")?)?;
+        let line = text.lines().find(|l| l.starts_with(name) && l.as_bytes().get(name.len()) == Some(&b' '));
+        Ok(line.and_then(|l| l.rsplit(' ').next()).unwrap_or("0").parse()?)
     }
 
     /// SIGTERM, so that it flushes.
