@@ -11,7 +11,7 @@ from pathlib import Path
 import deltalake
 import requests
 
-from conftest import BINARY, Server, wait_until
+from conftest import BINARY, FIXTURES, Server, wait_until
 
 KEYS = {"AWS_ACCESS_KEY_ID": "lake", "AWS_SECRET_ACCESS_KEY": "a-secret-of-the-lake", "AWS_REGION": "us-east-1"}
 BUCKET = "lake"
@@ -56,6 +56,13 @@ class Seaweed:
         wait_until(is_up, 90)
         self.address = "127.0.0.1", s3
         self.env = {**KEYS, "AWS_ENDPOINT_URL": f"http://127.0.0.1:{s3}"}
+        wait_until(self.is_settled, 90)
+
+    def is_settled(self):
+        """In its first seconds on a busy machine, it may let two writers create one object. rollscope refuses it then."""
+        command = [BINARY, "import", "--data", f"s3://{BUCKET}/settling", "--run", "r", str(FIXTURES / "slime" / "small.pt")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=90, env={**without_ours(), **self.env})
+        return done.returncode == 0
 
     def stop(self):
         # In order, it takes ten seconds.
@@ -76,6 +83,12 @@ class Seaweed:
 
     def put(self, path, data):
         requests.post(self._of(path), files={"file": data}, timeout=30).raise_for_status()
+
+    def find(self, folder):
+        """Paths of all objects below a folder."""
+        for name, size in self.names(folder).items():
+            path = f"{folder}/{name}"
+            yield from [path] if size else self.find(path)
 
     def names(self, folder):
         """What is in a folder: names, with sizes."""

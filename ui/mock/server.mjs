@@ -127,6 +127,7 @@ export async function start({ port = 0, empty = false, big = false, page = fileU
           sinks: [],
           problems: [],
           rounds: 1,
+          speaker: null,
           round_s: 0.01,
           interval_s: 15,
         });

@@ -552,7 +552,8 @@ impl Builtin {
         let found = now.iter().filter_map(|(what, total)| {
             let more = total.saturating_sub(if first { 0 } else { before.get(what).copied().unwrap_or(0) }) as f64;
             let text = format!("{more} {what} in the last 5 minutes. The log and GET /api/v1/health say why.");
-            (more > chosen.threshold).then(|| seen(spec, &[("what", what)], more, text, "/alarms".into()))
+            let labels: Vec<_> = [("what", *what)].into_iter().chain(self.node()).collect();
+            (more > chosen.threshold).then(|| seen(spec, &labels, more, text, "/alarms".into()))
         });
         let found = found.collect();
         self.dropped.push_back((at_ms, now));
@@ -575,6 +576,12 @@ impl Builtin {
             ),
             true => return Ok(Vec::new()),
         };
-        Ok(vec![seen(spec, &[], free, text, "/alarms".into())])
+        let labels: Vec<_> = self.node().into_iter().collect();
+        Ok(vec![seen(spec, &labels, free, text, "/alarms".into())])
+    }
+
+    /// In a lake, several nodes may say this, each of itself.
+    fn node(&self) -> Option<(&'static str, &str)> {
+        self.sources.store.node_name().map(|name| ("node", name))
     }
 }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use rollscope_app::secret::Secret;
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use crate::specs::{self, SPECS, Spec};
 use crate::template::{Template, is_label_name};
@@ -212,6 +213,19 @@ fn ten_seconds() -> f64 {
 }
 
 impl AlarmsConfig {
+    /// Equal for nodes of a lake that watch for the same alarms and tell the same sinks. `None`: it watches for none.
+    pub fn fingerprint(&self) -> Option<String> {
+        let mut hash = Sha256::new_with_prefix(serde_json::to_vec(self).expect("it is plain data"));
+        // Addresses are left out of that, because they may hold a secret, and rules are in files.
+        for sink in [&self.webhook, &self.slack, &self.alertmanager].into_iter().flatten() {
+            hash.update(sink.url.expose());
+        }
+        for rules in self.rules.iter().filter_map(|path| std::fs::read(path).ok()) {
+            hash.update(rules);
+        }
+        self.enabled.then(|| hex::encode(&hash.finalize()[..8]))
+    }
+
     /// What is wrong, before anything is started.
     pub fn check(&self) -> Result<(), String> {
         let range = |name: &str, value: f64, least: f64, most: f64| match (least..=most).contains(&value) {

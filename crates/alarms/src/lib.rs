@@ -4,7 +4,7 @@
 //! [`judge`]). Each has alarms, one per set of labels ([`alarm`]), which are pending, firing or resolved. [`service`] evaluates rules in
 //! rounds: what all of them need is read in one pass. It writes `ALERTS` and `ALERTS_FOR_STATE` into `series` ([`history`]), so that
 //! alarms can be queried and drawn, and go on after a restart. [`notify`] decides what each of the [`sinks`] must be told,
-//! minus [`silences`]; [`kept`] has what must survive a restart. [`prometheus`] is Prometheus's view of all this.
+//! minus [`silences`]; [`kept`] has what must survive a restart, and in a lake [`shared`], what its nodes share. [`prometheus`] is Prometheus's view of all this.
 
 mod alarm;
 mod builtin;
@@ -18,6 +18,7 @@ mod notify;
 mod prometheus;
 pub mod rules;
 mod service;
+mod shared;
 mod silences;
 mod sinks;
 mod specs;

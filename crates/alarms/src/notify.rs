@@ -35,6 +35,8 @@ struct Entry {
     tries: u32,
     not_before_ms: i64,
     ended_ms: Option<i64>,
+    /// Another process has told it, for which it began at a time of its own.
+    is_remembered: bool,
 }
 
 impl Entry {
@@ -79,23 +81,7 @@ impl Notifier {
         vitals: &Vitals,
     ) -> Notifier {
         let mut ledger = Ledger::default();
-        for one in told {
-            let alarm = Alarm {
-                labels: Labels::new(one.labels),
-                annotations: BTreeMap::from([("summary".into(), one.sentence)]),
-                value: f64::NAN,
-                state: State::Firing,
-                active_ms: one.started_ms,
-                fired_ms: Some(one.started_ms),
-                resolved_ms: None,
-                keep_since_ms: None,
-                place: one.place,
-            };
-            let key = (one.sink, fingerprint(&alarm.labels));
-            let told = Some((one.told_ms, one.started_ms));
-            let entry = Entry { alarm, told, waiting: false, tries: 0, not_before_ms: 0, ended_ms: None };
-            ledger.entries.insert(key, entry);
-        }
+        ledger.remember(told);
         // What is known of a sink that was removed from the configuration is of no use.
         ledger.entries.retain(|(sink, _), _| configured.iter().any(|(name, ..)| name == sink));
         let ledger = Arc::new(Mutex::new(ledger));
@@ -106,6 +92,20 @@ impl Notifier {
         };
         let sinks = configured.into_iter().map(start).collect();
         Notifier { sinks, ledger, repeat_ms, page }
+    }
+
+    /// What others have told the sinks.
+    pub fn remember(&self, told: Vec<Told>) {
+        self.ledger.lock().remember(told);
+    }
+
+    /// Others tell the sinks now, but for this.
+    pub fn forget(&self, stays: impl Fn(&Labels) -> bool) {
+        self.ledger.lock().entries.retain(|_, entry| stays(&entry.alarm.labels));
+    }
+
+    pub fn sinks(&self) -> Vec<String> {
+        self.sinks.iter().map(|sink| sink.name.clone()).collect()
     }
 
     pub fn status(&self) -> Vec<SinkStatus> {
@@ -164,6 +164,27 @@ impl Notifier {
 }
 
 impl Ledger {
+    fn remember(&mut self, told: Vec<Told>) {
+        for one in told {
+            let alarm = Alarm {
+                labels: Labels::new(one.labels),
+                annotations: BTreeMap::from([("summary".into(), one.sentence)]),
+                value: f64::NAN,
+                state: State::Firing,
+                active_ms: one.started_ms,
+                fired_ms: Some(one.started_ms),
+                resolved_ms: None,
+                keep_since_ms: None,
+                place: one.place,
+            };
+            let key = (one.sink, fingerprint(&alarm.labels));
+            let told = Some((one.told_ms, one.started_ms));
+            let (waiting, tries, not_before_ms, ended_ms) = (false, 0, 0, None);
+            let entry = Entry { alarm, told, waiting, tries, not_before_ms, ended_ms, is_remembered: true };
+            self.entries.insert(key, entry);
+        }
+    }
+
     /// What a sink must be told now, and how many ends it will never hear of.
     fn due(&mut self, sink: &str, firing: &[(Alarm, bool)], repeat: i64, now: i64) -> (Vec<Due>, u64) {
         let (mut due, mut active, mut given_up) = (Vec::new(), HashSet::new(), 0);
@@ -180,12 +201,19 @@ impl Ledger {
                 tries: 0,
                 not_before_ms: 0,
                 ended_ms: None,
+                is_remembered: false,
             };
             let entry = self.entries.entry(key).or_insert_with(fresh);
             if entry.ended_ms.take().is_some() {
                 (entry.tries, entry.not_before_ms) = (0, 0);
             }
             entry.alarm = alarm.clone();
+            if std::mem::take(&mut entry.is_remembered)
+                && let Some((at, started)) = &mut entry.told
+                && alarm.active_ms <= *at
+            {
+                *started = alarm.active_ms;
+            }
             let known = entry.told.is_some_and(|(at, started)| now - at < repeat && started == alarm.active_ms);
             if !entry.waiting && !known && now >= entry.not_before_ms {
                 due.push(Due { alarm: alarm.clone(), ended_ms: None, told_ms: entry.told_ms() });

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
@@ -26,6 +26,7 @@ use crate::message::sentence;
 use crate::notify::Notifier;
 use crate::prometheus::{self, Wanted};
 use crate::rules::{self, GroupText};
+use crate::shared::{Shared, Turn};
 use crate::silences::{Silence, Silences};
 use crate::sinks::{self, SinkStatus};
 use crate::specs::{self, SPECS};
@@ -60,6 +61,10 @@ struct Inner {
     notifier: Notifier,
     silences: Mutex<Silences>,
     file: KeptFile,
+    /// In a lake, in place of the file.
+    shared: Option<Shared>,
+    /// This node tells the sinks and writes the series: always, where no other one does.
+    speaks: AtomicBool,
     /// Rules as of the last round, and conditions as of the last look.
     rules: Mutex<Arc<Vec<Group>>>,
     conditions: Mutex<Arc<Vec<Group>>>,
@@ -111,7 +116,8 @@ impl Alarms {
         let configured = sinks::configured(config)?;
         let store = sources.store.clone();
         let file = KeptFile::new(&store.options().dir);
-        let kept = file.read();
+        let shared = store.shared_files().map(|files| Shared::new(files, config.fingerprint().unwrap_or_default()));
+        let kept = if shared.is_none() { file.read() } else { Kept::default() };
         let page = if config.page_url.is_empty() { page } else { config.page_url.clone() };
         let repeat_ms = (config.repeat_s * 1000.0) as i64;
         let notifier = Notifier::start(configured, config.max_backlog, repeat_ms, page, kept.told, store.vitals());
@@ -124,6 +130,8 @@ impl Alarms {
             notifier,
             silences: Mutex::new(Silences::new(kept.silences)),
             file,
+            speaks: AtomicBool::new(shared.is_none()),
+            shared,
             rules: Mutex::default(),
             conditions: Mutex::default(),
             problem: Mutex::default(),
@@ -224,14 +232,43 @@ impl Alarms {
     }
 
     async fn store_samples(&self, at: i64, samples: &Samples) {
+        if !self.0.speaks.load(Relaxed) {
+            return;
+        }
         if let Err(error) = history::append(&self.0.store, at, samples).await {
             self.0.counters.not_stored.fetch_add(samples.len() as u64, Relaxed);
             tracing::warn!(error, "cannot store the series of alarms");
         }
     }
 
+    /// In a lake: takes in what other nodes have changed. Returns whether this node speaks.
+    async fn follow(&self) -> bool {
+        let inner = self.inner();
+        let Some(shared) = &inner.shared else { return true };
+        let is_speaker = inner.store.speaker().as_deref() == inner.store.node_name();
+        let speaks = match shared.follow(&inner.silences, is_speaker, &inner.notifier.sinks()).await {
+            Ok(Turn::Speaks) => true,
+            Ok(Turn::Begins(told)) => {
+                inner.notifier.remember(told);
+                true
+            }
+            Ok(Turn::Ends) => {
+                inner.notifier.forget(|labels| self.is_of_this_node(labels));
+                false
+            }
+            Ok(Turn::Listens) => false,
+            Err(error) => {
+                tracing::warn!(%error, "cannot see what other nodes have changed about alarms");
+                inner.speaks.load(Relaxed)
+            }
+        };
+        inner.speaks.store(speaks, Relaxed);
+        speaks
+    }
+
     /// Tells sinks what is due, and keeps what they know.
     async fn tell(&self) {
+        let speaks = self.follow().await;
         let now = now_ns();
         let firing: Vec<(Alarm, bool)> = {
             let mut silences = self.0.silences.lock();
@@ -240,17 +277,31 @@ impl Alarms {
             let (rules, conditions) = (self.0.rules.lock().clone(), self.0.conditions.lock().clone());
             let all = rules.iter().chain(conditions.iter());
             let firing = all.flat_map(|g| &g.rules).flat_map(Rule::active).filter(|a| a.state == State::Firing);
+            let firing = firing.filter(|alarm| speaks || self.is_of_this_node(&alarm.labels));
             firing.map(|alarm| (alarm.clone(), silenced(alarm))).collect()
         };
         self.0.notifier.round(&firing, now / 1_000_000);
         if self.0.notifier.changed()
+            && speaks
             && let Err(error) = self.keep().await
         {
             tracing::warn!(error, "cannot keep what alarm sinks have been told");
         }
     }
 
+    /// In a lake: is it about this node alone?
+    fn is_of_this_node(&self, labels: &Labels) -> bool {
+        let node = self.0.store.node_name();
+        node.is_some_and(|node| specs::OF_A_NODE.contains(&labels.get("alertname")) && labels.get("node") == node)
+    }
+
     async fn keep(&self) -> Result<(), String> {
+        if let Some(shared) = &self.0.shared {
+            let notifier = &self.0.notifier;
+            let (mut told, sinks) = (notifier.told(), notifier.sinks());
+            told.retain(|told| !self.is_of_this_node(&Labels::new(told.labels.clone())));
+            return shared.keep(told, &sinks).await.map_err(|e| e.to_string());
+        }
         let alarms = self.clone();
         let written = tokio::task::spawn_blocking(move || {
             let inner = alarms.inner();
@@ -463,6 +514,9 @@ pub struct AlarmsAnswer {
     pub silences: Vec<Silence>,
     pub rules: Vec<RuleInfo>,
     pub sinks: Vec<SinkStatus>,
+    /// In a lake: the node that tells the sinks, for all that have the same configuration.
+    #[schema(required)]
+    pub speaker: Option<String>,
     /// What is wrong with rule files.
     pub problems: Vec<String>,
     pub rounds: u64,
@@ -562,6 +616,7 @@ impl Alarms {
             silences: silences.list(),
             rules: groups.iter().flat_map(|g| g.rules.iter().map(move |r| rule(g, r))).collect(),
             sinks: self.sinks(),
+            speaker: inner.store.speaker(),
             problems: self.problems(),
             rounds: inner.counters.rounds.load(Relaxed),
             round_s: inner.counters.microseconds.load(Relaxed) as f64 / 1e6,
@@ -582,7 +637,11 @@ impl Alarms {
             created_by: new.created_by,
         };
         self.0.silences.lock().add(silence.clone()).map_err(SilenceError::Bad)?;
-        match self.keep().await {
+        let kept = match &self.0.shared {
+            Some(shared) => shared.add(&silence).await.map_err(|e| e.to_string()),
+            None => self.keep().await,
+        };
+        match kept {
             Ok(()) => Ok(silence),
             Err(why) => {
                 self.0.silences.lock().remove(&silence.id);
@@ -593,10 +652,18 @@ impl Alarms {
 
     /// Ends a silence. False if there is none with this id.
     pub async fn unsilence(&self, id: &str) -> Result<bool, SilenceError> {
-        if !self.0.silences.lock().remove(id) {
+        let Some(shared) = &self.0.shared else {
+            if !self.0.silences.lock().remove(id) {
+                return Ok(false);
+            }
+            return self.keep().await.map(|()| true).map_err(SilenceError::NotKept);
+        };
+        if self.0.silences.lock().list().iter().all(|silence| silence.id != id) {
             return Ok(false);
         }
-        self.keep().await.map(|()| true).map_err(SilenceError::NotKept)
+        shared.remove(id).await.map_err(|e| SilenceError::NotKept(e.to_string()))?;
+        self.0.silences.lock().remove(id);
+        Ok(true)
     }
 }
 
@@ -605,6 +672,6 @@ impl Alarms {
 pub enum SilenceError {
     #[error("{0}")]
     Bad(String),
-    #[error("cannot write alarms.json: {0}")]
+    #[error("cannot keep it: {0}")]
     NotKept(String),
 }

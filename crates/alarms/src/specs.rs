@@ -108,3 +108,6 @@ pub const SPECS: [Spec; 10] = [
         about: "less than {} of the disk with the data is free, or nothing can be stored",
     },
 ];
+
+/// What a node of a lake says about itself, with its name in the label `node`. It tells the sinks itself.
+pub const OF_A_NODE: [&str; 2] = ["DataDropped", "DiskNearlyFull"];

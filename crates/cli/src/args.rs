@@ -76,7 +76,7 @@ pub enum Role {
     /// Everything.
     #[default]
     All,
-    /// Takes data in, and shows it.
+    /// Takes data in, and shows it: that of others once it is in the tables.
     Ingest,
     /// Shows the page and answers queries; has no OTLP ports.
     Query,
@@ -92,6 +92,11 @@ impl Role {
             Role::Query => "query",
             Role::Worker => rollscope_store::WORKER,
         }
+    }
+
+    /// Does it show what others have taken in as soon as they have acknowledged it?
+    pub fn answers(self) -> bool {
+        matches!(self, Role::All | Role::Query)
     }
 
     /// Does it run parts of others' queries?

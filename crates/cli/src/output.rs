@@ -53,13 +53,12 @@ pub fn complain(text: std::fmt::Arguments) {
 
 /// Starts the log on standard error. `ROLLSCOPE_LOG` sets its level.
 pub fn start_logs(level: &str, json: bool) {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("ROLLSCOPE_LOG")
-        // Delta Lake reports every step of reading a table, and a table that is not there yet as an error. Errors come back anyway.
-        .unwrap_or_else(|_| {
-            tracing_subscriber::EnvFilter::new(format!(
-                "{level},buoyant_kernel=off,buoyant_kernel_engine=off,deltalake_core=warn"
-            ))
-        });
+    // Delta Lake reports every step of reading a table, and a table that is not there yet as an error. Errors come back anyway. What is asked
+    // for comes later, and counts.
+    let quiet = |wanted: &str| format!("buoyant_kernel=off,buoyant_kernel_engine=off,deltalake_core=warn,{wanted}");
+    let wanted = std::env::var("ROLLSCOPE_LOG").ok();
+    let filter = wanted.and_then(|wanted| tracing_subscriber::EnvFilter::try_new(quiet(&wanted)).ok());
+    let filter = filter.unwrap_or_else(|| tracing_subscriber::EnvFilter::new(quiet(level)));
     // Otherwise it reports a standard error that cannot be written to on standard error, and panics.
     let logs =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).log_internal_errors(false);

@@ -34,9 +34,6 @@ const FORMAT: u32 = 1;
 /// How many try at once when a store proves itself for a new lake, and when a node starts later. Some stores take ten seconds for the first.
 const TRIES: usize = 32;
 const TRIES_AGAIN: usize = 8;
-/// At least this long between two puts of a log.
-const LOG_EVERY: Duration = Duration::from_millis(200);
-
 /// A node that says nothing for this long has ended: six times what it waits between two signs.
 const SILENCE: Duration = Duration::from_secs(60);
 
@@ -91,7 +88,7 @@ pub async fn open_for_reading(url: &str, node: AboutNode) -> Result<Lake, LakeEr
 pub fn lake(objects: Arc<dyn ObjectStore>) -> Lake {
     let tables = Arc::new(DeltaTables::new(objects.clone()));
     let (key, node) = (String::new(), AboutNode::default());
-    Lake { objects, tables, key, node, log_every: LOG_EVERY, silence: SILENCE }
+    Lake { objects, tables, key, node, silence: SILENCE, follow_every: None }
 }
 
 fn connect(url: &str) -> Result<Arc<dyn ObjectStore>, LakeError> {
@@ -187,8 +184,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = async |node: &str| {
             let node = AboutNode { name: node.into(), ..AboutNode::default() };
-            let lake = Lake { node, log_every: Duration::ZERO, ..lake(objects.clone()) };
-            Store::open_lake(StoreOptions { delete_grace_s: 0, ..StoreOptions::at(dir.path()) }, lake).await.unwrap()
+            let lake = Lake { node, ..lake(objects.clone()) };
+            Store::open_lake(StoreOptions { delete_grace_s: 0, log_every_ms: 0, ..StoreOptions::at(dir.path()) }, lake)
+                .await
+                .unwrap()
         };
         let mut store = open("a").await;
         // Beyond a checkpoint.

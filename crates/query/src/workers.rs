@@ -6,17 +6,20 @@
 //!
 //! A worker takes plans from whoever has the key of the lake. It reads from the object store of the lake, and from nothing else.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use arrow::array::ArrayData;
 use async_trait::async_trait;
 use datafusion::common::config::ConfigNonZeroUsize;
 use datafusion::common::tree_node::{TreeNode, TreeNodeRecursion};
 use datafusion::common::{DataFusionError, Result, exec_datafusion_err, exec_err};
+use datafusion::datasource::memory::MemorySourceConfig;
 use datafusion::datasource::sink::DataSinkExec;
+use datafusion::datasource::source::DataSourceExec;
 use datafusion::execution::object_store::ObjectStoreRegistry;
 use datafusion::execution::runtime_env::RuntimeEnv;
 use datafusion::execution::{FunctionRegistry, SessionState, SessionStateBuilder};
@@ -123,8 +126,33 @@ pub(crate) fn is_spread(plan: &Arc<dyn ExecutionPlan>) -> bool {
     plan.exists(|node| Ok(node.is::<DistributedExec>())).unwrap_or(false)
 }
 
+/// Most bytes of rows that travel in a plan: those of the live tail. With more, the query runs here.
+const TRAVELLING: usize = 16 << 20;
+/// Most bytes of a message to a worker: rows take more room in a plan than here.
+const MESSAGE: usize = 4 * TRAVELLING;
+
+/// Bytes of rows in a plan.
+fn rows_inside(plan: &Arc<dyn ExecutionPlan>) -> usize {
+    let source = plan.downcast_ref::<DataSourceExec>().map(|scan| scan.data_source());
+    let rows = source.and_then(|source| source.downcast_ref::<MemorySourceConfig>());
+    let batches = rows.into_iter().flat_map(|rows| rows.partitions().iter().flatten());
+    let mut seen = HashSet::new();
+    let columns = batches.flat_map(|batch| batch.columns());
+    let here: usize = columns.map(|column| bytes_of(&column.to_data(), &mut seen)).sum();
+    here + plan.children().into_iter().map(rows_inside).sum::<usize>()
+}
+
+/// Bytes of buffers that were not seen before: slices of a batch share those of lists, maps and texts.
+fn bytes_of(data: &ArrayData, seen: &mut HashSet<*const u8>) -> usize {
+    let own: usize = data.buffers().iter().filter(|buffer| seen.insert(buffer.as_ptr())).map(|b| b.len()).sum();
+    own + data.child_data().iter().map(|child| bytes_of(child, seen)).sum::<usize>()
+}
+
 /// Does it need something that only this process has? Workers have no tokenizers, and plans that travel have limits of 32 bits.
 pub(crate) fn is_bound_here(plan: &Arc<dyn ExecutionPlan>) -> bool {
+    if rows_inside(plan) > TRAVELLING {
+        return true;
+    }
     let here = |expr: &Arc<dyn PhysicalExpr>| {
         expr.exists(|expr| Ok(expr.downcast_ref::<ScalarFunctionExpr>().is_some_and(|call| call.name() == TOKEN_TEXTS)))
     };
@@ -267,7 +295,8 @@ impl WorkerServer {
             let given = request.metadata().get("authorization").map(|value| value.as_bytes()).unwrap_or_default();
             if same(given, expected.as_bytes()) { Ok(request) } else { Err(Status::unauthenticated("wrong key")) }
         };
-        let service = InterceptedService::new(worker.into_worker_server(), let_in);
+        let service = worker.into_worker_server().max_decoding_message_size(MESSAGE);
+        let service = InterceptedService::new(service, let_in);
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let serving = Server::builder()

@@ -21,7 +21,9 @@ use tokio::sync::watch;
 
 use crate::error::SearchError;
 use crate::index::Search;
+use crate::priority::give_way;
 use crate::schema::{Rows, id_hash, light_columns};
+use crate::split::Splits;
 
 /// Memory of the writer, for all its threads.
 const WRITER_BYTES: usize = 128 << 20;
@@ -144,15 +146,6 @@ fn follow(
                 std::thread::sleep(REST);
             }
         }
-    }
-}
-
-/// Whoever waits for a page comes first: this thread, and those that the index starts from it, take a third of a busy core. Linux
-/// alone does this for a thread; elsewhere it would be the whole process.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::nice(5) {
-        tracing::debug!(%error, "the search index runs at the usual priority");
     }
 }
 
@@ -297,19 +290,28 @@ impl<'s> Indexer<'s> {
         handle: &tokio::runtime::Handle,
     ) -> Result<(), SearchError> {
         let read = |columns: &[&str]| handle.block_on(snapshot.read_segment(Table::Conversations, segment, columns));
-        let mut missing = false;
+        let (mut missing, mut others) = (false, false);
         'look: for batch in read(&light_columns())? {
             let batch = batch?;
             let replaced = replaced(table, &batch);
             let rows = Rows::new(&batch);
-            for row in (0..rows.len()).filter(|row| !replaced(*row)) {
-                if self.known(rows.id(row))? != Some(rows.version(row)) {
-                    missing = true;
+            for row in 0..rows.len() {
+                match if replaced(row) { None } else { Some(self.known(rows.id(row))?) } {
+                    Some(None) => missing = true,
+                    Some(Some(version)) if version != rows.version(row) => (missing, others) = (true, true),
+                    _ => others = true,
+                }
+                if missing && others {
                     break 'look;
                 }
             }
         }
-        if missing {
+        if missing && !others && Splits::new(self.search, snapshot, handle).take(segment, self.writer()) {
+            self.covered.runs.extend(segment.runs().map(str::to_string));
+            self.added += segment.rows;
+            self.dirty = true;
+            self.commit()?;
+        } else if missing {
             let schema = Table::Conversations.schema();
             let all: Vec<&str> = schema.fields().iter().map(|f| f.name().as_str()).collect();
             let mut since = self.added;

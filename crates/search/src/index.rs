@@ -206,10 +206,15 @@ impl Search {
     }
 
     fn with(dir: &Path, index: Index) -> Result<Search, SearchError> {
-        index.tokenizers().register(words::NAME, TextAnalyzer::from(Words::default()));
+        Self::know_words(&index);
         let reader = index.reader_builder().reload_policy(ReloadPolicy::Manual).try_into()?;
         let (_, fields) = schema::schema();
         Ok(Search { inner: Arc::new(Inner { dir: dir.to_path_buf(), index, reader, fields }) })
+    }
+
+    /// How texts are cut into words is not kept with an index.
+    pub(crate) fn know_words(index: &Index) {
+        index.tokenizers().register(words::NAME, TextAnalyzer::from(Words::default()));
     }
 
     /// Conversations in the index.

@@ -58,8 +58,8 @@ pub use error::StoreError;
 pub use foreign::read_parquet;
 pub use identity::{identity_hashes, identity_hashes_of, identity_hashes_with, identity_secret};
 pub use lake::{
-    AboutNode, BEAT, Lake, NodeLoad, Nodes, SeenNode, TableChange, TableVersion, Tables, WORKER, WorkerEntry,
-    resident_bytes,
+    AboutNode, BEAT, Lake, NodeLoad, Nodes, SeenNode, SharedFiles, TableChange, TableVersion, Tables, WORKER,
+    WorkerEntry, resident_bytes,
 };
 pub use manifest::{AttrTypes, Part, Segment, SetAside};
 pub use options::StoreOptions;

@@ -33,6 +33,8 @@ pub struct StoreOptions {
     pub delete_grace_s: u64,
     /// At start, up to this many bytes of segments are checked before serving, and the rest afterwards.
     pub check_at_start_bytes: u64,
+    /// In a lake: time between two parts of the log, in milliseconds. Less makes acknowledgements faster, and requests more.
+    pub log_every_ms: u64,
 }
 
 impl Default for StoreOptions {
@@ -50,6 +52,7 @@ impl Default for StoreOptions {
             series_thin_s: 300,
             delete_grace_s: 300,
             check_at_start_bytes: 2 << 30,
+            log_every_ms: 200,
         }
     }
 }

@@ -10,12 +10,16 @@ use bytes::Bytes;
 use futures::TryStreamExt;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path as ObjectPath;
-use object_store::{ObjectStore, ObjectStoreExt};
+use object_store::{MultipartUpload as _, ObjectStore, ObjectStoreExt};
+use tokio::io::AsyncReadExt;
 
 use crate::disk::{Disk, PARTIAL, files_below};
 use crate::error::StoreError;
 use crate::manifest::Segment;
 use crate::segment;
+
+/// Larger files go to an object store in parts of this size.
+const PART_BYTES: usize = 8 << 20;
 
 #[derive(Clone)]
 pub(crate) struct Root {
@@ -90,6 +94,36 @@ impl Root {
             folder.disk.put_unsynced(&file, &data)
         };
         folder.change(path, put).await
+    }
+
+    /// Writes an object of a lake that may be large, in parts. It is there as a whole or not at all.
+    pub async fn put_file(&self, path: &str, from: &Path) -> Result<(), StoreError> {
+        let failed = |e| StoreError::io(from, e);
+        let mut file = tokio::fs::File::open(from).await.map_err(failed)?;
+        let mut next = async || -> Result<Vec<u8>, StoreError> {
+            let mut part = Vec::with_capacity(PART_BYTES);
+            (&mut file).take(PART_BYTES as u64).read_to_end(&mut part).await.map_err(failed)?;
+            Ok(part)
+        };
+        let (first, mut part) = (next().await?, next().await?);
+        if part.is_empty() {
+            return self.put_object(path, first).await;
+        }
+        let mut upload = self.objects.put_multipart(&ObjectPath::from(path)).await?;
+        let uploaded = async {
+            upload.put_part(first.into()).await?;
+            while !part.is_empty() {
+                upload.put_part(part.into()).await?;
+                part = next().await?;
+            }
+            Ok(upload.complete().await.map(drop)?)
+        };
+        let uploaded: Result<(), StoreError> = uploaded.await;
+        if uploaded.is_err() {
+            // Parts that stay cost money and are not listed.
+            let _ = upload.abort().await;
+        }
+        uploaded
     }
 
     async fn put_object(&self, path: &str, data: Vec<u8>) -> Result<(), StoreError> {

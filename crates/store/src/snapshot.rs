@@ -5,9 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
 use bytes::Bytes;
+use futures::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use rollscope_model::Table;
+use tokio::io::AsyncWriteExt;
 
 use crate::census::Census;
 use crate::contents::Contents;
@@ -34,7 +36,11 @@ pub struct TableSnapshot {
 
 /// Whoever has it may write beside the tables.
 #[derive(Clone)]
-pub struct Keeper(pub(crate) Root);
+pub struct Keeper {
+    pub(crate) root: Root,
+    /// In a lake: this writer, as its segments name it.
+    pub(crate) writer: Option<String>,
+}
 
 /// All tables at one moment.
 #[derive(Clone)]
@@ -108,12 +114,56 @@ impl Snapshot {
     /// Keeps something that was worked out from a run's rows, until the run is deleted. It can be worked out again: what
     /// cannot be written is left out, and what is written is not synced.
     pub async fn keep_derived(&self, run_id: &str, name: &str, data: Vec<u8>) {
-        if let Some(Keeper(root)) = &self.keeper
-            && let Err(e) = root.put_unsynced(&format!("{}/{name}", derived_folder(run_id)), data).await
+        if let Some(keeper) = &self.keeper
+            && let Err(e) = keeper.root.put_unsynced(&format!("{}/{name}", derived_folder(run_id)), data).await
         {
             tracing::debug!(error = %e, "cannot keep what was worked out");
         }
     }
+
+    /// Is it a segment of a lake that this process has written? Then it makes the split of it ([`Snapshot::keep_split`]).
+    pub fn is_own(&self, segment: &Segment) -> bool {
+        self.keeper.as_ref().is_some_and(|keeper| keeper.writer.as_deref() == Some(segment.writer.as_str()))
+    }
+
+    /// Copies the split of a segment to a file, and returns whether there is one: the search index of its rows, which another process has
+    /// put beside it.
+    pub async fn read_split(&self, segment: &Segment, to: &std::path::Path) -> Result<bool, StoreError> {
+        let Some(path) = split_path(&segment.path) else { return Ok(false) };
+        let found = match self.object_store.get(&Path::from(path)).await {
+            Err(object_store::Error::NotFound { .. }) => return Ok(false),
+            found => found?,
+        };
+        // It has each word of the texts once, with its places.
+        if found.meta.size > (segment.memory_bytes + SMALL_SPLIT) * 4 {
+            return Err(StoreError::Damaged(format!("the split of {} is too large", segment.path)));
+        }
+        let failed = |e| StoreError::io(to, e);
+        let mut file = tokio::fs::File::create(to).await.map_err(failed)?;
+        let mut parts = found.into_stream();
+        while let Some(part) = parts.try_next().await? {
+            file.write_all(&part).await.map_err(failed)?;
+        }
+        file.flush().await.map_err(failed)?;
+        Ok(true)
+    }
+
+    /// Puts the split of a segment beside it. It is deleted with it.
+    pub async fn keep_split(&self, segment: &Segment, from: &std::path::Path) -> Result<(), StoreError> {
+        let (Some(keeper), Some(path)) = (&self.keeper, split_path(&segment.path)) else { return Ok(()) };
+        keeper.root.put_file(&path, from).await
+    }
+}
+
+/// What a split may take that is of few rows.
+const SMALL_SPLIT: u64 = 16 << 20;
+/// How the name of a split ends, in place of `.parquet`.
+pub(crate) const SPLIT: &str = ".index.tar";
+
+/// Where the split of a segment is, if it is one of conversations.
+pub(crate) fn split_path(segment: &str) -> Option<String> {
+    let name = segment.strip_suffix(".parquet")?;
+    segment.starts_with(Table::Conversations.name()).then(|| format!("{name}{SPLIT}"))
 }
 
 /// Bytes at the end of a segment that hold its footer, as a rule.

@@ -5,6 +5,8 @@
 //! are marked dead and left out of what readers see. The log holds the same batches in the same order, so replaying it
 //! gives the same tail.
 
+mod theirs;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, OnceLock};
@@ -23,6 +25,8 @@ use crate::identity::{IdentitySet, identity_hashes, open_rows};
 use crate::manifest::{AttrTypes, MAX_ATTR_KEYS, Manifest, Part, Segment};
 use crate::segment::runs;
 use crate::snapshot::{Snapshot, TableSnapshot};
+
+pub(crate) use theirs::{Floors, LogPart, Theirs};
 
 /// A batch in the tail.
 pub(crate) struct Chunk {
@@ -300,6 +304,21 @@ impl<'a> Extent<'a> {
     }
 }
 
+/// Of which runs rows of all tables are, and when.
+pub(crate) struct Extents<'a>(Vec<Extent<'a>>);
+
+impl<'a> Extents<'a> {
+    pub fn of(rows: impl Iterator<Item = &'a Arc<Incoming>> + Clone) -> Extents<'a> {
+        let of = |table| Extent::of(table, rows.clone().filter(|rows| rows.table == table).map(|rows| &rows.batch));
+        Extents(Table::ALL.map(of).into())
+    }
+
+    /// May a segment hold one of these rows?
+    pub fn may_meet(&self, segment: &Segment) -> bool {
+        Table::from_name(&segment.table).is_some_and(|table| self.0[table as usize].may_meet(segment))
+    }
+}
+
 /// Rows in segments that newer rows replace, and where to look for them.
 #[derive(Clone, Default)]
 pub(crate) struct Replaced {
@@ -400,6 +419,8 @@ pub(crate) struct State {
     pub attr_types: Arc<BTreeMap<Table, AttrTypes>>,
     /// When the oldest row of the active generation came.
     pub first_at: Option<std::time::Instant>,
+    /// In a lake: what the logs of others hold, if this node follows them.
+    pub theirs: Option<Box<Theirs>>,
 }
 
 /// Chunks below this many rows are merged when there are many.
@@ -423,6 +444,7 @@ impl State {
             settled: version,
             attr_types: Arc::new(attr_types),
             first_at: None,
+            theirs: None,
         }
     }
 
@@ -432,6 +454,10 @@ impl State {
             return;
         }
         let Admitted { incoming, dead, kills, replacing, .. } = admitted;
+        if let Some(theirs) = &mut self.theirs {
+            // Rows that are dead here are elsewhere in this node's tail or in a segment.
+            theirs.make_way(&incoming, |row| dead.binary_search(&(row as u32)).is_err());
+        }
         let Incoming { table, batch, keys, open, attr_types } = incoming;
         self.learn(table, &attr_types);
         let state = &mut self.tables[table as usize];
@@ -501,8 +527,11 @@ impl State {
             let (chunks, places) =
                 if is_active { (&mut *active, &mut index.active) } else { (&mut *sealed, &mut index.sealed) };
             for chunk in chunks {
-                for row in 0..chunk.keys.len() {
-                    let (key, time) = (chunk.keys[row], by_time.then(|| times(table, &chunk.batch)[row]));
+                // Those of rows that nothing replaces are not kept.
+                let hashes = (table.keep() == Keep::First).then(|| identity_hashes(table, &chunk.batch));
+                for row in 0..chunk.batch.num_rows() {
+                    let key = hashes.as_ref().unwrap_or(&chunk.keys)[row];
+                    let time = by_time.then(|| times(table, &chunk.batch)[row]);
                     let Some(other) = known.iter().find(|s| !chunk.is_dead(row) && s.holds(key, time)) else {
                         continue;
                     };
@@ -579,8 +608,9 @@ impl State {
             let batch = chunk.visible();
             (0..batch.num_rows()).any(|row| run_of(&batch, row) == run_id)
         };
+        let theirs = self.theirs.iter().flat_map(|theirs| Table::ALL.map(|table| theirs.live(table))).flatten();
         self.manifest.kept().any(|s| s.part(run_id).is_some())
-            || self.tables.iter().any(|t| t.sealed.iter().chain(&t.active).any(in_tail))
+            || self.tables.iter().flat_map(|t| t.sealed.iter().chain(&t.active)).chain(theirs).any(in_tail)
     }
 
     pub fn has_active(&self) -> bool {
@@ -639,12 +669,20 @@ impl State {
             .into_iter()
             .map(|table| {
                 let state = &self.tables[table as usize];
-                let live = || state.sealed.iter().chain(&state.active).filter(|c| c.live_rows() > 0);
-                let tail = live().map(Chunk::visible).collect();
-                let tail_versions = live().map(|c| c.version).collect();
+                let theirs = self.theirs.as_deref();
+                let own = state.sealed.iter().chain(&state.active).filter(|c| c.live_rows() > 0);
+                let live: Vec<&Chunk> = own.chain(theirs.iter().flat_map(|theirs| theirs.live(table))).collect();
+                let shown = |chunk: &&Chunk| {
+                    let less = theirs.and_then(|theirs| theirs.without_outdone(table, chunk));
+                    less.unwrap_or_else(|| (chunk.visible(), chunk.contents.clone()))
+                };
+                let (tail, contents) = live.iter().map(shown).unzip();
+                let tail_versions = live.iter().map(|c| c.version).collect();
                 let segments = self.manifest.segments_of(table).cloned().collect();
-                let contents = live().map(|c| c.contents.clone()).collect();
-                let (replaced, replaced_of) = (state.replaced.clone(), state.replaced_of.clone());
+                let (replaced, replaced_of) = match theirs {
+                    Some(theirs) => theirs.replaced_with(table, (&state.replaced, &state.replaced_of)),
+                    None => (state.replaced.clone(), state.replaced_of.clone()),
+                };
                 (table, TableSnapshot { segments, tail, tail_versions, replaced, replaced_of, contents })
             })
             .collect();

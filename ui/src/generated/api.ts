@@ -66,6 +66,8 @@ export interface components {
             rules: components["schemas"]["AlarmRule"][];
             silences: components["schemas"]["Silence"][];
             sinks: components["schemas"]["AlarmSinkStatus"][];
+            /** @description In a lake: the node that tells the sinks, for all that have the same configuration. */
+            speaker: string | null;
         };
         /** @description How a sink is. */
         AlarmSinkStatus: {
@@ -918,7 +920,7 @@ export interface components {
             cores: number;
             /**
              * Format: int64
-             * @description Rows that it has acknowledged and that are not in the tables yet: other nodes do not see them.
+             * @description Rows that it has acknowledged and that are not in the tables yet: other nodes read them from its log.
              * @default 0
              */
             log_rows: number;
@@ -938,7 +940,7 @@ export interface components {
         NodesAnswer: {
             /**
              * Format: int64
-             * @description Rows that nodes have acknowledged and that are not in the tables yet: only the node that has them sees them.
+             * @description Rows that nodes have acknowledged and that are not in the tables yet: nodes that answer read them from the logs.
              */
             log_rows: number;
             /** @description By name. Empty if the data is in a folder. */
@@ -1493,6 +1495,11 @@ export interface components {
             flush_ms: number;
             /** Format: int64 */
             flushes: number;
+            /**
+             * Format: int64
+             * @description In a lake: rows that other nodes have acknowledged, that are in no table yet, and that this node shows.
+             */
+            followed_rows: number;
             /** Format: int64 */
             log_bytes: number;
             /** Format: int64 */

@@ -15,6 +15,7 @@ pub mod timing;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use parking_lot::Mutex;
@@ -24,7 +25,7 @@ use rollscope_query::Engine;
 use rollscope_query::scope::{Scope, ScopeRead};
 use rollscope_search::snippet::{Needles, Snippet};
 use rollscope_search::text::Said;
-use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError};
+use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError, Splitter};
 use rollscope_store::{ReadOnlyStore, Snapshot, SnapshotSource, Store, StoreOptions};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -40,12 +41,16 @@ use ask::Ask;
 /// Folder of the index beside the tables.
 pub const INDEX: &str = "index";
 
+const SPLITTER_STOPS_IN: Duration = Duration::from_secs(5);
+
 /// A handle; clones share it.
 #[derive(Clone)]
 pub struct Conversations {
     engine: Engine,
     search: Search,
     follower: Arc<Mutex<Option<Follower>>>,
+    /// In a lake.
+    splitter: Arc<Mutex<Option<Splitter>>>,
 }
 
 /// A page of conversations.
@@ -148,7 +153,12 @@ impl Conversations {
     pub fn start(store: &Store, engine: Engine) -> Result<Conversations, SearchError> {
         let search = Search::open(&store.options().dir.join(INDEX))?;
         let follower = Follower::start(search.clone(), Arc::new(store.clone()), store.changes(), store.vitals())?;
-        Ok(Conversations { engine, search, follower: Arc::new(Mutex::new(Some(follower))) })
+        let splitter = match store.node_name() {
+            Some(_) => Some(Splitter::start(search.clone(), Arc::new(store.clone()), store.vitals())?),
+            None => None,
+        };
+        let (follower, splitter) = (Arc::new(Mutex::new(Some(follower))), Arc::new(Mutex::new(splitter)));
+        Ok(Conversations { engine, search, follower, splitter })
     }
 
     /// For the command line: a folder, whether a server writes it or not.
@@ -167,7 +177,7 @@ impl Conversations {
             }
             Err(_) => Search::open_existing(&index)?,
         };
-        Ok(Conversations { engine, search, follower: Arc::default() })
+        Ok(Conversations { engine, search, follower: Arc::default(), splitter: Arc::default() })
     }
 
     /// For the command line: a lake, with its index in a folder of this machine.
@@ -177,7 +187,7 @@ impl Conversations {
         let (inner, handle) = (search.clone(), tokio::runtime::Handle::current());
         let done = tokio::task::spawn_blocking(move || rollscope_search::catch_up(&inner, &snapshot, &handle));
         done.await.map_err(|e| SearchError::Io(std::io::Error::other(e)))??;
-        Ok(Conversations { engine, search, follower: Arc::default() })
+        Ok(Conversations { engine, search, follower: Arc::default(), splitter: Arc::default() })
     }
 
     /// The same index over another view of the store.
@@ -201,7 +211,12 @@ impl Conversations {
 
     /// Ends following, after a last commit.
     pub async fn stop(&self) {
-        let follower = self.follower.lock().take();
+        let (follower, splitter) = (self.follower.lock().take(), self.splitter.lock().take());
+        // A split that is being made is not worth waiting for: others can do without.
+        if let Some(splitter) = splitter {
+            let stopped = tokio::task::spawn_blocking(move || splitter.stop());
+            let _ = tokio::time::timeout(SPLITTER_STOPS_IN, stopped).await;
+        }
         if let Some(mut follower) = follower {
             let _ = tokio::task::spawn_blocking(move || follower.stop()).await;
         }

@@ -75,6 +75,7 @@ pub fn about(config: &Config, internal: Option<&Internal>) -> AboutNode {
         role: role.name().into(),
         host: place::host_name(),
         worker: internal.map(|internal| internal.url.clone()),
+        alarms: config.server.alarms.fingerprint(),
     }
 }
 

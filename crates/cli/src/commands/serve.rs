@@ -16,6 +16,9 @@ use crate::args::{Role, ServeArgs};
 use crate::config::{Config, Usage};
 use crate::{output, place};
 
+/// How soon a node of a lake that answers shows what others have taken in. Each look is a list of the logs.
+const FOLLOW_EVERY: Duration = Duration::from_secs(1);
+
 pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
     let config = Config::resolve(&args)?;
     if args.print_config {
@@ -100,7 +103,8 @@ pub async fn start(config: &Config) -> anyhow::Result<Serving> {
         None => (Store::open(config.store.clone()).await?, None, None),
         Some(url) => {
             let internal = Internal::listen(config).await?;
-            let lake = place::lake_for_writing(url, nodes::about(config, internal.as_ref())).await?;
+            let mut lake = place::lake_for_writing(url, nodes::about(config, internal.as_ref())).await?;
+            lake.follow_every = config.role.unwrap_or_default().answers().then_some(FOLLOW_EVERY);
             // Before others learn of it, so that nobody waits for the log to be read.
             let worker = internal.map(|internal| internal.start(config, &lake)).transpose()?;
             (place::open_lake(config.store.clone(), lake.clone()).await?, Some(lake), worker)

@@ -279,7 +279,11 @@ impl SnapshotTable {
         let rows: usize = tail.iter().map(RecordBatch::num_rows).sum();
         let mut pieces = Vec::new();
         for batch in tail {
-            let batch = batch.with_schema(self.schema.clone())?;
+            let mut batch = batch.with_schema(self.schema.clone())?;
+            // A plan that goes to workers takes the rows along.
+            if let Some(projection) = projection {
+                batch = batch.project(projection)?;
+            }
             let starts = (0..batch.num_rows()).step_by(ROWS_PER_TAIL_PARTITION);
             pieces.extend(starts.map(|at| batch.slice(at, ROWS_PER_TAIL_PARTITION.min(batch.num_rows() - at))));
         }
@@ -290,7 +294,7 @@ impl SnapshotTable {
         }
         self.progress.add_scanned(rows as u64, 0);
         let source =
-            MemorySourceConfig::try_new(&partitions, self.schema.clone(), projection.cloned())?.with_limit(limit);
+            MemorySourceConfig::try_new(&partitions, project(&self.schema, projection)?, None)?.with_limit(limit);
         Ok(DataSourceExec::from_data_source(source))
     }
 }

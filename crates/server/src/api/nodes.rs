@@ -15,7 +15,7 @@ use crate::problem::Problem;
 pub struct NodesAnswer {
     /// By name. Empty if the data is in a folder.
     nodes: Vec<NodeInfo>,
-    /// Rows that nodes have acknowledged and that are not in the tables yet: only the node that has them sees them.
+    /// Rows that nodes have acknowledged and that are not in the tables yet: nodes that answer read them from the logs.
     log_rows: u64,
     /// Queries of this node that ran on workers since it started.
     queries_on_workers: u64,

@@ -260,7 +260,7 @@ impl Logs {
 }
 
 /// The parts of all logs, with their sizes.
-async fn find_numbers(root: &Root) -> Result<BTreeMap<String, BTreeMap<u64, u64>>, StoreError> {
+pub(super) async fn find_numbers(root: &Root) -> Result<BTreeMap<String, BTreeMap<u64, u64>>, StoreError> {
     let mut found: BTreeMap<String, BTreeMap<u64, u64>> = BTreeMap::new();
     let mut listed = root.objects.list(Some(&Path::from(WRITERS)));
     while let Some(object) = listed.try_next().await? {

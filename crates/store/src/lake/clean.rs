@@ -13,6 +13,7 @@ use rollscope_model::Table;
 use super::{WRITER_ID_LENGTH, nodes};
 use crate::error::StoreError;
 use crate::root::Root;
+use crate::snapshot::SPLIT;
 
 /// What one look has found.
 #[derive(Default)]
@@ -38,16 +39,20 @@ impl Found {
 
     /// Those that no table names and nobody can commit any more.
     pub fn left_over(self, is_live: impl Fn(&str) -> bool) -> HashSet<String> {
-        let is_over =
-            |path: &String| writer_of(path).is_some_and(|writer| !self.writers.contains(writer)) && !is_live(path);
+        let is_over = |path: &String| {
+            let Some((name, writer)) = segment_of(path) else { return false };
+            !self.writers.contains(writer) && !is_live(&format!("{name}.parquet"))
+        };
         self.files.into_iter().filter(is_over).collect()
     }
 }
 
-/// A segment ends in the name of its writer. Everything else is not ours to delete.
-fn writer_of(path: &str) -> Option<&str> {
-    let (_, writer) = path.strip_suffix(".parquet")?.rsplit_once('-')?;
-    (writer.len() == WRITER_ID_LENGTH && writer.bytes().all(|b| b.is_ascii_hexdigit())).then_some(writer)
+/// The segment that a file is, or is the split of, without `.parquet`, and its writer, in whose name it ends. Everything else is not ours
+/// to delete.
+fn segment_of(path: &str) -> Option<(&str, &str)> {
+    let name = path.strip_suffix(".parquet").or_else(|| path.strip_suffix(SPLIT))?;
+    let (_, writer) = name.rsplit_once('-')?;
+    (writer.len() == WRITER_ID_LENGTH && writer.bytes().all(|b| b.is_ascii_hexdigit())).then_some((name, writer))
 }
 
 #[cfg(test)]
@@ -60,8 +65,10 @@ mod tests {
         let (ended, lives, live) = (file("00112233aabbccdd"), file("ffffffffffffffff"), file("0000000000000000"));
         let other =
             ["spans/_delta_log/00000000000000000000.json", "spans/run=a/mine.parquet", "spans/run=a/x-y.parquet"];
-        let files = [ended.clone(), lives, live.clone()].into_iter().chain(other.map(String::from)).collect();
+        let split = |path: &str| path.replace(".parquet", ".index.tar");
+        let files = [ended.clone(), lives, live.clone(), split(&ended), split(&live)];
+        let files = files.into_iter().chain(other.map(String::from)).collect();
         let found = Found { files, writers: HashSet::from(["ffffffffffffffff".to_string()]) };
-        assert_eq!(found.left_over(|path| path == live), HashSet::from([ended]));
+        assert_eq!(found.left_over(|path| path == live), HashSet::from([split(&ended), ended]));
     }
 }

@@ -15,7 +15,7 @@ pub struct NodeLoad {
     pub memory_bytes: u64,
     /// Rows that it took in per second, since it last said so.
     pub rows_per_s: f64,
-    /// Rows that it has acknowledged and that are not in the tables yet: other nodes do not see them.
+    /// Rows that it has acknowledged and that are not in the tables yet: other nodes read them from its log.
     pub log_rows: u64,
 }
 

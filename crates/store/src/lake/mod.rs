@@ -21,9 +21,11 @@
 
 mod adopt;
 mod clean;
+mod files;
 mod load;
 mod log;
 mod nodes;
+mod others;
 mod tables;
 
 use std::sync::Arc;
@@ -38,10 +40,12 @@ use crate::manifest::{AttrTypes, Segment};
 
 pub(crate) use adopt::{Logs as AllLogs, adopt_dead, answers_for_others, orphans};
 pub(crate) use clean::Found as FilesFound;
+pub use files::SharedFiles;
 pub use load::{NodeLoad, resident_bytes};
 pub(crate) use log::{ObjectLog, Stuck, WriterLog};
 pub use nodes::{AboutNode, BEAT, Nodes, SeenNode, WORKER, WorkerEntry};
 pub(crate) use nodes::{NodeEntry, Silent, Watch};
+pub(crate) use others::{OthersLogs, Seen as LogsSeen};
 pub(crate) use tables::{LakeTables, Listed};
 
 /// Where a lake is, and who opens it.
@@ -53,10 +57,10 @@ pub struct Lake {
     /// What nodes show each other. Whoever can read the lake has it.
     pub key: String,
     pub node: AboutNode,
-    /// At least this long between two puts of the log.
-    pub log_every: Duration,
     /// A node that says nothing for this long has ended.
     pub silence: Duration,
+    /// A node that answers looks this often what others have acknowledged. `None`: it shows what is in the tables and its own log.
+    pub follow_every: Option<Duration>,
 }
 
 /// Which files are in each table, for all who share a lake.

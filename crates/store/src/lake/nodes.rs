@@ -48,6 +48,8 @@ struct Node {
     /// Where it works for queries of others.
     #[serde(skip_serializing_if = "Option::is_none")]
     worker: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    alarms: Option<String>,
     version: String,
     beat: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,6 +72,8 @@ pub struct AboutNode {
     pub host: String,
     /// Where it works for queries of others, such as `http://10.0.0.3:7201`.
     pub worker: Option<String>,
+    /// Which alarms it watches for. One of those that watch for the same ones tells the sinks.
+    pub alarms: Option<String>,
 }
 
 fn path_of(name: &str) -> String {
@@ -183,6 +187,10 @@ impl NodeEntry {
         &self.about.name
     }
 
+    pub fn about(&self) -> &AboutNode {
+        &self.about
+    }
+
     /// It has left nothing.
     pub async fn leave(&self) -> Result<(), StoreError> {
         self.root.delete(&self.path).await
@@ -196,8 +204,9 @@ impl NodeEntry {
 
 impl Node {
     fn new(about: &AboutNode, writer: Option<String>, before: HashSet<String>, beat: u64) -> Node {
-        let AboutNode { name, role, host, worker } = about.clone();
-        Node { name, writer, before, role, host, worker, version: env!("CARGO_PKG_VERSION").into(), beat, load: None }
+        let AboutNode { name, role, host, worker, alarms } = about.clone();
+        let version = env!("CARGO_PKG_VERSION").into();
+        Node { name, writer, before, role, host, worker, alarms, version, beat, load: None }
     }
 
     fn to_json(&self) -> Vec<u8> {
@@ -369,8 +378,8 @@ impl Nodes {
         }
         self.seen = seen;
         let show = |seen: &Seen| {
-            let Node { name, role, host, worker, version, writer, load, .. } = seen.node.clone();
-            let about = AboutNode { name, role, host, worker };
+            let Node { name, role, host, worker, alarms, version, writer, load, .. } = seen.node.clone();
+            let about = AboutNode { name, role, host, worker, alarms };
             SeenNode { about, version, writes: writer.is_some(), since: seen.since, load }
         };
         // One without a name has left nothing but its entry.

@@ -41,7 +41,7 @@ pub(crate) struct LakeTables {
 pub(crate) struct Listed {
     pub segments: Vec<Arc<Segment>>,
     pub attr_types: AttrTypes,
-    /// The last number of this writer's log that is in the table. `None`: nothing has changed since it was last listed.
+    /// The last number of this writer's log that is in the table. `None`: there is none.
     pub logged: Option<u64>,
 }
 
@@ -66,14 +66,12 @@ impl LakeTables {
         let versions = try_join_all(Table::ALL.map(|table| self.tables.read(table))).await?;
         let mut all = Vec::with_capacity(versions.len());
         for (table, version) in Table::ALL.into_iter().zip(&versions) {
-            let mut logged = None;
-            if self.unsure[table as usize] || version.number != self.seen[table as usize].number {
-                let marks = self.tables.marks(table, &[fence_of(&self.writer), self.writer.clone()]).await?;
-                if marks[0].is_some() {
-                    return Err(StoreError::Fenced);
-                }
-                logged = marks[1];
+            // Always, and not only when something has changed: whoever asked before may have failed before it used the answer.
+            let marks = self.tables.marks(table, &[fence_of(&self.writer), self.writer.clone()]).await?;
+            if marks[0].is_some() {
+                return Err(StoreError::Fenced);
             }
+            let logged = marks[1];
             let TableVersion { segments, attr_types, .. } = version.clone();
             all.push((table, Listed { segments, attr_types, logged }));
         }

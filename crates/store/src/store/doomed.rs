@@ -8,7 +8,7 @@ use rollscope_model::Table;
 use super::shared::{Shared, What};
 use crate::error::StoreError;
 use crate::manifest::Manifest;
-use crate::snapshot::{DERIVED, derived_folder};
+use crate::snapshot::{DERIVED, derived_folder, split_path};
 
 /// One part in this many of `retention_bytes` is for what was worked out from rows.
 const DERIVED_PART: u64 = 10;
@@ -60,7 +60,9 @@ impl Shared {
     /// Deletes a file that is no longer live once readers had time to finish: as long as all files get, or less.
     pub(super) fn doom(&self, path: String, at_most: Duration) {
         let grace = Duration::from_secs(self.options.delete_grace_s).min(at_most);
-        self.doomed.lock().push((Instant::now() + grace, path));
+        let split = self.node.as_ref().and_then(|_| split_path(&path));
+        let due = Instant::now() + grace;
+        self.doomed.lock().extend([Some(path), split].into_iter().flatten().map(|path| (due, path)));
     }
 
     /// Files that no manifest names: left by a process that ended before their time had come, or before its commit.

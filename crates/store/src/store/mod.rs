@@ -3,6 +3,7 @@
 
 mod doomed;
 mod flush;
+mod follow;
 mod shared;
 mod upkeep;
 mod writer;
@@ -22,7 +23,9 @@ use utoipa::ToSchema;
 use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
-use crate::lake::{self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, Stuck, Watch, WriterLog};
+use crate::lake::{
+    self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, SharedFiles, Stuck, Watch, WriterLog,
+};
 use crate::lock::Lock;
 use crate::logs::{Logs, WAL};
 use crate::manifest::{Segment, SetAside};
@@ -34,6 +37,7 @@ use crate::tail::Incoming;
 use crate::touched::{self, Step, Touched};
 use crate::vitals::{Death, Vitals};
 use crate::wal::{self, Log};
+use follow::Follower;
 use shared::{Counters, Shared};
 use writer::{Request, WRITER, Writer, write_loop};
 
@@ -56,6 +60,7 @@ struct Start {
     logs: Logs,
     lock: Option<Lock>,
     node: Option<(NodeEntry, Watch)>,
+    follower: Option<Follower>,
     replayed: Replayed,
     set_aside: Vec<SetAside>,
     unchecked: Vec<Arc<Segment>>,
@@ -94,6 +99,8 @@ pub struct StoreStats {
     pub log_bytes: u64,
     pub tail_rows: HashMap<&'static str, u64>,
     pub tail_bytes: u64,
+    /// In a lake: rows that other nodes have acknowledged, that are in no table yet, and that this node shows.
+    pub followed_rows: u64,
     pub segments: u64,
     pub segment_rows: u64,
     pub segment_bytes: u64,
@@ -167,6 +174,7 @@ impl Store {
             logs: Logs::Folder(folder),
             lock: Some(lock),
             node: None,
+            follower: None,
             replayed,
             set_aside: opened.set_aside,
             unchecked: opened.unchecked,
@@ -190,7 +198,7 @@ impl Store {
         // The node first: a log that no node names is anybody's to take over. Whoever takes this node's place before its log can be fenced
         // has changed the entry by the time of the first beat.
         let (node, mut before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
-        let mut log = ObjectLog::create(place.clone(), lake.log_every).await?;
+        let mut log = ObjectLog::create(place.clone(), std::time::Duration::from_millis(options.log_every_ms)).await?;
         node.beat(0, 0, &before).await?;
         let mut beats = tokio::task::JoinSet::new();
         beats.spawn(upkeep::beat_while_starting(node.clone(), before.clone()));
@@ -211,6 +219,11 @@ impl Store {
         let replayed = replayed.await.expect("replay does not panic")?;
         beats.shutdown().await;
         node.beat(0, 0, &HashSet::new()).await?;
+        let follow = |_| {
+            let id = &writer[..lake::WRITER_ID_LENGTH];
+            Follower::new(&writer, id, options.flush_bytes, options.duplicate_check_bytes / 2)
+        };
+        let follower = lake.follow_every.map(follow);
         let start = Start {
             options,
             root,
@@ -221,19 +234,41 @@ impl Store {
             logs: Logs::Lake(place),
             lock: None,
             node: Some((node, Watch::new(lake.silence))),
+            follower,
             replayed,
             set_aside,
             unchecked: Vec::new(),
         };
         let store = Store::start(start).await?;
+        if let Some(every) = lake.follow_every {
+            // The first answer has it all. If it cannot be read now, it is tried again.
+            if let Err(e) = store.follow().await {
+                tracing::warn!(error = %e, "cannot read the logs of other nodes; trying again");
+            }
+            store.shared.vitals.task("lake-follow", upkeep::follow(Arc::downgrade(&store.shared), every));
+        }
         *store.shared.looking.lock().await = Some(others);
         store.shared.vitals.task("lake-nodes", upkeep::look_at_nodes(Arc::downgrade(&store.shared)));
         Ok(store)
     }
 
     async fn start(start: Start) -> Result<Store, StoreError> {
-        let Start { options, root, writer_id, log, stuck, commits, logs, lock, node, replayed, set_aside, unchecked } =
-            start;
+        let Start {
+            options,
+            root,
+            writer_id,
+            log,
+            stuck,
+            commits,
+            logs,
+            lock,
+            node,
+            follower,
+            mut replayed,
+            set_aside,
+            unchecked,
+        } = start;
+        replayed.state.theirs = follower.as_ref().map(|_| Box::default());
         let (queue, requests) = mpsc::channel(QUEUE);
         let (node, watch) = node.unzip();
         let shared = Arc::new(Shared {
@@ -266,6 +301,8 @@ impl Store {
             looking: tokio::sync::Mutex::new(None),
             left_over: Mutex::default(),
             unheard: Mutex::default(),
+            follower: tokio::sync::Mutex::new(follower),
+            follow_problems: Mutex::default(),
             stuck,
             is_fenced: AtomicBool::new(false),
             set_aside_now: Mutex::default(),
@@ -337,6 +374,16 @@ impl Store {
     /// In a lake: takes over what nodes have left that are silent. The background does so from time to time.
     pub fn adopt_silent(&self) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(self.shared.adopt_silent())
+    }
+
+    /// In a lake: shows all that other nodes have acknowledged. The background looks at their logs again and again, if this node follows
+    /// others, and at the tables if something was flushed from there.
+    pub fn follow(&self) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async {
+            self.shared.follow().await?;
+            self.shared.refresh(&mut *self.shared.commit.lock().await).await?;
+            self.shared.follow().await
+        })
     }
 
     /// In a lake: says that this node is there. The background does so from time to time.
@@ -447,6 +494,7 @@ impl Store {
             log_bytes: get(&c.part_bytes),
             tail_rows: Table::ALL.map(|t| (t.name(), tail(t))).into(),
             tail_bytes: (state.active_bytes() + state.sealed_bytes()) as u64,
+            followed_rows: state.theirs.as_ref().map_or(0, |theirs| theirs.rows()),
             segments: state.manifest.segments.len() as u64,
             segment_rows: state.manifest.segments.iter().map(|s| s.rows).sum(),
             segment_bytes: state.manifest.segments.iter().map(|s| s.bytes).sum(),
@@ -474,6 +522,7 @@ impl Store {
                 "this node has been unable to say that it is there for {seconds} s ({why}); after a minute, another one takes its place"
             ));
         }
+        problems.extend(self.shared.follow_problems.lock().iter().cloned());
         let is_fenced = self.shared.is_fenced.load(Ordering::Relaxed);
         if is_fenced {
             problems.push(StoreError::Fenced.to_string());
@@ -549,6 +598,23 @@ impl Store {
         self.shared.node.as_ref().map(NodeEntry::name)
     }
 
+    /// In a lake: the node that tells the sinks of alarms, the first by name of those that are there and watch for the same ones. `None` in a
+    /// folder, and until somebody has looked who is there.
+    pub fn speaker(&self) -> Option<String> {
+        let own = self.shared.node.as_ref()?.about();
+        let nodes = self.shared.nodes.read();
+        // This one is there, also if it cannot say so.
+        let is_fenced = self.shared.is_fenced.load(Ordering::Relaxed);
+        let is_there = |node: &SeenNode| node.is_there() || !is_fenced && node.about.name == own.name;
+        let watching = nodes.iter().filter(|node| node.writes && is_there(node) && node.about.alarms == own.alarms);
+        watching.map(|node| node.about.name.clone()).min()
+    }
+
+    /// In a lake: small files that all nodes may change. `None` in a folder.
+    pub fn shared_files(&self) -> Option<SharedFiles> {
+        self.shared.node.as_ref().map(|_| SharedFiles::new(self.shared.root.clone()))
+    }
+
     /// Leaves a lake, after everything was flushed.
     async fn leave(&self, node: &NodeEntry) -> Result<(), StoreError> {
         let mut commits = self.shared.commit.lock().await;
@@ -570,6 +636,7 @@ impl Store {
 impl SnapshotSource for Store {
     fn snapshot(&self) -> Snapshot {
         let snapshot = self.shared.state.read().snapshot(self.shared.root.objects.clone());
-        Snapshot { keeper: Some(Keeper(self.shared.root.clone())), ..snapshot }
+        let writer = self.shared.node.as_ref().map(|_| self.shared.writer_id.clone());
+        Snapshot { keeper: Some(Keeper { root: self.shared.root.clone(), writer }), ..snapshot }
     }
 }

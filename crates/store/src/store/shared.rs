@@ -12,6 +12,7 @@ use rollscope_model::time::now_ns;
 use tokio::sync::{mpsc, watch};
 
 use super::flush::FlushState;
+use super::follow::Follower;
 use super::writer::{Request, WRITER, Writer};
 use crate::commits::Commits;
 use crate::error::StoreError;
@@ -64,6 +65,9 @@ pub(super) struct Shared {
     pub(super) left_over: Mutex<HashSet<String>>,
     /// Since when this node cannot say that it is there, and why.
     pub(super) unheard: Mutex<Option<(Instant, String)>>,
+    /// What was read of the logs of others.
+    pub(super) follower: tokio::sync::Mutex<Option<Follower>>,
+    pub(super) follow_problems: Mutex<Vec<String>>,
     /// Whether the object store takes the log.
     pub(super) stuck: Stuck,
     /// Another writer has taken over.
@@ -200,10 +204,13 @@ impl Shared {
     }
 
     /// In a lake: takes in what others have committed, and what this process has, if it could not tell. A row of the tail that another
-    /// node was sent, too, is there once after that.
+    /// node was sent, too, is there once after that. What others have flushed is not shown from their logs any more, from the same moment.
     pub(super) async fn refresh(&self, commits: &mut Commits) -> Result<(), StoreError> {
         let Commits::Lake(tables) = commits else { return Ok(()) };
         let listed = tables.list().await?;
+        let followed: Vec<String> =
+            self.state.read().theirs.iter().flat_map(|theirs| theirs.floors.keys().cloned()).collect();
+        let floors = followed.iter().cloned().zip(tables.floors(&followed).await?).collect();
         let mut known: HashMap<String, Option<KnownSegment>> = HashMap::new();
         // Rows go on coming while segments are read, and may be in others of them.
         let (mut writer, mut state) = loop {
@@ -233,6 +240,9 @@ impl Shared {
         manifest.segments = listed.iter().flat_map(|(_, listed)| listed.segments.iter().cloned()).collect();
         let is_unread = |path: &str| manifest.unread.iter().any(|unread| unread.segment.path == path);
         manifest.segments = manifest.segments.extract_if(.., |s| !is_unread(&s.path)).collect();
+        let before: HashSet<&str> = state.manifest.kept().map(|segment| segment.path.as_str()).collect();
+        let is_new = |segment: &Arc<Segment>| !before.contains(segment.path.as_str());
+        let has_new = manifest.segments.iter().any(is_new);
         state.manifest = Arc::new(manifest);
         for (table, listed) in listed {
             state.learn(table, &listed.attr_types);
@@ -252,7 +262,11 @@ impl Shared {
                 self.counters.duplicates.fetch_add(left, Ordering::Relaxed);
             }
         }
+        state.let_pass(floors);
         state.version += 1;
+        if has_new {
+            state.settled = state.version;
+        }
         self.changes.send_replace(state.version);
         Ok(())
     }

@@ -89,6 +89,21 @@ pub(super) async fn beat_while_starting(node: NodeEntry, before: HashSet<String>
     }
 }
 
+/// In a lake: shows what others have acknowledged.
+pub(super) async fn follow(weak: WeakShared, every: Duration) {
+    let mut was_well = true;
+    loop {
+        tokio::time::sleep(every).await;
+        let shared = weak.upgrade().filter(|shared| !shared.is_closed() && !shared.is_fenced.load(Ordering::Relaxed));
+        let Some(shared) = shared else { return };
+        let followed = shared.follow().await;
+        if let (Err(e), true) = (&followed, was_well) {
+            tracing::warn!(error = %e, "cannot read the logs of other nodes; what they take in is shown later");
+        }
+        was_well = followed.is_ok();
+    }
+}
+
 /// In a lake: takes over what nodes have left that are silent. It may take long, so it is not what says that this node is there.
 pub(super) async fn look_after_nodes(weak: WeakShared) {
     while let Some(shared) = next_beat(&weak).await {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use arrow::compute::concat_batches;
 use async_trait::async_trait;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
@@ -23,9 +24,10 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rollscope_model::Table;
 use rollscope_store::{
-    AboutNode, Lake, ReadOnlyStore, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
+    AboutNode, Lake, ReadOnlyStore, SnapshotSource, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
 };
 
+use crate::once::{rows, series};
 use crate::{open_spans, seen, spans};
 
 /// Seeds that `cargo test` tries.
@@ -218,13 +220,18 @@ impl World {
             tables: self.tables.clone(),
             key: String::new(),
             node: AboutNode { name: node.into(), ..AboutNode::default() },
-            log_every: Duration::ZERO,
             silence: Duration::ZERO,
+            // One of them shows its own log, and what is in the tables.
+            follow_every: (node != "ingest").then_some(Duration::from_secs(3600)),
         }
     }
 
     async fn open(&self, node: &str) -> std::result::Result<Store, StoreError> {
-        let options = StoreOptions { delete_grace_s: self.grace_s, ..StoreOptions::at(self.cache.path().join(node)) };
+        let options = StoreOptions {
+            delete_grace_s: self.grace_s,
+            log_every_ms: 0,
+            ..StoreOptions::at(self.cache.path().join(node))
+        };
         Store::open_lake(options, self.lake(node)).await
     }
 
@@ -299,7 +306,6 @@ async fn a_lake_keeps_rows_through_flushes_merges_and_restarts() {
 }
 
 fn store_types(store: &Store) -> BTreeSet<String> {
-    use rollscope_store::SnapshotSource;
     let types = store.snapshot().attr_types.clone();
     types.get(&Table::Spans).unwrap().values().flat_map(|keys| keys.keys().cloned()).collect()
 }
@@ -426,6 +432,144 @@ async fn a_row_that_two_nodes_were_sent_is_there_once() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_point_of_a_series_that_two_nodes_were_sent_is_there_once() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    a.append(Table::Series, series("r", 0, 30)).await.unwrap();
+    assert_eq!(b.append(Table::Series, series("r", 20, 30)).await.unwrap().accepted, 30);
+    a.flush().await.unwrap();
+    b.flush().await.unwrap();
+    assert_eq!(b.stats().duplicates, 10);
+    // It looks at the tables. To tidy would make fewer points of old ones.
+    a.clean().await.unwrap();
+    for node in [&a, &b] {
+        assert_eq!(rows(node, Table::Series), 50);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_shows_what_others_have_acknowledged() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    let follow = async |node: &Store| node.follow().await.unwrap();
+    a.append(Table::Spans, spans("r", 0, 30)).await.unwrap();
+    a.append(Table::Spans, open_spans("r", 30, 3)).await.unwrap();
+    a.append(Table::Series, series("r", 0, 30)).await.unwrap();
+    let before = b.snapshot().version;
+    follow(&b).await;
+    assert_eq!((seen(&b).len(), rows(&b, Table::Series)), (33, 30));
+    let snapshot = b.snapshot();
+    assert!(snapshot.version > before);
+    // More of the same log, without reading it all again: the end of what was open, and what this node has, too.
+    b.append(Table::Spans, spans("r", 40, 2)).await.unwrap();
+    b.append(Table::Series, series("r", 30, 2)).await.unwrap();
+    a.append(Table::Spans, spans("r", 30, 2)).await.unwrap();
+    a.append(Table::Spans, spans("r", 41, 2)).await.unwrap();
+    a.append(Table::Series, series("r", 31, 2)).await.unwrap();
+    follow(&b).await;
+    let states = |node: &Store| seen(node).into_iter().map(|row| (row.1, row.2 == "closed")).collect::<Vec<_>>();
+    let expected: Vec<(u64, bool)> = (0..33).chain(40..43).map(|n| (n, n != 32)).collect();
+    assert_eq!((states(&b), rows(&b, Table::Series)), (expected.clone(), 33));
+    assert_eq!(b.stats().followed_rows, 33 + 1 + 30 + 1, "what this node has itself is not counted");
+    // A flush moves it to the tables. What is open goes on in the log.
+    a.flush().await.unwrap();
+    assert_eq!(states(&b), expected, "nobody has looked yet");
+    follow(&b).await;
+    assert_eq!((states(&b), rows(&b, Table::Series)), (expected.clone(), 33));
+    assert_eq!(b.stats().followed_rows, 1);
+    // An end that comes here hides the beginning there, and one there ends what is open here.
+    b.append(Table::Spans, spans("r", 32, 1)).await.unwrap();
+    b.append(Table::Spans, open_spans("r", 50, 2)).await.unwrap();
+    a.append(Table::Spans, spans("r", 50, 1)).await.unwrap();
+    follow(&b).await;
+    let expected: Vec<(u64, bool)> = (0..33).chain(40..43).chain(50..52).map(|n| (n, n != 51)).collect();
+    assert_eq!(states(&b), expected);
+    // Each flushes its own.
+    b.flush().await.unwrap();
+    a.flush().await.unwrap();
+    for node in [&a, &b] {
+        follow(node).await;
+        assert_eq!((states(node), rows(node, Table::Series)), (expected.clone(), 33));
+    }
+    let mut tables = world.tables.rows(&world.inner).await;
+    tables.sort_unstable();
+    assert_eq!(tables, (0..33).chain(40..43).chain([50]).collect::<Vec<u64>>());
+    // Rows of which the last one counts.
+    let values = |node: &Store| crate::once::values(node).into_values().flatten().collect::<Vec<_>>();
+    a.append(Table::Metrics, crate::once::metrics("r", 0, 1, 1.0)).await.unwrap();
+    a.flush().await.unwrap();
+    a.append(Table::Metrics, crate::once::metrics("r", 0, 1, 2.0)).await.unwrap();
+    follow(&b).await;
+    assert_eq!(values(&b), [2.0]);
+    a.flush().await.unwrap();
+    follow(&b).await;
+    assert_eq!(values(&b), [2.0]);
+    // Whoever is taken over is shown once.
+    a.append(Table::Spans, spans("q", 100, 5)).await.unwrap();
+    follow(&b).await;
+    drop(a);
+    b.adopt_silent().await.unwrap();
+    b.adopt_silent().await.unwrap();
+    follow(&b).await;
+    assert_eq!(states(&b).len(), expected.len() + 5);
+    assert_eq!(b.stats().followed_rows, 0);
+    let c = world.open("c").await.unwrap();
+    assert_eq!(states(&c).len(), expected.len() + 5, "whoever comes has read the logs");
+}
+
+/// As a client does that reports a span that is open, and its end, before it sends.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_message_may_say_the_same_row_twice() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    let both = |table: Table, one, other| concat_batches(&table.schema(), &[one, other]).unwrap();
+    let metrics = |value| crate::once::metrics("r", 0, 1, value);
+    a.append(Table::Spans, both(Table::Spans, open_spans("r", 0, 3), spans("r", 0, 3))).await.unwrap();
+    a.append(Table::Spans, both(Table::Spans, spans("r", 10, 2), spans("r", 10, 2))).await.unwrap();
+    a.append(Table::Metrics, both(Table::Metrics, metrics(1.0), metrics(2.0))).await.unwrap();
+    let values = |node: &Store| crate::once::values(node).into_values().flatten().collect::<Vec<_>>();
+    for node in [&a, &b] {
+        node.follow().await.unwrap();
+        let states: Vec<(u64, bool)> = seen(node).into_iter().map(|row| (row.1, row.2 == "closed")).collect();
+        assert_eq!(states, [0, 1, 2, 10, 11].map(|n| (n, true)));
+        assert_eq!(values(node), [2.0]);
+    }
+    // What may change is shown as it arrived last, wherever that was.
+    b.append(Table::Metrics, metrics(3.0)).await.unwrap();
+    assert_eq!(values(&b), [3.0]);
+    a.append(Table::Metrics, metrics(4.0)).await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!(values(&b), [4.0]);
+    b.append(Table::Metrics, metrics(5.0)).await.unwrap();
+    assert_eq!(values(&b), [5.0]);
+    b.flush().await.unwrap();
+    a.flush().await.unwrap();
+    for node in [&a, &b] {
+        node.follow().await.unwrap();
+        assert_eq!((values(node).len(), seen(node).len()), (1, 5));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_does_not_fit_into_memory_is_shown_later() {
+    let world = World::new(1);
+    let a = world.open("a").await.unwrap();
+    let options = StoreOptions { flush_bytes: 20_000, ..StoreOptions::at(world.cache.path().join("b")) };
+    let b = Store::open_lake(options, world.lake("b")).await.unwrap();
+    for i in 0..20 {
+        a.append(Table::Spans, spans("r", i * 50, 50)).await.unwrap();
+    }
+    b.follow().await.unwrap();
+    let shown = seen(&b).len();
+    assert!(shown > 0 && shown < 1000, "{shown}");
+    assert!(b.health().problems[0].contains("parts of their logs are shown once they are in the tables"));
+    a.flush().await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!(seen(&b).len(), 1000);
+    assert!(b.health().problems.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_end_stays_that_another_node_has_written() {
     let world = World::new(1);
     // An open span is in the table. One node gets it again, another one its end.
@@ -518,7 +662,7 @@ impl Model {
 async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
     let world = World::new(seed);
     let mut random = StdRng::seed_from_u64(seed);
-    let names = ["a", "b", "c"];
+    let names = ["a", "b", "ingest"];
     let mut nodes: Vec<Option<Store>> = vec![None; names.len()];
     let mut model = Model::default();
     let mut next = 0;
@@ -585,9 +729,23 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
         // What this node says itself has each row once, too. It may be behind what others have done. Where it could not read a file to
         // compare it, that is made up for before the next flush.
         let is_sure = world.grace_s > 0 && store.stats().duplicate_check_skipped == 0;
-        let own = if is_sure { seen(&store) } else { Vec::new() };
+        let follows = names[at] != "ingest";
+        // Once it has looked, a node that follows others shows what all have acknowledged.
+        let has_looked = is_sure && follows && nodes[at].is_some() && store.follow().await.is_ok();
+        let own = if is_sure && (has_looked || !follows) { seen(&store) } else { Vec::new() };
         if own.windows(2).any(|rows| rows[0].1 == rows[1].1) {
-            return Err(format!("seed {seed}, step {step}: {} itself has a row twice", names[at]));
+            let snapshot = store.snapshot();
+            for (i, b) in snapshot.tables[&Table::Spans].tail.iter().enumerate() {
+                eprintln!("tail {i} v{} {:?}", snapshot.tables[&Table::Spans].tail_versions[i], crate::numbers(b));
+            }
+            for s in &snapshot.tables[&Table::Spans].segments {
+                eprintln!("segment {} {} open {} {:?}", s.path, s.writer, s.has_open, s.replaces);
+            }
+            eprintln!("replaced {}", snapshot.tables[&Table::Spans].replaced.len());
+            return Err(format!("seed {seed}, step {step}: {} itself has a row twice: {own:?}", names[at]));
+        }
+        if has_looked {
+            check(&own, &model, seed, step).map_err(|why| format!("{} itself: {why}", names[at]))?;
         }
         drop(store);
     }

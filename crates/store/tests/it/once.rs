@@ -24,7 +24,7 @@ pub fn metrics(run: &str, first: i64, n: i64, value: f64) -> RecordBatch {
     b.finish().unwrap()
 }
 
-fn series(run: &str, first: i64, n: i64) -> RecordBatch {
+pub fn series(run: &str, first: i64, n: i64) -> RecordBatch {
     let mut b = SeriesBuilder::default();
     for i in first..first + n {
         let labels = format!("{{\"n\":\"{}\"}}", i % 10);
@@ -35,7 +35,7 @@ fn series(run: &str, first: i64, n: i64) -> RecordBatch {
     b.finish().unwrap()
 }
 
-fn rows(source: &dyn SnapshotSource, table: Table) -> usize {
+pub fn rows(source: &dyn SnapshotSource, table: Table) -> usize {
     batches(source, table).iter().map(RecordBatch::num_rows).sum()
 }
 
