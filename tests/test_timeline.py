@@ -1,11 +1,13 @@
 """The timeline as the page gets it: whole, and what changed of it."""
 
+import json
 import random
 import time
 
 import pyarrow as pa
 import requests
 
+from conftest import run, wait_until
 from otlp import attribute, request, span
 
 OPEN = 1
@@ -17,10 +19,14 @@ def send(server, spans, **resource):
     assert answer.ok, answer.text
 
 
-def timeline(server, run, **params):
+def packed(server, run, **params):
     answer = server.get(f"/api/v1/runs/{run}/timeline", params=params)
     assert answer.ok, answer.text
-    table = pa.ipc.open_stream(answer.content).read_all()
+    return answer, pa.ipc.open_stream(answer.content).read_all()
+
+
+def timeline(server, run, **params):
+    answer, table = packed(server, run, **params)
     base = int(table.schema.metadata[b"base_ns"])
     rows = table.to_pylist()
     for row in rows:
@@ -80,3 +86,69 @@ def test_one_trace_that_is_about_the_step_has_no_sample_to_lend(server):
                   at(4, 1, "update_actor", 4, 9)], rl__run__id="one")
     samples = {row["name"]: row["sample"] for row in timeline(server, "one", step=1)[2]}
     assert samples == {"train_step": None, "rollout": None, "sglang_generate": "a", "update_actor": None}
+
+
+def large_step(path, samples, each):
+    """A step as a file of another program: samples of short spans one after the other."""
+    value = lambda key, text: {"key": key, "value": {"stringValue": text}}
+    with open(path, "w") as out:
+        for sample in range(samples):
+            trace, spans = f"{sample + 1:032x}", []
+            for number in range(each):
+                start = 1_700_000_000_000_000_000 + number * 10_000_000
+                spans.append({"traceId": trace, "spanId": f"{sample * each + number + 1:016x}", "name": ["decode", "tool"][number % 2],
+                              "startTimeUnixNano": str(start), "endTimeUnixNano": str(start + 4_000_000 + number % 3),
+                              "attributes": [value("rl.sample.id", f"s{sample}"), {"key": "rl.step", "value": {"intValue": "1"}}]})
+            resource = {"attributes": [value("service.name", "trainer"), value("rl.run.id", "large")]}
+            out.write(json.dumps({"resourceSpans": [{"resource": resource, "scopeSpans": [{"spans": spans}]}]}) + "\n")
+
+
+def test_the_timeline_of_a_large_step_is_kept_until_its_rows_change(serve, tmp_path):
+    large_step(tmp_path / "large.jsonl", 110, 1000)
+    data = tmp_path / "data"
+    run("import", tmp_path / "large.jsonl", "--data", data, "--run", "large")
+    server = serve(data)
+    fresh = packed(server, "large", step=1, since=0)[1]
+    kept = data / "derived" / "run=large" / "timeline=1"
+    wait_until(lambda: packed(server, "large", step=1) and kept.exists())
+    plain = {"accept-encoding": "identity"}
+    address = f"{server.url}/api/v1/runs/large/timeline?step=1"
+    whole = requests.get(address, headers=plain, timeout=60)
+    assert "content-encoding" not in whole.headers and pa.ipc.open_stream(whole.content).read_all().equals(fresh)
+    with requests.get(address, headers={"accept-encoding": "gzip, zstd"}, timeout=60, stream=True) as short:
+        assert short.headers["content-encoding"] == "zstd"
+        bytes_of = short.raw.read(decode_content=False)
+    assert len(bytes_of) < len(whole.content) / 2
+    assert pa.input_stream(pa.BufferReader(bytes_of), compression="zstd").read() == whole.content
+    # What is damaged is packed again.
+    server.stop()
+    damaged = bytearray(kept.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    kept.write_bytes(damaged)
+    server = serve(data)
+    assert packed(server, "large", step=1)[1].equals(fresh)
+    # A span that comes later is there at once.
+    late = span(0, trace_id=b"\7" * 16, span_id=b"\7" * 8, name="late", start_time_unix_nano=1_700_000_001_000_000_000,
+                end_time_unix_nano=1_700_000_001_500_000_000, attributes=[attribute("rl.step", 1)])
+    send(server, [late], rl__run__id="large")
+    names = packed(server, "large", step=1)[1]["name"].to_pylist()
+    assert len(names) == 110_001 and "late" in names
+
+
+def test_of_many_spans_short_ones_stand_for_each_other_but_for_where_somebody_looks(serve, tmp_path):
+    large_step(tmp_path / "large.jsonl", 40, 100)
+    data = tmp_path / "data"
+    run("import", tmp_path / "large.jsonl", "--data", data, "--run", "large")
+    server = serve(data)
+    assert "weight" not in packed(server, "large", step=1)[1].column_names
+    table = packed(server, "large", step=1, most=1000)[1]
+    assert table.num_rows <= 1000 and sum(table["weight"].to_pylist()) == 4000 == int(table.schema.metadata[b"spans"])
+    base = int(table.schema.metadata[b"base_ns"])
+    where = {"focus_from_ns": base + 200_000_000, "focus_to_ns": base + 300_000_000, "focus_samples": json.dumps(["s3", "s7"])}
+    rows = packed(server, "large", step=1, most=1000, **where)[1].to_pylist()
+    assert len(rows) <= 1000 and sum(row["weight"] for row in rows) == 4000
+    seen = [row for row in rows if row["sample"] in ("s3", "s7") and 200 <= row["start"] <= 300]
+    assert len(seen) == 22 and {row["weight"] for row in seen} == {1}
+    for wrong, named in [({"most": 999}, "most"), ({"most": "x"}, "most"), ({"focus_samples": "s3"}, "focus_samples"), ({"focus_to_ns": "1s"}, "focus_to_ns")]:
+        answer = server.get("/api/v1/runs/large/timeline", params={"step": 1, **wrong})
+        assert answer.status_code == 400 and answer.json()["parameter"] == named, answer.text

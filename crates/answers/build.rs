@@ -1,9 +1,10 @@
-//! A hash of the sources that decide what the answers are. What was worked out by other sources is worked out again.
+//! A hash of the sources that decide what is kept: answers and timelines. What was worked out by other sources is worked out again.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 4] = ["src", "../spans/src", "../names/src", "../query/src/scope.rs"];
+const SOURCES: [&str; 5] =
+    ["src", "../spans/src", "../names/src", "../query/src/scope.rs", "../formats/src/export/timeline"];
 
 fn files(at: &Path, out: &mut Vec<PathBuf>) {
     match std::fs::read_dir(at) {

@@ -14,6 +14,7 @@ import {
   Schema,
   Field,
   Struct,
+  Uint32,
   Uint8,
   Utf8,
   Vector,
@@ -301,7 +302,8 @@ function thinned(name, differences) {
  * The timeline of a step, packed as the server sends it.
  * @param how `live`: the step still runs. `thin`: as it stands in a file.
  */
-export function timelineStream(step, baseNs, { live = false, thin = false } = {}) {
+/** `parts`: each item stands for ten spans, as where parts are so long (milliseconds): everywhere, and where somebody looks. */
+export function timelineStream(step, baseNs, { live = false, thin = false, parts = null } = {}) {
   const s = step.spans;
   const n = s.n;
   const p = place(s, live);
@@ -381,15 +383,11 @@ export function timelineStream(step, baseNs, { live = false, thin = false } = {}
           p.order.map((i, k) => BigInt(i - (k === 0 ? -1 : p.order[k - 1]))),
         )
       : []),
+    ...(parts ? [['weight', numbers(new Uint32(), Uint32Array, () => 10), true]] : []),
   ];
-  return ipc(
-    columns,
-    n,
-    new Map([
-      ['base_ns', String(baseNs)],
-      ['extent_ms', String(p.newest)],
-    ]),
-  );
+  const metadata = { base_ns: baseNs, extent_ms: p.newest, part_ms: parts?.[0], focus_part_ms: parts?.[1] };
+  const known = Object.entries(metadata).filter(([, value]) => value !== undefined);
+  return ipc(columns, n, new Map(known.map(([key, value]) => [key, String(value)])));
 }
 
 export function samplesStream(step, baseNs, run, number) {

@@ -20,7 +20,7 @@ use super::critical_path::{CriticalPath, Divided, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
 use super::findings::{Finding, Judge};
-use super::kept::{AnswersJson, Kept, KnownStep, Line, Lines, Moment};
+use super::kept::{AnswersJson, Kept, KnownStep, Line, Lines, Moment, OnDisk};
 use super::report::{RunFindings, StepReport, answer, run_findings, step_report};
 use super::samples::sample_times;
 use super::sentence::{Clause, join};
@@ -292,6 +292,22 @@ impl Answers {
     /// Keeps the lines of steps that nothing was known of.
     pub fn keep_lines(&self, lines: Lines, fresh: Vec<Line>) -> BoxFuture<'_, ()> {
         Box::pin(async move { self.kept.keep_lines(&lines.moment, fresh).await })
+    }
+
+    /// What is kept of a step under a name, if its rows are still the same.
+    pub fn on_disk<'a>(&'a self, run: &'a str, step: i64, name: &'a str) -> BoxFuture<'a, Result<OnDisk, QueryError>> {
+        Box::pin(async move { Ok(self.kept.on_disk(self.moment(run).await?, step, name).await) })
+    }
+
+    /// Keeps what was made of the rows of a step that lasted from one time to another.
+    pub fn keep_on_disk<'a>(
+        &'a self,
+        of: &'a OnDisk,
+        name: &'a str,
+        window: (i64, i64),
+        data: Vec<u8>,
+    ) -> BoxFuture<'a, ()> {
+        Box::pin(self.kept.keep_on_disk(of, name, window, data))
     }
 
     /// The steps of the runs that got rows last, by which they are judged; the newest step of the newest run last.

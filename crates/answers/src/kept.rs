@@ -133,6 +133,26 @@ impl Lines {
     }
 }
 
+/// What is kept of one step under a name, on the disk alone.
+pub struct OnDisk {
+    pub(crate) moment: Moment,
+    step: i64,
+    /// It was made from the rows that the step has now.
+    pub data: Option<Bytes>,
+}
+
+impl OnDisk {
+    /// May rows come for the step, if it lasted until `to`?
+    pub fn may_change(&self, to: i64) -> bool {
+        self.moment.goes_on && now_ns() < to.saturating_add(SETTLES_IN_NS)
+    }
+
+    /// About how many rows the step has.
+    pub fn rows(&self) -> i64 {
+        self.moment.rows_per_step()
+    }
+}
+
 /// Of one step.
 pub struct Line {
     pub step: i64,
@@ -406,6 +426,25 @@ impl Kept {
         let text = Bytes::from(text);
         self.put_said((moment.run.clone(), name.to_string()), basis, changing, text.clone());
         text
+    }
+
+    pub async fn on_disk(&self, moment: Moment, step: i64, name: &str) -> OnDisk {
+        let data = moment.snapshot.derived(&moment.run, &format!("{name}={step}")).await;
+        let record = data.and_then(|data| Record::read(&data));
+        let holds = |record: &Record| record.basis.first().is_some_and(|b| b.step == Some(step) && b.holds(&moment));
+        let data = record.filter(holds).and_then(|mut record| record.parts.pop()).map(Bytes::from);
+        OnDisk { moment, step, data }
+    }
+
+    /// Keeps what was made of the rows of a step that lasted from one time to another.
+    pub async fn keep_on_disk(&self, of: &OnDisk, name: &str, window: (i64, i64), data: Vec<u8>) {
+        let OnDisk { moment, step, .. } = of;
+        if moment.snapshot.keeper.is_some() {
+            let fingerprint = moment.extent.fingerprint(Some(*step), window);
+            let basis = Basis { step: Some(*step), window, fingerprint, went_on: None };
+            let record = Record::write(vec![basis], vec![data]);
+            moment.snapshot.keep_derived(&moment.run, &format!("{name}={step}"), record).await;
+        }
     }
 
     /// The lines of these steps that are kept and still hold.

@@ -40,5 +40,5 @@ pub mod traces;
 pub mod words;
 
 pub use ask::{Answers, Which};
-pub use kept::{Line, Lines};
+pub use kept::{Line, Lines, OnDisk};
 pub use rollscope_model::kinds;

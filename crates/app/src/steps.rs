@@ -3,7 +3,7 @@
 //! A step is complete when a span that represents it has ended (`rollscope.step`, `pipeline_step`; the names are in
 //! [`PerfRules::step_spans`]), when a later step of the run has begun, or when the run has ended. Then, after a moment
 //! without new rows, its figures go into `metrics` with the source `rollscope`, and to the sinks. A metric that the run
-//! logged itself under the same name is left alone. The answers about the step are worked out, too, so that nobody waits
+//! logged itself under the same name is left alone. The answers about the step and its timeline are worked out, too, so that nobody waits
 //! for them; after a start also those of the newest runs, which may have been imported meanwhile.
 
 use std::collections::{BTreeMap, HashMap};
@@ -27,6 +27,7 @@ use crate::listings::steps::list;
 use crate::problem::Problem;
 use crate::query::{collect, float_column, int_column, sql_text, text_column};
 use crate::sinks::{Sinks, StepRow};
+use crate::timeline;
 
 /// A step that gets rows all the time is computed this often.
 const AT_LEAST_EVERY: Duration = Duration::from_secs(15);
@@ -202,6 +203,9 @@ impl StepWatcher {
         }
         if let Err(error) = list(&self.answers, run).await {
             tracing::debug!(run, %error, "cannot prepare the list of steps");
+        }
+        if let Err(error) = timeline::prepare(&self.answers, run, step).await {
+            tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
         }
         rest(started).await;
     }

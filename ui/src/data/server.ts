@@ -3,7 +3,20 @@ import type { AlarmsAnswer, NodesAnswer, RunsAnswer, StepsAnswer, TablesAnswer }
 import { readStream, type ArrowStream } from './arrow';
 import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
 import { SAMPLE_COLUMNS } from './samples';
-import type { AttrTest, Change, DataSource, Health, RunInfo, SpanDetail, SqlAnswer, StepInfo, TableInfo, TimelineAnswer, Window } from './types';
+import type {
+  AttrTest,
+  Change,
+  DataSource,
+  Health,
+  HowTimeline,
+  RunInfo,
+  SpanDetail,
+  SqlAnswer,
+  StepInfo,
+  TableInfo,
+  TimelineAnswer,
+  Window,
+} from './types';
 
 export class ServerSource implements DataSource {
   readonly kind = 'server' as const;
@@ -34,8 +47,14 @@ export class ServerSource implements DataSource {
   async steps(run: string, signal?: AbortSignal): Promise<StepInfo[]> {
     return (await getJson<StepsAnswer>(api`/runs/${run}/steps`, signal)).steps;
   }
-  async timeline(run: string, w: Window, how: { live?: boolean; since?: string | null } = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
-    const params = { ...w, live: how.live ? 1 : null, since: how.since };
+  async timeline(run: string, w: Window, how: HowTimeline = {}, signal?: AbortSignal): Promise<TimelineAnswer> {
+    const { focus } = how;
+    const looks = focus && {
+      focus_from_ns: String(focus.fromNs),
+      focus_to_ns: String(focus.toNs),
+      focus_samples: focus.samples && JSON.stringify(focus.samples),
+    };
+    const params = { ...w, live: how.live ? 1 : null, since: how.since, most: how.most, ...looks };
     const response = await getArrow(withParams(api`/runs/${run}/timeline`, params), signal);
     return {
       bytes: await bytesOf(response),

@@ -15,6 +15,21 @@ export type SpanDetail = Partial<Span> & Pick<Span, 'trace_id' | 'span_id' | 'st
 /** A file has no store, and nothing is sent to it. */
 export type Health = Pick<HealthAnswer, 'status' | 'version' | 'problems'> & Partial<HealthAnswer>;
 
+/** Where somebody looks closely at a timeline: a window of time and, if not everywhere, some samples. */
+export interface Focus {
+  fromNs: bigint;
+  toNs: bigint;
+  samples: readonly string[] | null;
+}
+
+export interface HowTimeline {
+  live?: boolean;
+  since?: string | null;
+  /** Items, about: short spans stand for each other beyond that. */
+  most?: string | null;
+  focus?: Focus | null;
+}
+
 /** The caller owns the bytes. */
 export interface TimelineAnswer {
   bytes: Uint8Array<ArrayBuffer>;
@@ -67,7 +82,7 @@ export interface DataSource {
   removeRun(run: string): Promise<void>;
   steps(run: string, signal?: AbortSignal): Promise<StepInfo[]>;
   /** Arrow IPC stream of packed spans without attributes; with `since`, of the traces that changed after that version. */
-  timeline(run: string, window: Window, how?: { live?: boolean; since?: string | null }, signal?: AbortSignal): Promise<TimelineAnswer>;
+  timeline(run: string, window: Window, how?: HowTimeline, signal?: AbortSignal): Promise<TimelineAnswer>;
   /** Arrow IPC stream: trace_id, span_id, to_trace_id, to_span_id. */
   links(run: string, window: Window, signal?: AbortSignal): Promise<ArrowStream>;
   /** Ids of the spans (8 bytes each) whose attribute compares so. `is`: the attribute is there. */

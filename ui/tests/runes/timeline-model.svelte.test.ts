@@ -3,7 +3,7 @@ import { flushSync } from 'svelte';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { makeStep, samplesStream, timelineStream, type MockStep } from '../../mock/generate.mjs';
 import { SourceError } from '../../src/base/errors';
-import type { AttrTest, Change, DataSource, RunInfo, StepInfo, TimelineAnswer, Window } from '../../src/data/types';
+import type { AttrTest, Change, DataSource, HowTimeline, RunInfo, StepInfo, TimelineAnswer, Window } from '../../src/data/types';
 import { spanText } from '../../src/features/timeline/choices';
 import { TimelineModel, type Page, type Picture } from '../../src/features/timeline/model.svelte';
 
@@ -55,7 +55,7 @@ class FakeSource {
   } as RunInfo;
   data = new Map<number, MockStep>([3, 5, 7].map((n) => [n, makeStep({ seed: n, samples: n, perSample: 10 })]));
   open = 0;
-  asked: { window: Window; live?: boolean; since?: string | null }[] = [];
+  asked: ({ window: Window } & HowTimeline)[] = [];
   tests: AttrTest[] = [];
   linksAsked = 0;
   stepsAsked = 0;
@@ -83,7 +83,7 @@ class FakeSource {
     return Promise.resolve([...this.data.keys()].map((n) => this.facts(n)));
   };
   runs = (): Promise<RunInfo[]> => Promise.resolve([this.info]);
-  timeline = (_run: string, window: Window, how: { live?: boolean; since?: string | null } = {}): Promise<TimelineAnswer> => {
+  timeline = (_run: string, window: Window, how: HowTimeline = {}): Promise<TimelineAnswer> => {
     this.asked.push({ window, ...how });
     return this.answer(window, how.live ?? false);
   };
@@ -288,6 +288,46 @@ describe('rows', () => {
     await rest();
     expect(m.model.asked.error).toBeNull();
     expect(labels(m.model)).toEqual(['2']);
+  });
+});
+
+describe('a step of very many spans', () => {
+  const thinned = (source: FakeSource): FakeSource => {
+    const { answer } = source;
+    source.answer = async (w, live) => {
+      // Fine where somebody looks: so the page asks once.
+      const parts = source.asked.at(-1)?.focus ? [60_000, 0] : [60_000];
+      return { ...(await answer(w, live)), bytes: timelineStream(source.data.get(w.step ?? 3)!, BASE, { live, parts }) };
+    };
+    return source;
+  };
+  it('is asked for once more where somebody looks, with what was chosen and measured left as it is', async () => {
+    const m = await shown({ step: '7' }, thinned(new FakeSource()));
+    const { items } = m.model.scene!;
+    expect(items.spans).toBe(10 * items.n);
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    m.model.select(4);
+    m.model.range = [1, 2];
+    await rest(1000);
+    expect(m.source.asked.map((a) => a.focus !== null)).toEqual([false, true]);
+    const { focus } = m.source.asked[1];
+    expect(focus!.samples).toEqual(samplesShown(m.model));
+    expect(focus!.fromNs).toBe(BASE);
+    expect(m.model.scene!.items).not.toBe(items);
+    expect([m.model.chosen, m.model.range]).toEqual([4, [1, 2]]);
+    // It is fine enough now, wherever one goes within it.
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    m.model.scene!.clampWindow(10, 20);
+    m.model.moved(10, 20);
+    await rest(1000);
+    expect(m.source.asked).toHaveLength(2);
+    expect(m.source.stepsAsked).toBe(1);
+  });
+  it('takes as many items as the address says', async () => {
+    const m = await shown({ step: '7', most: '5000' });
+    expect(m.source.asked[0].most).toBe('5000');
+    await rest(1000);
+    expect(m.source.asked).toHaveLength(1);
   });
 });
 

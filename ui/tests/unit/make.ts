@@ -83,8 +83,10 @@ export function itemsOf(spans: S[]): Items {
       spans.map((s) => s.id),
       8,
     ),
-    ...tally(flags, phase, attempt),
+    ...tally(flags, phase, attempt, null),
     lane: null,
+    weight: null,
+    thinned: null,
     source: null,
   };
 }

@@ -1,12 +1,12 @@
 //! Packing of timelines: what the page relies on, on dumps that slime wrote and on random spans.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Float64Type, Int32Type, UInt8Type};
+use arrow::datatypes::{Float64Type, Int32Type, UInt8Type, UInt32Type};
 use proptest::prelude::*;
-use rollscope_formats::export::timeline::{Options, flag, pack};
+use rollscope_formats::export::timeline::{Focus, Options, flag, pack, thin};
 use rollscope_formats::import::slime_pt::SlimeDump;
 use rollscope_formats::import::{ImportOptions, Importer};
 use rollscope_model::Table;
@@ -154,6 +154,18 @@ fn id(i: usize) -> [u8; 8] {
     (i as u64 + 1).to_be_bytes()
 }
 
+/// No row is its own ancestor.
+fn no_cycle(rows: &[Row]) -> bool {
+    (0..rows.len()).all(|row| {
+        let (mut at, mut hops) = (rows[row].parent, 0);
+        while at >= 0 && hops <= rows.len() {
+            at = rows[at as usize].parent;
+            hops += 1;
+        }
+        hops <= rows.len()
+    })
+}
+
 proptest! {
     /// Parents may be missing, in other traces, later, or in cycles: every span is there once, under the right parent.
     #[test]
@@ -178,8 +190,14 @@ proptest! {
             });
         }
         let batch = builder.finish().unwrap();
-        let packed = rows(&pack(&[batch], Options { live, source: true }).unwrap());
+        let batch = pack(&[batch], Options { live, source: true }).unwrap();
+        let packed = rows(&batch);
         check_order(&packed);
+        let thinned = thin(batch, packed.len() / 3, None).unwrap();
+        if thinned.num_rows() < packed.len() {
+            prop_assert_eq!(weights(&thinned).iter().sum::<u32>() as usize, packed.len());
+            prop_assert!(no_cycle(&rows(&thinned)));
+        }
         let real: Vec<&Row> = packed.iter().filter(|r| r.flags & flag::VIRTUAL == 0).collect();
         prop_assert_eq!(real.len(), specs.len());
         let place: HashMap<u64, usize> = packed.iter().enumerate().filter(|(_, r)| r.span != 0).map(|(at, r)| (r.span, at)).collect();
@@ -196,18 +214,143 @@ proptest! {
                 prop_assert_eq!(row.sample.clone(), Some(n.to_string()));
             }
         }
-        // No row is its own ancestor.
-        for i in 0..packed.len() {
-            let (mut at, mut hops) = (packed[i].parent, 0);
-            while at >= 0 && hops <= packed.len() {
-                at = packed[at as usize].parent;
-                hops += 1;
-            }
-            prop_assert!(hops <= packed.len());
-        }
+        prop_assert!(no_cycle(&packed));
         for row in packed.iter().filter(|r| r.flags & flag::VIRTUAL != 0) {
             let parent = &packed[row.parent as usize];
             prop_assert!(row.start >= parent.start && row.end <= parent.end);
         }
     }
+}
+
+/// A step of several samples with many short spans one after the other, some of them failed, instants among them, and long ones.
+fn many(samples: usize, each: usize, seed: u64) -> RecordBatch {
+    let mut state = seed;
+    let mut dice = |below: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % below
+    };
+    let base = 1_700_000_000_000_000_000;
+    let mut builder = SpansBuilder::default();
+    let mut number = 0;
+    for sample in 0..samples {
+        let name = sample.to_string();
+        let mut at = base;
+        let mut push = |builder: &mut SpansBuilder,
+                        parent: Option<[u8; 8]>,
+                        name_of: &str,
+                        start: i64,
+                        end: i64,
+                        status: &str,
+                        state: &str| {
+            number += 1;
+            let span = id(number);
+            builder.push(&NewSpan {
+                run_id: "r",
+                trace_id: [1; 16],
+                span_id: span,
+                parent_span_id: parent,
+                name: name_of,
+                service: "svc",
+                start_ns: start,
+                end_ns: (state != "open").then_some(end),
+                state,
+                status,
+                sample_id: Some(&name),
+                ..NewSpan::default()
+            });
+            span
+        };
+        let root = push(&mut builder, None, "sample", base, base + 10_000_000_000, "ok", "closed");
+        for _ in 0..each {
+            at += dice(9_000_000) as i64;
+            let length = if dice(50) == 0 { 300_000_000 } else { dice(4_000_000) as i64 };
+            let (name, status) =
+                (["decode", "tool", "reward"][dice(3) as usize], ["ok", "ok", "ok", "error"][dice(4) as usize]);
+            let span = push(&mut builder, Some(root), name, at, at + length, status, "closed");
+            if dice(3) == 0 {
+                push(&mut builder, Some(span), "inner", at + length / 4, at + length / 2, "ok", "closed");
+            }
+            if dice(9) == 0 {
+                push(&mut builder, Some(span), "mark", at, at, "ok", "instant");
+            }
+            at += length;
+        }
+        push(&mut builder, Some(root), "left", at, at, "ok", "open");
+    }
+    pack(&[builder.finish().unwrap()], Options::default()).unwrap()
+}
+
+fn weights(batch: &RecordBatch) -> Vec<u32> {
+    batch.column_by_name("weight").unwrap().as_primitive::<UInt32Type>().values().to_vec()
+}
+
+/// Row, lane, name and flags of everything, with how many spans and how much time they have.
+fn looks(rows: &[Row], weights: &[u32]) -> BTreeMap<(Option<String>, u8, String, u8), (u32, f64)> {
+    let mut out = BTreeMap::new();
+    for (row, weight) in rows.iter().zip(weights) {
+        let (spans, ms) = out.entry((row.sample.clone(), row.lane, row.name.clone(), row.flags)).or_insert((0, 0.0));
+        *spans += weight;
+        *ms += row.end - row.start;
+    }
+    out
+}
+
+#[test]
+fn a_thinned_timeline_has_fewer_items_for_the_same_spans_and_times() {
+    for seed in 0..8 {
+        let whole = many(7, 400, seed);
+        let n = whole.num_rows();
+        let before = rows(&whole);
+        let same = thin(whole.clone(), n, None).unwrap();
+        assert_eq!(same, whole, "there is room for all");
+        for most in [n - 1, n / 2, n / 5] {
+            let thinned = thin(whole.clone(), most, None).unwrap();
+            let (after, weights) = (rows(&thinned), weights(&thinned));
+            assert!(after.len() <= most, "{} of {most}", after.len());
+            assert_eq!(thinned.schema_ref().metadata()["spans"], n.to_string());
+            check_order(&after);
+            let (before, after_looks) = (looks(&before, &vec![1; n]), looks(&after, &weights));
+            assert_eq!(before.keys().collect::<Vec<_>>(), after_looks.keys().collect::<Vec<_>>());
+            for (key, (spans, ms)) in &before {
+                assert_eq!(after_looks[key].0, *spans, "{key:?}");
+                assert!(
+                    (after_looks[key].1 - ms).abs() < 0.01 * *spans as f64,
+                    "{key:?}: {} of {ms}",
+                    after_looks[key].1
+                );
+            }
+            for row in after.iter().filter(|row| row.parent >= 0) {
+                let parent = &after[row.parent as usize];
+                assert!(parent.lane < row.lane && parent.sample == row.sample);
+            }
+            let part: f64 = thinned.schema_ref().metadata()["part_ms"].parse().unwrap();
+            for (row, weight) in after.iter().zip(&weights) {
+                assert!(*weight == 1 || row.end - row.start < 2.0 * part && row.flags & flag::STATE != flag::OPEN);
+            }
+        }
+    }
+}
+
+#[test]
+fn where_somebody_looks_spans_stay_apart() {
+    let whole = many(7, 400, 3);
+    let most = whole.num_rows() / 3;
+    let focus = Focus { from: 500.0, to: 900.0, rows: Some(["2".to_string(), "5".to_string()].into()) };
+    let is_inside =
+        |row: &Row| row.start <= 900.0 && row.end >= 500.0 && matches!(row.sample.as_deref(), Some("2" | "5"));
+    let thinned = thin(whole.clone(), most, Some(&focus)).unwrap();
+    let (after, weights) = (rows(&thinned), weights(&thinned));
+    assert!(after.len() <= most);
+    let inside = |rows: &[Row]| rows.iter().filter(|row| is_inside(row)).map(|row| row.span).collect::<Vec<_>>();
+    let wanted = inside(&rows(&whole));
+    assert!(wanted.len() > 100);
+    assert_eq!(inside(&after), wanted);
+    assert!(after.iter().zip(&weights).all(|(row, weight)| !is_inside(row) || *weight == 1));
+    assert_eq!(thinned.schema_ref().metadata()["focus_part_ms"], "0");
+    assert_eq!(weights.iter().sum::<u32>() as usize, whole.num_rows());
+    // Everything in a window of time, with less room than it needs.
+    let focus = Focus { from: 0.0, to: 1e9, rows: None };
+    let thinned = thin(whole.clone(), most, Some(&focus)).unwrap();
+    assert!(thinned.num_rows() <= most);
+    assert!(thinned.schema_ref().metadata()["focus_part_ms"].parse::<f64>().unwrap() > 0.0);
 }

@@ -1,16 +1,16 @@
 //! What the timeline draws: spans of a step or a window, and the samples they belong to. Arrow, sorted by the server.
 
+use std::collections::HashSet;
+
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
-use arrow::ipc::writer::StreamWriter;
 use axum::extract::State;
-use axum::http::{HeaderName, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use rollscope_app::query::{collect, int_column, sql_text};
-use rollscope_formats::export::timeline;
+use rollscope_app::timeline::{self, Detail, Window};
 use rollscope_model::Table;
-use rollscope_model::pd::KEY_PREFIX;
-use rollscope_query::scope::{Scope, ScopeRead, Traces, overlaps, traces};
+use rollscope_query::scope::{Traces, overlaps, traces};
 use rollscope_store::{Snapshot, SnapshotSource};
 
 use super::stream::{Format, respond};
@@ -20,19 +20,13 @@ use crate::problem::Problem;
 use crate::query;
 use crate::run::Run;
 
-/// The most spans in one timeline. The page draws a few million, and a window can always be narrower.
-const MAX_SPANS: usize = 4_000_000;
+/// A page of more would take gigabytes.
+const MAX_ITEMS: usize = 4_000_000;
+const MOST_ITEMS: &str = "an integer from 1000 to 4000000";
 /// Version of the store that a response shows, to pass as `since` next time.
 const VERSION: HeaderName = HeaderName::from_static("rollscope-version");
 /// `true` on a response to `since` that has only the traces which changed.
 const DELTA: HeaderName = HeaderName::from_static("rollscope-delta");
-
-/// A step, or a window of time in nanoseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Window {
-    Step(i64),
-    Time { from: i64, to: i64 },
-}
 
 pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     let good = "an integer: nanoseconds since the epoch";
@@ -51,9 +45,10 @@ pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
 
 /// Returns the spans of a step or a time window as the page draws them.
 ///
-/// An Arrow IPC stream of one packed batch: parents as row numbers, lanes, sorted by sample, lane and start, without
+/// An Arrow IPC stream of one packed batch, compressed if you accept zstd and it is kept so: parents as row numbers, lanes, sorted by sample, lane and start, without
 /// attributes (`crates/formats/src/export/timeline` defines the columns). It includes spans of the same traces that name no
-/// step or belong to another run, such as those of a serving engine, under the sample of their trace. The header
+/// step or belong to another run, such as those of a serving engine, under the sample of their trace. Of more spans than `most`,
+/// short ones that look alike and lie beside each other become one item, with a `weight`: how many they are. The header
 /// `rollscope-version` gives the version of the store. Pass it as `since` to get only the traces that changed later, whole,
 /// with `rollscope-delta: true`: they take the place of what you had of them. If those cannot be determined, you get all spans
 /// with `rollscope-delta: false`.
@@ -64,15 +59,25 @@ pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     ("to_ns" = Option<i64>, Query, description = "End of the time window"),
     ("live" = Option<u8>, Query, description = "1 if the step is running: open spans then reach to the newest time"),
     ("since" = Option<u64>, Query, description = "With `step`: only the traces that changed after this version"),
+    ("most" = Option<u64>, Query, description = "Items that you want, about. 1,500,000 by default"),
+    ("focus_from_ns" = Option<i64>, Query, description = "Where you look, in nanoseconds since the epoch: spans stay apart there as far as possible"),
+    ("focus_to_ns" = Option<i64>, Query, description = "End of where you look"),
+    ("focus_samples" = Option<String>, Query, description = "Samples at which you look, as a JSON list of texts. All by default. What belongs to no sample is always among them"),
 ), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "Too many spans for one timeline", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn timeline(State(app): State<App>, Run(run): Run, mut params: Params) -> Result<Response, Problem> {
+pub async fn timeline(
+    State(app): State<App>,
+    Run(run): Run,
+    asked: HeaderMap,
+    mut params: Params,
+) -> Result<Response, Problem> {
     let found = window(&mut params)?;
     let live = params.number::<u8>("live", "0 or 1")?.unwrap_or(0) == 1;
     let since = params.number::<u64>("since", "the `rollscope-version` of an earlier response")?;
+    let detail = detail(&mut params)?;
     params.done()?;
     let Some(window) = found else {
         return Err(Problem::missing_parameter("step", "`step`, or `from_ns` and `to_ns`"));
@@ -84,11 +89,42 @@ pub async fn timeline(State(app): State<App>, Run(run): Run, mut params: Params)
         _ => None,
     };
     let delta = changed.is_some();
-    let spans = gather(&app, &snapshot, &run, window, changed).await?;
-    let options = timeline::Options { live, ..timeline::Options::default() };
-    let packed = tokio::task::spawn_blocking(move || timeline::pack(&spans, options));
-    let packed = packed.await.map_err(|e| Problem::internal(e.to_string()))?.map_err(internal)?;
-    answer(&packed, snapshot.version, delta)
+    let packed = match window {
+        Window::Step(step) if !live && !delta => timeline::of_step(&app.answers, &snapshot, &run, step, detail).await?,
+        window => timeline::read(&app.engine, &snapshot, &run, window, changed, live, detail).await?,
+    };
+    let mut headers = HeaderMap::new();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Format::Arrow.content_type()));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.insert(VERSION, snapshot.version.into());
+    headers.insert(DELTA, HeaderValue::from_static(if delta { "true" } else { "false" }));
+    headers.insert(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if packed.is_zstd && takes_zstd(&asked) {
+        headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static("zstd"));
+        return Ok((headers, packed.bytes).into_response());
+    }
+    Ok((headers, packed.uncompressed(&app.engine).await?).into_response())
+}
+
+fn detail(params: &mut Params) -> Result<Detail, Problem> {
+    let most = params.number::<usize>("most", MOST_ITEMS)?.unwrap_or(timeline::MOST);
+    if !(1000..=MAX_ITEMS).contains(&most) {
+        return Err(Problem::parameter("most", MOST_ITEMS));
+    }
+    let good = "an integer: nanoseconds since the epoch";
+    let (from, to) = (params.number("focus_from_ns", good)?, params.number("focus_to_ns", good)?);
+    let samples = params.text("focus_samples").map(|text| serde_json::from_str::<HashSet<String>>(text)).transpose();
+    let samples = samples.map_err(|_| Problem::parameter("focus_samples", "a JSON list of texts"))?;
+    match (from, to) {
+        (None, None) if samples.is_none() => Ok(Detail { most, focus: None }),
+        (from, to) => Ok(Detail { most, focus: Some((from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX), samples)) }),
+    }
+}
+
+/// Browsers undo it faster than they could read what it stands for.
+fn takes_zstd(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).any(|coding| coding.trim() == "zstd")
 }
 
 /// Traces that got spans after a version. `None` if the tail alone cannot tell.
@@ -100,45 +136,6 @@ fn changed_traces(snapshot: &Snapshot, since: u64) -> Result<Option<Traces>, Pro
 
 fn internal(error: ArrowError) -> Problem {
     Problem::internal(error.to_string())
-}
-
-fn answer(packed: &RecordBatch, version: u64, delta: bool) -> Result<Response, Problem> {
-    let room = packed.get_array_memory_size() + 4096;
-    let mut writer = StreamWriter::try_new(Vec::with_capacity(room), packed.schema_ref()).map_err(internal)?;
-    writer.write(packed).map_err(internal)?;
-    let bytes = writer.into_inner().map_err(internal)?;
-    let headers = [
-        (header::CONTENT_TYPE, Format::Arrow.content_type().to_string()),
-        (header::CACHE_CONTROL, "no-store".to_string()),
-        (VERSION, version.to_string()),
-        (DELTA, delta.to_string()),
-    ];
-    Ok((headers, bytes).into_response())
-}
-
-fn too_many_spans() -> String {
-    format!("more than {MAX_SPANS} spans; request a time window with `from_ns` and `to_ns`")
-}
-
-/// The spans of the window, and those of the same traces that belong to it only by their trace.
-async fn gather(
-    app: &App,
-    snapshot: &Snapshot,
-    run: &str,
-    window: Window,
-    traces: Option<Traces>,
-) -> Result<Vec<RecordBatch>, Problem> {
-    let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
-    // Attributes are read only if some span has prefill and decode times in them.
-    let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with(KEY_PREFIX)));
-    let columns = timeline::COLUMNS.join(", ") + if pd { ", end_attrs" } else { "" };
-    let scope = match window {
-        Window::Time { from, to } => Scope::Window { run, from, to },
-        Window::Step(step) => Scope::Step { run, step },
-    };
-    let read =
-        ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), traces, at_once: false, details: None };
-    Ok(app.engine.spans_of(scope, read).await?.batches)
 }
 
 /// Returns the links between spans of a step or a time window.

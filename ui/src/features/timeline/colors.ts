@@ -60,11 +60,11 @@ export function paletteOf(items: Items, theme: Theme, by: 'phase' | 'name'): Pal
 /** Names by the time spent under them, longest first, with the number of items. */
 export function namesByTime(items: Items): { name: number; count: number; time: number }[] {
   const list = items.names.map((_, name) => ({ name, count: 0, time: 0 }));
-  const { name, start, end, flags, n } = items;
+  const { name, start, end, flags, weight, n } = items;
   for (let i = 0; i < n; i++) {
     const e = list[name[i]];
     if (!e) continue;
-    e.count++;
+    e.count += weight === null ? 1 : weight[i];
     if ((flags[i] & STATE) < INSTANT) e.time += end[i] - start[i];
   }
   return list.filter((e) => e.count > 0).sort((a, b) => b.time - a.time || b.count - a.count);

@@ -136,21 +136,32 @@ export interface NameStats {
 
 /** Statistics by name of the spans that overlap [a, b], each clipped to it, over the shown rows. */
 export function statsIn(items: Items, layout: Layout, shown: Uint8Array | null, a: number, b: number): NameStats[] {
-  const lists = new Map<number, number[]>();
+  // Of each name: durations and, where items stand for several spans, how many.
+  const lists = new Map<number, { each: number[]; weight: number[] }>();
   for (const i of layout.order) {
     if ((items.flags[i] & STATE) >= INSTANT || items.start[i] >= b || items.end[i] <= a) continue;
     if (shown !== null && shown[layout.row[i]] === 0) continue;
     const d = Math.min(b, items.end[i]) - Math.max(a, items.start[i]);
-    const list = lists.get(items.name[i]);
-    if (list) list.push(d);
-    else lists.set(items.name[i], [d]);
+    let list = lists.get(items.name[i]);
+    if (!list) lists.set(items.name[i], (list = { each: [], weight: [] }));
+    const w = items.weight === null ? 1 : items.weight[i];
+    list.each.push(d / w);
+    list.weight.push(w);
   }
   return [...lists]
-    .map(([name, list]) => {
-      const sorted = Float64Array.from(list).sort();
-      const total = sorted.reduce((x, y) => x + y, 0);
-      const q = (f: number): number => sorted[Math.min(sorted.length - 1, Math.max(0, Math.ceil(f * sorted.length) - 1))];
-      return { name, count: sorted.length, total, mean: total / sorted.length, p50: q(0.5), p95: q(0.95), max: sorted[sorted.length - 1] };
+    .map(([name, { each, weight }]) => {
+      const order = Uint32Array.from(each, (_, k) => k).sort((x, y) => each[x] - each[y]);
+      let [count, total] = [0, 0];
+      for (const k of order) {
+        count += weight[k];
+        total += each[k] * weight[k];
+      }
+      const q = (f: number): number => {
+        let left = Math.max(1, Math.ceil(f * count));
+        for (const k of order) if ((left -= weight[k]) <= 0) return each[k];
+        return 0;
+      };
+      return { name, count, total, mean: total / count, p50: q(0.5), p95: q(0.95), max: each[order[order.length - 1]] };
     })
     .sort((x, y) => y.total - x.total);
 }

@@ -56,6 +56,12 @@ export interface Items {
   attempts: number[];
   /** Lanes of the rows by sample where the server gave them; the items then stand by row, lane and start. */
   lane: Uint8Array | null;
+  /** How many spans an item stands for; null: each is one. */
+  weight: Uint32Array | null;
+  /** All spans that the items stand for. */
+  spans: number;
+  /** Spans shorter than so many milliseconds stand for each other: everywhere, and where somebody looked. Null: none do. */
+  thinned: { part: number; focusPart: number | null } | null;
   /** In a static page: the row of the item among the blocks of attributes, -1: made up. Null: the same row. */
   source: Int32Array | null;
 }
@@ -63,16 +69,24 @@ export interface Items {
 export const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 
 /** Numbers that the page shows beside its switches. */
-export function tally(flags: Uint8Array, phase: Uint8Array, attempt: Uint8Array): Pick<Items, 'states' | 'phaseCounts' | 'attempts'> {
+export function tally(
+  flags: Uint8Array,
+  phase: Uint8Array,
+  attempt: Uint8Array,
+  weight: Uint32Array | null,
+): Pick<Items, 'states' | 'phaseCounts' | 'attempts' | 'spans'> {
   const states: [number, number, number, number] = [0, 0, 0, 0];
   const phaseCounts = new Uint32Array(PHASES.length);
   const seen = new Uint8Array(256);
+  let spans = 0;
   for (let i = 0; i < flags.length; i++) {
-    states[flags[i] & STATE]++;
-    phaseCounts[phase[i]]++;
+    const w = weight === null ? 1 : weight[i];
+    spans += w;
+    states[flags[i] & STATE] += w;
+    phaseCounts[phase[i]] += w;
     seen[attempt[i]] = 1;
   }
-  return { states, phaseCounts, attempts: [...seen.keys()].filter((a) => seen[a] === 1) };
+  return { states, phaseCounts, attempts: [...seen.keys()].filter((a) => seen[a] === 1), spans };
 }
 
 /** The buffers to hand over between threads; columns may share one. */

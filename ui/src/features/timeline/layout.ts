@@ -36,7 +36,7 @@ export interface Layout {
 
 /** The server gave the lanes and the order: only the boundaries are left to find. */
 function packedLayout(items: Items, lane: Uint8Array): Layout {
-  const { n, sample, worker, start, end, flags } = items;
+  const { n, sample, worker, start, end, flags, weight } = items;
   const base = items.samples.length;
   const row = new Int32Array(n);
   const order = new Uint32Array(n);
@@ -64,10 +64,11 @@ function packedLayout(items: Items, lane: Uint8Array): Layout {
       at++;
     }
     row[i] = r;
-    rowItems[r]++;
+    const w = weight === null ? 1 : weight[i];
+    rowItems[r] += w;
     if (start[i] < rowStart[r]) rowStart[r] = start[i];
     if (end[i] > rowEnd[r]) rowEnd[r] = end[i];
-    if (flags[i] & ERROR) rowErrors[r]++;
+    if (flags[i] & ERROR) rowErrors[r] += w;
   }
   laneOf.push(itemsOf.length);
   itemsOf.push(n);
@@ -130,7 +131,7 @@ export function buildLayout(items: Items, mode: RowMode): Layout {
   const rows = rowKeys.length;
 
   const { offsets, order: byRow } = countingSort(row, rows);
-  const { start, end, flags, parent } = items;
+  const { start, end, flags, parent, weight } = items;
   const earlier = (a: number, b: number): number => start[a] - start[b] || end[b] - end[a] || items.depth[a] - items.depth[b] || a - b;
   const lane = new Uint8Array(n).fill(255);
   const laneEnd = new Float64Array(MAX_LANES);
@@ -162,12 +163,13 @@ export function buildLayout(items: Items, mode: RowMode): Layout {
       lane[i] = l;
       if (l >= lanes) lanes = l + 1;
       if (end[i] > last) last = end[i];
-      if (flags[i] & 4) rowErrors[r]++;
+      const w = weight === null ? 1 : weight[i];
+      rowItems[r] += w;
+      if (flags[i] & ERROR) rowErrors[r] += w;
     }
     laneOf[r + 1] = laneOf[r] + lanes;
     rowStart[r] = start[mine[0]];
     rowEnd[r] = last;
-    rowItems[r] = mine.length;
   }
 
   // Second counting sort: lanes within rows. It is stable, so starts stay in order.

@@ -44,7 +44,7 @@ export function mergeItems(base: Items, more: Items): Items {
   for (let i = 0; i < base.n; i++) place[i] = replaced[base.trace[i]] === 1 ? -1 : kept++;
   const n = kept + more.n;
 
-  const column = <T extends Float64Array | Int32Array | Uint8Array>(
+  const column = <T extends Float64Array | Int32Array | Uint32Array | Uint8Array>(
     a: T,
     b: T,
     old: (x: number, i: number) => number = (x) => x,
@@ -66,6 +66,8 @@ export function mergeItems(base: Items, more: Items): Items {
     (x: Items, shift: number) =>
     (t: number, i: number): number =>
       (x.flags[i] & STATE) === OPEN && t >= x.extent ? extent : t + shift;
+  const one = (items: Items): Uint32Array => items.weight ?? new Uint32Array(items.n).fill(1);
+  const weight = base.weight || more.weight ? column(one(base), one(more)) : null;
   const flags = column(base.flags, more.flags);
   const phase = column(base.phase, more.phase);
   const attempt = column(base.attempt, more.attempt);
@@ -110,7 +112,9 @@ export function mergeItems(base: Items, more: Items): Items {
     trace: coded('trace'),
     traceIds,
     spanIds,
-    ...tally(flags, phase, attempt),
+    ...tally(flags, phase, attempt, weight),
+    weight,
+    thinned: base.thinned ?? more.thinned,
     lane: null,
     source: null,
   };

@@ -6,9 +6,10 @@ import { Latest } from '../../base/latest.svelte';
 import { formatWindow, parseWindow } from '../../base/route';
 import { themeOf } from '../../base/theme';
 import { readStream, type ArrowStream } from '../../data/arrow';
-import type { Change, DataSource, RunInfo, StepInfo } from '../../data/types';
+import type { Change, DataSource, Focus, RunInfo, StepInfo } from '../../data/types';
 import { TimeAxis } from '../../domain/axis.svelte';
 import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, spanText, stepOf, toggled, windowOf } from './choices';
+import { closer } from './closer';
 import { paletteOf } from './colors';
 import { phaseBins } from './counts';
 import { OPEN, STATE } from './items';
@@ -41,6 +42,8 @@ interface Shown extends Loaded {
   key: string;
   /** What the answer shows; news is what came after it. */
   version: string | null;
+  /** Where its spans are finer. */
+  focus: Focus | null;
 }
 
 /** From this many spans on, a worker lays the step out. */
@@ -128,7 +131,7 @@ export class TimelineModel {
   range: [number, number] | null = $state.raw(null);
 
   readonly #last = new Latest<void>();
-  readonly #timers: Partial<Record<'news' | 'count' | 'window', ReturnType<typeof setTimeout>>> = {};
+  readonly #timers: Partial<Record<'news' | 'count' | 'window' | 'closer', ReturnType<typeof setTimeout>>> = {};
 
   constructor(run: string, page: Page, picture: Picture) {
     this.run = run;
@@ -187,28 +190,36 @@ export class TimelineModel {
     $effect(() => this.grow());
   }
 
-  /** @param keep what is shown stays until the answer is there, and only news is asked for */
-  fetch(keep: boolean): void {
+  /**
+   * @param keep what is shown stays until the answer is there, and only news is asked for
+   * @param focus where spans are wanted one by one; then everything is asked for
+   */
+  fetch(keep: boolean, focus: Focus | null = null): void {
     const { window, mode, run } = this;
     const key = this.#windowKey;
     if (!window) return;
     if ((this.step?.spans ?? 0) > LARGE) warm();
     const { source } = this.#page;
     const began = performance.now();
-    const old = keep && this.data.value?.key === key ? this.data.value : null;
+    const shown = keep && this.data.value?.key === key ? this.data.value : null;
+    const old = focus ? null : shown;
     void this.data.ask(async (signal) => {
-      const samples = source
-        .samples(run, window, signal)
-        .then(readStream)
-        .catch(() => null);
+      const samples =
+        (focus && shown?.samples) ??
+        source
+          .samples(run, window, signal)
+          .then(readStream)
+          .catch(() => null);
       if (!this.#info) this.#page.runs = await source.runs(signal).catch(() => this.#page.runs);
       signal.throwIfAborted();
       const live = this.isLive;
       // The first answer after the end is whole: then open spans end where their sample does.
-      const answer = await source.timeline(run, window, { live, since: live ? (old?.version ?? null) : null }, signal);
+      const since = live ? (old?.version ?? null) : null;
+      const answer = await source.timeline(run, window, { live, since, most: this.params.most ?? null, focus }, signal);
       const loaded = await (answer.delta && old ? merge(old.items, answer.bytes, mode, signal) : load(answer.bytes, mode, signal));
-      const result = { ...loaded, samples: await samples, key, version: answer.version };
-      this.took = performance.now() - began;
+      const fine = answer.delta && old ? old.focus : focus;
+      const result = { ...loaded, samples: await samples, key, version: answer.version, focus: fine };
+      if (!focus) this.took = performance.now() - began;
       this.#arrived = performance.now();
       return result;
     }, keep);
@@ -295,13 +306,15 @@ export class TimelineModel {
     }
     this.scene = s;
     this.version++;
+    this.look();
     if (this.chosen >= 0 && !this.#shownOnce) requestAnimationFrame(() => this.#picture.reveal(this.chosen));
     this.#shownOnce = true;
   }
 
   /** A scene for new data: of the same step, it stays where we were; at the right edge, it follows. */
   private fresh(d: Shown, s: Scene, old: Scene | null): Scene {
-    if (old && this.#sceneKey === d.key) {
+    const isSame = this.#sceneKey === d.key;
+    if (old && isSame) {
       s.clampWindow(old.t0, old.t1);
       if (old.t1 >= old.items.extent && this.#follow) s.follow(d.items.extent);
     } else {
@@ -313,9 +326,20 @@ export class TimelineModel {
     Object.assign(this.axis, { baseNs: d.items.baseNs, extent: d.items.extent || 1, t0: s.t0, t1: s.t1 });
     this.dataVersion++;
     this.chosen = itemOf(d.items, this.params.span);
-    this.range = null;
+    if (!isSame) this.range = null;
     return s;
   }
+
+  /** Once the view rests: spans that stand for each other, and could be told apart here, are asked for. */
+  readonly look = (): void => {
+    if (!this.data.value?.items.thinned) return;
+    this.later('closer', 300, () => {
+      const [s, d] = [this.scene, this.data.value];
+      if (!s || !d || s.items !== d.items || this.data.loading) return;
+      const focus = closer(s, d.focus);
+      if (focus) this.fetch(true, focus);
+    });
+  };
 
   /** After a filter, minimap and strip count the rows that are left; not at every keystroke. */
   private recount(): void {
@@ -328,7 +352,7 @@ export class TimelineModel {
     });
   }
 
-  private later(what: 'news' | 'count' | 'window', ms: number, then: () => void): void {
+  private later(what: 'news' | 'count' | 'window' | 'closer', ms: number, then: () => void): void {
     clearTimeout(this.#timers[what]);
     this.#timers[what] = setTimeout(then, ms);
   }
@@ -345,6 +369,7 @@ export class TimelineModel {
   };
   /** The window in view was moved. */
   readonly moved = (t0: number, t1: number): void => {
+    this.look();
     this.later('window', 250, () => {
       const all = this.scene ? t0 <= 0 && t1 >= this.scene.items.extent : true;
       this.#page.set({ w: all ? null : formatWindow(t0, t1) });

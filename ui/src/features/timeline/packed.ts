@@ -68,6 +68,7 @@ export function packedItems(stream: ArrowStream): Items {
   const said = textsOf(column('phase'));
   const saidOf = column('phase');
   const attempt = as('attempt', Uint8Array);
+  const weight = stream.fields.some((f) => f.name === 'weight') ? as('weight', Uint32Array) : null;
 
   // Phases are decided once for each pair of name and what the sender said.
   const width = said.length + 1;
@@ -78,6 +79,7 @@ export function packedItems(stream: ArrowStream): Items {
   const phaseCounts = new Uint32Array(PHASES.length);
   const attempts = new Uint8Array(256);
   let extent = 0;
+  let spans = 0;
   const { validity, values } = saidOf;
   for (let i = 0; i < n; i++) {
     const says = validity !== null && (validity[i >> 3] & (1 << (i & 7))) === 0 ? 0 : Number(values[i]) + 1;
@@ -85,8 +87,10 @@ export function packedItems(stream: ArrowStream): Items {
     let p = known[key];
     if (p < 0) p = known[key] = phaseOf(names[name[i]] ?? '', says > 0 && says < width ? said[says - 1] : null);
     phase[i] = p;
-    phaseCounts[p]++;
-    states[flags[i] & STATE]++;
+    const w = weight === null ? 1 : weight[i];
+    spans += w;
+    phaseCounts[p] += w;
+    states[flags[i] & STATE] += w;
     attempts[attempt[i]] = 1;
     if (end[i] > extent) extent = end[i];
     if (parent[i] >= n || parent[i] < 0) parent[i] = -1;
@@ -120,8 +124,16 @@ export function packedItems(stream: ArrowStream): Items {
     phaseCounts,
     attempts: [...attempts.keys()].filter((a) => attempts[a] === 1),
     lane: as('lane', Uint8Array),
+    weight,
+    spans,
+    thinned: weight && thinnedOf(stream),
     source: sourcesOf(stream, n),
   };
+}
+
+function thinnedOf(stream: ArrowStream): Items['thinned'] {
+  const { part_ms: part, focus_part_ms: focus } = stream.metadata ?? {};
+  return { part: Number(part ?? 0), focusPart: focus === undefined ? null : Number(focus) };
 }
 
 function empty(baseNs: bigint): Items {
@@ -154,6 +166,9 @@ function empty(baseNs: bigint): Items {
     phaseCounts: new Uint32Array(PHASES.length),
     attempts: [],
     lane: null,
+    weight: null,
+    spans: 0,
+    thinned: null,
     source: null,
   };
 }

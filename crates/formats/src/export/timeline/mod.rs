@@ -12,18 +12,26 @@
 //! | `name`, `phase`, `sample`, `group`, `worker` | dictionary of text | phase as the sender said it |
 //! | `trace` | dictionary of 16 bytes | |
 //! | `span_id` | 8 bytes | zero for rows that we made up ([`flag::VIRTUAL`]) |
+//! | `weight` | UInt32 | only of a thinned batch ([`thin`]): how many spans an item stands for |
 //! | `source` | Int32 | only with [`Options::source`]: the row among those given, -1: we made it up |
 //!
 //! Order: by sample (spans without one: by worker), lane, start.
 
 mod pd;
 mod read;
+mod thin;
 mod write;
+
+pub use thin::{Focus, thin};
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
 use read::Items;
 use rollscope_spans::{NONE, lanes, open};
+
+/// Metadata of the schema of a packed batch: time 0, and from there to the latest end.
+const BASE_NS: &str = "base_ns";
+const EXTENT_MS: &str = "extent_ms";
 
 /// Bits of `flags`. The lower two are the state.
 pub mod flag {
@@ -80,6 +88,14 @@ pub struct Options {
 /// Whether attributes of this batch tell of prefill and decode, so that `end_attrs` is worth keeping for [`pack`].
 pub fn has_pd(batch: &RecordBatch) -> bool {
     read::has_pd(batch)
+}
+
+/// From the first start to the latest end of a packed batch, in nanoseconds since the epoch.
+pub fn extent(packed: &RecordBatch) -> (i64, i64) {
+    let metadata = packed.schema_ref().metadata();
+    let from: i64 = metadata.get(BASE_NS).and_then(|text| text.parse().ok()).unwrap_or(0);
+    let ms: f64 = metadata.get(EXTENT_MS).and_then(|text| text.parse().ok()).unwrap_or(0.0);
+    (from, from.saturating_add((ms * 1e6) as i64))
 }
 
 /// Packs spans of a step or a window. Spans must be there once.

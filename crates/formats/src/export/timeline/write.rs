@@ -65,8 +65,8 @@ pub fn write(items: &Items, placed: &Lanes, options: Options) -> Result<RecordBa
     let fields: Vec<Field> =
         columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
     let metadata = [
-        ("base_ns".to_string(), base_ns.to_string()),
-        ("extent_ms".to_string(), (forest.latest.saturating_sub(base_ns) as f64 / 1e6).to_string()),
+        (super::BASE_NS.to_string(), base_ns.to_string()),
+        (super::EXTENT_MS.to_string(), (forest.latest.saturating_sub(base_ns) as f64 / 1e6).to_string()),
     ];
     let schema = Arc::new(Schema::new(fields).with_metadata(metadata.into()));
     RecordBatch::try_new(schema, columns.into_iter().map(|(_, array)| array).collect())

@@ -1,0 +1,95 @@
+// What a thinned timeline asks for where somebody looks: the rows and the time in view, and nothing that it has already.
+import { describe, expect, it } from 'vitest';
+import { themeOf } from '../../src/base/theme';
+import type { Focus } from '../../src/data/types';
+import { closer } from '../../src/features/timeline/closer';
+import { paletteOf } from '../../src/features/timeline/colors';
+import { phaseBins, statsIn } from '../../src/features/timeline/counts';
+import { buildLayout } from '../../src/features/timeline/layout';
+import { mergeItems } from '../../src/features/timeline/merge';
+import { orderRows, rowTable } from '../../src/features/timeline/rows';
+import { GUTTER, Scene } from '../../src/features/timeline/scene';
+import type { Items } from '../../src/features/timeline/items';
+import { itemsOf, type S } from './make';
+
+const SAMPLES = 1000;
+/** A thousand samples of ten seconds, each item of a second standing for ten spans. */
+function thinned(): Items {
+  const spans: S[] = [];
+  for (let s = 0; s < SAMPLES; s++)
+    for (let k = 0; k < 10; k++)
+      spans.push({ id: s * 10 + k + 1, name: k % 2 ? 'tool' : 'decode', start: k * 1000, end: k * 1000 + 900, sample: `s${s}` });
+  const items = itemsOf(spans);
+  return { ...items, weight: new Uint32Array(items.n).fill(10), spans: items.n * 10, thinned: { part: 1000, focusPart: null } };
+}
+function sceneOf(items: Items): Scene {
+  const theme = themeOf(true);
+  const layout = buildLayout(items, 'sample');
+  const table = rowTable(items, layout, null);
+  const rows = orderRows(items, layout, table, { text: '', sort: 'sample', desc: false, grouped: false, attempt: null });
+  const s = new Scene(items, layout, table, phaseBins(items, layout, 64, 0, items.extent, null), rows, theme, paletteOf(items, theme, 'phase'));
+  Object.assign(s, { width: GUTTER + 1000, height: 140, rowHeight: 14 });
+  s.place();
+  s.fit();
+  return s;
+}
+const fine = (s: Scene, part: number): void => {
+  s.items.thinned = { part: 1000, focusPart: part };
+};
+const seconds = (s: Scene, f: Focus): [number, number] => [Number(f.fromNs - s.items.baseNs) / 1e9, Number(f.toNs - s.items.baseNs) / 1e9];
+
+describe('where somebody looks', () => {
+  it('asks for the rows in view and half a screen around them', () => {
+    const s = sceneOf(thinned());
+    const focus = closer(s, null)!;
+    expect(focus.samples).toEqual(Array.from({ length: 16 }, (_, k) => `s${k}`));
+    expect(seconds(s, focus)).toEqual([0, 9.9]);
+    s.scroll = 14 * 500;
+    s.clampWindow(2000, 4000);
+    const there = closer(s, focus)!;
+    expect(there.samples?.[0]).toBe('s495');
+    expect(seconds(s, there)).toEqual([1, 5]);
+  });
+  it('asks for nothing that is fine enough', () => {
+    const s = sceneOf(thinned());
+    const focus = closer(s, null)!;
+    fine(s, 0);
+    expect(closer(s, focus)).toBeNull();
+    // A little to the side, it is still inside.
+    s.scroll = 28;
+    s.clampWindow(500, 3000);
+    expect(closer(s, focus)).toBeNull();
+    s.scroll = 14 * 30;
+    expect(closer(s, focus)).not.toBeNull();
+    expect(closer(sceneOf({ ...thinned(), thinned: null }), null)).toBeNull();
+  });
+  it('asks again where there was no room for all, once much less is in view', () => {
+    const s = sceneOf(thinned());
+    const focus = closer(s, null)!;
+    fine(s, 100);
+    expect(closer(s, focus)).toBeNull();
+    s.clampWindow(1000, 1500);
+    expect(closer(s, focus)).not.toBeNull();
+  });
+  it('names no samples where rows are no samples or very many', () => {
+    const s = sceneOf(thinned());
+    s.rowHeight = 1;
+    s.height = 900;
+    s.place();
+    expect(closer(s, null)!.samples).toBeNull();
+  });
+});
+
+it('counts the spans that items stand for', () => {
+  const items = thinned();
+  const layout = buildLayout(items, 'sample');
+  expect([...new Set(layout.rowItems)]).toEqual([100]);
+  const [decode] = statsIn(items, layout, null, 0, 10_000);
+  expect(decode).toMatchObject({ count: 50 * SAMPLES, mean: 90, p50: 90, max: 90 });
+  // What changed in a running step comes as it is.
+  const more = itemsOf([{ id: 1, name: 'decode', start: 0, end: 900, sample: 's0', trace: 2 }]);
+  const merged = mergeItems(items, { ...more, traceIds: more.traceIds.slice(16) });
+  expect(merged.spans).toBe(items.spans + 1);
+  expect(merged.weight?.at(-1)).toBe(1);
+  expect(merged.thinned).toEqual(items.thinned);
+});
