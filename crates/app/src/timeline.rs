@@ -15,7 +15,7 @@ use rollscope_model::Table;
 use rollscope_model::pd::KEY_PREFIX;
 use rollscope_query::Engine;
 use rollscope_query::scope::{Scope, ScopeRead, Traces};
-use rollscope_store::{Snapshot, SnapshotSource as _};
+use rollscope_store::Snapshot;
 
 use crate::problem::Problem;
 

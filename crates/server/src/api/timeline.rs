@@ -113,7 +113,7 @@ fn detail(params: &mut Params) -> Result<Detail, Problem> {
     }
     let good = "an integer: nanoseconds since the epoch";
     let (from, to) = (params.number("focus_from_ns", good)?, params.number("focus_to_ns", good)?);
-    let samples = params.text("focus_samples").map(|text| serde_json::from_str::<HashSet<String>>(text)).transpose();
+    let samples = params.text("focus_samples").map(serde_json::from_str::<HashSet<String>>).transpose();
     let samples = samples.map_err(|_| Problem::parameter("focus_samples", "a JSON list of texts"))?;
     match (from, to) {
         (None, None) if samples.is_none() => Ok(Detail { most, focus: None }),

@@ -10,7 +10,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, Float64Array, Int32Array, RecordBatch, UInt32Array};
+use arrow::array::{ArrayRef, AsArray, Float64Array, Int32Array, RecordBatch, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Float64Type, Int32Type, Schema, UInt8Type, UInt16Type};
 use arrow::error::ArrowError;
@@ -196,12 +196,12 @@ impl<'a> Spans<'a> {
             items.weight[item] += 1;
         });
         let mut before: Option<(usize, f64)> = None;
-        for item in 0..items.of.len() {
-            let free = before.filter(|(part, _)| *part == part_of[item]).map_or(f64::MIN, |(_, end)| end);
+        for (item, part) in part_of.into_iter().enumerate() {
+            let free = before.filter(|(other, _)| *other == part).map_or(f64::MIN, |(_, end)| end);
             let start = items.start[item].max(free);
             let end = (start + items.length[item]).min(items.end[item].max(start));
             (items.start[item], items.end[item]) = (start, end);
-            before = Some((part_of[item], end));
+            before = Some((part, end));
         }
         let of = UInt32Array::from(items.of);
         let parent = of.values().iter().map(|i| {
