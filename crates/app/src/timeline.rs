@@ -3,6 +3,7 @@
 //! completes or when somebody asks first, and kept beside its rows ([`Answers::on_disk`]).
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;
@@ -10,7 +11,7 @@ use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use rollscope_answers::{Answers, OnDisk};
-use rollscope_formats::export::timeline::{self, Focus, Options, thin};
+use rollscope_formats::export::timeline::{self, Focus, Options, PART_MS, thin};
 use rollscope_model::Table;
 use rollscope_model::pd::KEY_PREFIX;
 use rollscope_query::Engine;
@@ -151,17 +152,21 @@ async fn pack(engine: &Engine, snapshot: &Snapshot, run: &str, step: i64) -> Res
 
 async fn keep(answers: &Answers, kept: OnDisk, whole: RecordBatch) {
     let window = timeline::extent(&whole);
-    let is_thinned = whole.num_rows() > MOST;
-    if is_thinned {
-        let batch = whole.clone();
-        if let Ok(Ok(data)) = answers.engine().compute(move || compress(&batch)).await {
-            answers.keep_on_disk(&kept, WHOLE, window, data).await;
-        }
+    let made = answers.engine().compute(move || {
+        let shown = Detail::default().thin(whole.clone())?;
+        let Some(part) = shown.schema_ref().metadata().get(PART_MS) else { return Ok((None, compress(&shown)?)) };
+        // It need not be looked for again.
+        let mut metadata = whole.schema_ref().metadata().clone();
+        metadata.insert(PART_MS.into(), part.clone());
+        let schema = whole.schema_ref().as_ref().clone().with_metadata(metadata);
+        let whole = whole.with_schema(Arc::new(schema))?;
+        Ok::<_, ArrowError>((Some(compress(&whole)?), compress(&shown)?))
+    });
+    let Ok(Ok((whole, shown))) = made.await else { return };
+    if let Some(data) = whole {
+        answers.keep_on_disk(&kept, WHOLE, window, data).await;
     }
-    let shown = answers.engine().compute(move || compress(&Detail::default().thin(whole)?)).await;
-    if let Ok(Ok(data)) = shown {
-        answers.keep_on_disk(&kept, SHOWN, window, data).await;
-    }
+    answers.keep_on_disk(&kept, SHOWN, window, shown).await;
 }
 
 fn stream(batch: &RecordBatch) -> Result<Bytes, ArrowError> {

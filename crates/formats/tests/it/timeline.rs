@@ -284,8 +284,11 @@ fn weights(batch: &RecordBatch) -> Vec<u32> {
     batch.column_by_name("weight").unwrap().as_primitive::<UInt32Type>().values().to_vec()
 }
 
-/// Row, lane, name and flags of everything, with how many spans and how much time they have.
-fn looks(rows: &[Row], weights: &[u32]) -> BTreeMap<(Option<String>, u8, String, u8), (u32, f64)> {
+/// Row, lane, name and flags.
+type Look = (Option<String>, u8, String, u8);
+
+/// How many spans of each look there are, and how many milliseconds they take.
+fn looks(rows: &[Row], weights: &[u32]) -> BTreeMap<Look, (u32, f64)> {
     let mut out = BTreeMap::new();
     for (row, weight) in rows.iter().zip(weights) {
         let (spans, ms) = out.entry((row.sample.clone(), row.lane, row.name.clone(), row.flags)).or_insert((0, 0.0));

@@ -22,7 +22,7 @@ mod read;
 mod thin;
 mod write;
 
-pub use thin::{Focus, thin};
+pub use thin::{Focus, PART_MS, thin};
 
 use arrow::array::RecordBatch;
 use arrow::error::ArrowError;

@@ -3,7 +3,8 @@
 //! Within a lane, time is cut into equal parts. Short spans that begin in the same part and look alike (name, phase, flags, attempt)
 //! become one item: its id, parent and trace are those of the longest of them, its length is the sum of theirs, and its weight says
 //! how many they are. So names, states, errors, attempts and lanes that occur still occur, counts can be added up, and a lane is
-//! covered for as long as it was. The parts are as long as it takes to have no more items than wanted.
+//! covered for as long as it was. The parts are as long as it takes to have no more items than wanted, and every row has its own
+//! boundaries: spans move a little within a part, and together they would make waves.
 //!
 //! Where somebody looks more closely, spans stay apart: in some rows, or in a window of time.
 
@@ -17,7 +18,7 @@ use arrow::error::ArrowError;
 
 use super::flag;
 
-/// Where somebody looks: what is outside gets a third of the items.
+/// Where somebody looks: up to half of the items are for that.
 #[derive(Clone, Debug)]
 pub struct Focus {
     /// Milliseconds since `base_ns`.
@@ -33,6 +34,10 @@ const SHORTEST: i32 = 22;
 /// Spans of one part that look different, at most. Others stay apart.
 const MAX_KINDS: usize = 64;
 const NONE: i32 = -1;
+/// Multiples of it are spread evenly, as far as whole numbers do not matter.
+const GOLDEN: f64 = 0.618_033_988_749_895;
+/// Metadata of a thinned batch, and of one that was thinned before: the length of its parts in milliseconds.
+pub const PART_MS: &str = "part_ms";
 
 /// At most about `most` items. A batch that has no more is returned as it is.
 pub fn thin(packed: RecordBatch, most: usize, focus: Option<&Focus>) -> Result<RecordBatch, ArrowError> {
@@ -41,13 +46,13 @@ pub fn thin(packed: RecordBatch, most: usize, focus: Option<&Focus>) -> Result<R
     }
     let spans = Spans::read(&packed, focus)?;
     // Outside and inside of where somebody looks.
-    let mut parts = [0.0, 0.0];
-    let most_outside = if focus.is_some() { most / 3 } else { most };
-    parts[0] = spans.shortest_part(|part| spans.count([part, 0.0])[0] <= most_outside);
+    let (mut parts, mut left) = ([spans.extent, 0.0], most);
     if focus.is_some() {
-        let left = most.saturating_sub(spans.count(parts)[0]);
-        parts[1] = spans.shortest_part(|part| spans.count([parts[0], part])[1] <= left);
+        parts[1] = spans.shortest_part(None, |part| spans.count([spans.extent, part])[1] <= most / 2);
+        left -= spans.count(parts)[1];
     }
+    let before = packed.schema_ref().metadata().get(PART_MS).and_then(|text| text.parse().ok());
+    parts[0] = spans.shortest_part(before, |part| spans.count([part, parts[1]])[0] <= left);
     spans.write(&packed, parts, focus)
 }
 
@@ -121,8 +126,15 @@ impl<'a> Spans<'a> {
         self.inside.get(i) == Some(&true)
     }
 
-    /// The shortest part that is long enough, by halving what is left of the choices. 0: every span is an item.
-    fn shortest_part(&self, is_enough: impl Fn(f64) -> bool) -> f64 {
+    /// The shortest part that is long enough, by halving what is left of the choices. 0: every span is an item. One that was found `before`
+    /// for the same spans is about right.
+    fn shortest_part(&self, before: Option<f64>, is_enough: impl Fn(f64) -> bool) -> f64 {
+        if let Some(mut part) = before.filter(|part| *part > 0.0) {
+            while part < self.extent && !is_enough(part) {
+                part *= 2.0;
+            }
+            return part;
+        }
         if is_enough(0.0) {
             return 0.0;
         }
@@ -145,7 +157,9 @@ impl<'a> Spans<'a> {
             let inside = self.is_inside(i);
             let part = parts[usize::from(inside)];
             let is_short = self.end[i] - self.start[i] < part && self.flags[i] & flag::STATE != flag::OPEN;
-            let here = is_short.then(|| (self.row[i], self.lane[i], inside, (self.start[i] / part) as i64));
+            let shift = (f64::from(self.row[i]) * GOLDEN).fract();
+            let here =
+                is_short.then(|| (self.row[i], self.lane[i], inside, (self.start[i] / part + shift).floor() as i64));
             if here.is_none() || here != at {
                 at = here;
                 number += 1;
@@ -224,7 +238,7 @@ impl<'a> Spans<'a> {
         columns.push((Arc::new(Field::new("weight", DataType::UInt32, true)), weight));
         let mut metadata = packed.schema_ref().metadata().clone();
         metadata.insert("spans".into(), packed.num_rows().to_string());
-        metadata.insert("part_ms".into(), parts[0].to_string());
+        metadata.insert(PART_MS.into(), parts[0].to_string());
         if let Some(focus) = focus {
             metadata.insert("focus_part_ms".into(), parts[1].to_string());
             metadata.insert("focus_from_ms".into(), focus.from.to_string());
