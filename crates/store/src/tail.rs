@@ -448,6 +448,15 @@ impl State {
         }
     }
 
+    /// The sealed generation of a table is in segments now.
+    pub fn drop_sealed(&mut self, table: Table) {
+        let rows = &mut self.tables[table as usize];
+        if let Some(theirs) = &mut self.theirs {
+            theirs.outdo_segments(table, &rows.sealed);
+        }
+        rows.drop_sealed();
+    }
+
     /// Makes an admitted batch visible.
     pub fn publish(&mut self, admitted: Admitted) {
         if admitted.is_empty() {

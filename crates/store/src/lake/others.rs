@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use futures::StreamExt;
+use futures::future::try_join_all;
 use rollscope_model::Table;
 
 use super::adopt::find_numbers;
@@ -18,8 +18,9 @@ use crate::segment;
 use crate::tail::{Floors, Incoming, LogPart};
 use crate::wal::{self, Kind};
 
-/// Parts that are read at once.
+/// Parts that are read at once, and their bytes: how much room they take is known after that.
 const AT_ONCE: usize = 16;
+const BYTES_AT_ONCE: usize = 4 << 20;
 /// What is known of a row beside it: its identity, and where it is.
 const ROW_BYTES: usize = 80;
 /// How much more room rows take in memory than in a log, about.
@@ -69,6 +70,15 @@ pub(crate) struct Seen {
 
 type Listed = BTreeMap<String, BTreeMap<u64, u64>>;
 
+/// What was read in a look. `None`: it was listed, and gone when it was read.
+type Found = BTreeMap<Key, Option<Read>>;
+
+/// The room that a log takes, and its parts that are not read, with their sizes.
+struct Room {
+    bytes: usize,
+    unread: Vec<(Key, usize)>,
+}
+
 impl OthersLogs {
     pub fn new(own: &str, limit: usize) -> OthersLogs {
         let (parts, adopted) = (BTreeMap::new(), HashSet::new());
@@ -83,9 +93,19 @@ impl OthersLogs {
             listed = self.list(root).await?;
         }
         let gone = self.gone(&listed);
-        let (wanted, left_out) = self.wanted(&listed, &gone);
-        let (read, is_missing) = read(root, wanted).await?;
-        let is_flushed = is_missing || !gone.is_empty() || self.has_gap(&listed);
+        let mut found = BTreeMap::new();
+        let left_out = loop {
+            let (wanted, left_out) = self.wanted(&listed, &gone, &found);
+            if wanted.is_empty() {
+                break left_out;
+            }
+            found.extend(read(root, wanted).await?);
+        };
+        let is_missing = found.values().any(Option::is_none);
+        let read: Vec<Read> = found.into_values().flatten().collect();
+        // Whoever has copied a log has left out what is in the tables.
+        let has_copied = read.iter().any(|read| !read.adopted.is_empty());
+        let is_flushed = is_missing || has_copied || !gone.is_empty() || self.has_gap(&listed);
         let mut seen = Seen { new: Vec::new(), is_flushed, gone };
         self.left_out = left_out;
         self.adopted.retain(|writer| listed.contains_key(writer));
@@ -134,31 +154,44 @@ impl OthersLogs {
         self.parts.keys().filter(|key| !is_there(key)).cloned().collect()
     }
 
-    /// What to read, and how many parts there is no room for. Each writer has its share, and of its log the beginning is read: what comes
-    /// later may replace what is in it.
-    fn wanted(&self, listed: &Listed, gone: &HashSet<Key>) -> (Vec<(Arc<str>, u64)>, usize) {
-        let (mut wanted, mut left_out) = (Vec::new(), 0);
-        let logs = listed.iter().filter(|(writer, _)| !self.adopted.contains(*writer));
-        let share = self.limit / logs.clone().count().max(1);
-        for (writer, numbers) in logs {
-            let writer: Arc<str> = writer.as_str().into();
-            let held = self.parts.range((writer.clone(), 0)..=(writer.clone(), u64::MAX));
-            let held = held.filter(|(key, _)| !gone.contains(*key)).filter_map(|(_, part)| part.as_ref());
-            let mut bytes: usize = held.map(|part| part.bytes).sum();
-            for (number, size) in numbers {
-                let key = (writer.clone(), *number);
-                if self.parts.contains_key(&key) {
-                    continue;
-                }
+    /// What to read next, after what was `found` in this look, and how many parts there is no room for. Each writer has the same share, and
+    /// what one does not need is for the others. Of a log the beginning is read: what comes later may replace what is in it.
+    fn wanted(&self, listed: &Listed, gone: &HashSet<Key>, found: &Found) -> (Vec<Key>, usize) {
+        let (mut wanted, mut packed, mut left_out) = (Vec::new(), 0, 0);
+        let of_others = listed.iter().filter(|(writer, _)| !self.adopted.contains(*writer));
+        let mut logs: Vec<Room> = of_others.map(|(writer, parts)| self.room(writer, parts, gone, found)).collect();
+        logs.sort_by_key(Room::needed);
+        let (mut left, mut sharing) = (self.limit, logs.len());
+        for Room { mut bytes, unread } in logs {
+            let share = left / sharing;
+            for (key, size) in unread {
                 if bytes >= share {
                     left_out += 1;
                     continue;
                 }
-                bytes += *size as usize * UNPACKED;
+                if wanted.len() == AT_ONCE || !wanted.is_empty() && packed + size > BYTES_AT_ONCE {
+                    return (wanted, left_out);
+                }
+                bytes += size * UNPACKED;
+                packed += size;
                 wanted.push(key);
             }
+            (left, sharing) = (left.saturating_sub(bytes), sharing - 1);
         }
         (wanted, left_out)
+    }
+
+    /// What a log takes in memory, and what of it is not read.
+    fn room(&self, writer: &str, parts: &BTreeMap<u64, u64>, gone: &HashSet<Key>, found: &Found) -> Room {
+        let writer: Arc<str> = writer.into();
+        let all = (writer.clone(), 0)..=(writer.clone(), u64::MAX);
+        let held =
+            self.parts.range(all.clone()).filter(|(key, _)| !gone.contains(*key)).filter_map(|(_, part)| part.as_ref());
+        let read = found.range(all).filter_map(|(_, read)| read.as_ref());
+        let bytes = held.map(|part| part.bytes).chain(read.map(|read| read.bytes)).sum();
+        let unread = parts.iter().map(|(number, size)| ((writer.clone(), *number), *size as usize));
+        let unread = unread.filter(|(key, _)| !self.parts.contains_key(key) && !found.contains_key(key)).collect();
+        Room { bytes, unread }
     }
 
     /// Forgets rows that are in the tables.
@@ -185,28 +218,28 @@ impl OthersLogs {
     }
 }
 
-/// Reads parts, and returns whether one was gone.
-async fn read(root: &Root, wanted: Vec<Key>) -> Result<(Vec<Read>, bool), StoreError> {
-    let get = |(writer, number): Key| async move {
+impl Room {
+    /// For all of the log.
+    fn needed(&self) -> usize {
+        self.bytes + self.unread.iter().map(|(_, size)| size * UNPACKED).sum::<usize>()
+    }
+}
+
+/// Reads parts, all at once.
+async fn read(root: &Root, wanted: Vec<Key>) -> Result<Vec<(Key, Option<Read>)>, StoreError> {
+    let get = |key: Key| async move {
+        let (writer, number) = key.clone();
         let place = WriterLog { objects: root.objects.clone(), writer: writer.to_string() };
         match place.get(number).await {
-            Err(e) if e.is_missing() => Ok(None),
+            Err(e) if e.is_missing() => Ok((key, None)),
             bytes => {
                 let bytes = bytes?;
                 let read = tokio::task::spawn_blocking(move || Read::of(&bytes, writer, number));
-                read.await.map(Some).map_err(|e| StoreError::Busy(e.to_string()))
+                Ok((key, Some(read.await.map_err(|e| StoreError::Busy(e.to_string()))?)))
             }
         }
     };
-    let mut reads = futures::stream::iter(wanted.into_iter().map(get)).buffered(AT_ONCE);
-    let (mut parts, mut is_missing) = (Vec::new(), false);
-    while let Some(read) = reads.next().await {
-        match read? {
-            Some(read) => parts.push(read),
-            None => is_missing = true,
-        }
-    }
-    Ok((parts, is_missing))
+    try_join_all(wanted.into_iter().map(get)).await
 }
 
 impl Read {

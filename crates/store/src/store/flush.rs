@@ -210,7 +210,7 @@ impl Shared {
         }
         let what = What { deleted: &deleted, flushed, identities: &identities };
         self.commit_manifest(commits, manifest, what, |state, writer| {
-            tables.iter().for_each(|table| state.tables[*table as usize].drop_sealed());
+            tables.iter().for_each(|table| state.drop_sealed(*table));
             state.settled = match but {
                 None => state.settled.max(state.sealed_at),
                 Some(_) => state.version + 1,

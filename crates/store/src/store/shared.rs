@@ -247,7 +247,7 @@ impl Shared {
         for (table, listed) in listed {
             state.learn(table, &listed.attr_types);
             if listed.logged.is_some_and(|logged| logged + 1 >= floor) {
-                state.tables[table as usize].drop_sealed();
+                state.drop_sealed(table);
                 writer.indices[table as usize].drop_sealed();
                 state.settled = state.settled.max(state.sealed_at);
             }

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
-use arrow::array::{BooleanArray, RecordBatch};
+use arrow::array::RecordBatch;
 use arrow::compute::filter_record_batch;
 use rollscope_model::Table;
 use rollscope_model::tables::Keep;
@@ -193,8 +193,8 @@ impl TheirTable {
                 self.kill(number, row);
                 continue;
             }
-            if segment.is_some() && Arc::make_mut(&mut self.replaced).insert(*key) {
-                count(Arc::make_mut(&mut self.replaced_of), run_of(&rows.batch, row));
+            if segment.is_some() {
+                self.replace(*key, run_of(&rows.batch, row));
             }
             if let Some(place) = self.index.insert(*key, Place { chunk: number, row: row as u32, open }) {
                 self.kill(place.chunk, place.row as usize);
@@ -213,6 +213,13 @@ impl TheirTable {
         held.chunk.kill(place.row as usize);
         let rows = held.rows.clone();
         self.forget(key, &rows, place.row as usize);
+    }
+
+    /// A row that is shown takes the place of one in a segment.
+    fn replace(&mut self, key: u128, run: &str) {
+        if Arc::make_mut(&mut self.replaced).insert(key) {
+            count(Arc::make_mut(&mut self.replaced_of), run);
+        }
     }
 
     /// What a row that is gone has hidden elsewhere is shown again.
@@ -238,8 +245,8 @@ impl TheirTable {
         for (key, run) in met {
             if !replaces(table, known.open.contains(&key)) {
                 self.hide(key);
-            } else if Arc::make_mut(&mut self.replaced).insert(key) {
-                count(Arc::make_mut(&mut self.replaced_of), &run);
+            } else {
+                self.replace(key, &run);
             }
         }
     }
@@ -271,6 +278,16 @@ impl TheirTable {
         }
     }
 
+    /// Rows of a batch of this node's tail that are not shown.
+    fn outdone_in<'a>(&'a self, table: Table, chunk: &'a Chunk) -> impl Iterator<Item = usize> + 'a {
+        let is_last = table.keep() == Keep::Last;
+        let may_be = !self.outdone.is_empty() && (is_last || !chunk.open.is_empty());
+        let rows = if may_be { 0..chunk.keys.len() } else { 0..0 };
+        rows.filter(move |row| {
+            !chunk.is_dead(*row) && (is_last || chunk.open[*row]) && self.outdone.contains(&chunk.keys[*row])
+        })
+    }
+
     fn live(&self) -> impl Iterator<Item = &Chunk> {
         self.batches.values().map(|held| &held.chunk).filter(|chunk| chunk.live_rows() > 0)
     }
@@ -288,6 +305,18 @@ impl Theirs {
                 Some(place) if incoming.is_open(row) && !place.open => drop(table.outdone.insert(*key)),
                 Some(_) => table.hide(*key),
                 None => {}
+            }
+        }
+    }
+
+    /// Rows of this node's tail are in segments now. Those that are not shown are left out there.
+    pub(super) fn outdo_segments(&mut self, table: Table, chunks: &[Chunk]) {
+        let of_table = &mut self.tables[table as usize];
+        for chunk in chunks {
+            let outdone: Vec<usize> = of_table.outdone_in(table, chunk).collect();
+            for row in outdone {
+                of_table.outdone.remove(&chunk.keys[row]);
+                of_table.replace(chunk.keys[row], run_of(&chunk.batch, row));
             }
         }
     }
@@ -317,6 +346,12 @@ impl Theirs {
         for (run, rows) in &*theirs.replaced_of {
             *replaced_of.entry(run.clone()).or_default() += rows;
         }
+        // A row that both replace counts once.
+        let twice = theirs.replaced.intersection(own.0).filter_map(|key| theirs.index.get(key));
+        for Place { chunk, row, .. } in twice {
+            let run = run_of(&theirs.batches[chunk].chunk.batch, *row as usize);
+            replaced_of.entry(run.to_string()).and_modify(|rows| *rows = rows.saturating_sub(1));
+        }
         (Arc::new(&**own.0 | &*theirs.replaced), Arc::new(replaced_of))
     }
 
@@ -326,18 +361,13 @@ impl Theirs {
         table: Table,
         chunk: &Chunk,
     ) -> Option<(RecordBatch, Arc<OnceLock<Contents>>)> {
-        let outdone = &self.tables[table as usize].outdone;
-        let is_last = table.keep() == Keep::Last;
-        if outdone.is_empty() || chunk.open.is_empty() && !is_last {
+        let outdone: Vec<usize> = self.tables[table as usize].outdone_in(table, chunk).collect();
+        if outdone.is_empty() {
             return None;
         }
-        let is_outdone = |row: usize| (is_last || chunk.open[row]) && outdone.contains(&chunk.keys[row]);
-        if !(0..chunk.keys.len()).any(|row| is_outdone(row) && !chunk.is_dead(row)) {
-            return None;
-        }
-        let shown: BooleanArray =
-            (0..chunk.keys.len()).map(|row| Some(!is_outdone(row) && !chunk.is_dead(row))).collect();
-        let batch = filter_record_batch(&chunk.batch, &shown).expect("the mask has a bit for each row");
+        let mut shown: Vec<bool> = (0..chunk.keys.len()).map(|row| !chunk.is_dead(row)).collect();
+        outdone.into_iter().for_each(|row| shown[row] = false);
+        let batch = filter_record_batch(&chunk.batch, &shown.into()).expect("the mask has a bit for each row");
         Some((batch, Arc::default()))
     }
 

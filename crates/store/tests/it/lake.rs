@@ -7,11 +7,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use arrow::compute::concat_batches;
 use async_trait::async_trait;
+use futures::StreamExt;
 use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
@@ -23,12 +24,13 @@ use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rollscope_model::Table;
+use rollscope_model::attrs::Value;
 use rollscope_store::{
     AboutNode, Lake, ReadOnlyStore, SnapshotSource, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
 };
 
 use crate::once::{rows, series};
-use crate::{open_spans, seen, spans};
+use crate::{open_spans, seen, spans, spans_with};
 
 /// Seeds that `cargo test` tries.
 const SEEDS: u64 = 60;
@@ -66,6 +68,8 @@ impl Versions {
 #[derive(Default)]
 struct Weather {
     one_in: AtomicU64,
+    /// Nothing can be deleted.
+    keeps_all: AtomicBool,
     random: Mutex<Option<StdRng>>,
 }
 
@@ -179,7 +183,10 @@ impl ObjectStore for Objects {
     }
 
     fn delete_stream(&self, paths: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
-        self.inner.delete_stream(paths)
+        match self.weather.keeps_all.load(Ordering::Relaxed) {
+            true => futures::stream::once(async { broken() }).boxed(),
+            false => self.inner.delete_stream(paths),
+        }
     }
 
     fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
@@ -540,14 +547,99 @@ async fn a_message_may_say_the_same_row_twice() {
     a.append(Table::Metrics, metrics(4.0)).await.unwrap();
     b.follow().await.unwrap();
     assert_eq!(values(&b), [4.0]);
+    // Also if the earlier one is in a table now.
+    let replaced = |node: &Store| node.snapshot().tables[&Table::Metrics].replaced_of.clone();
+    b.flush().await.unwrap();
+    assert_eq!((values(&b), replaced(&b)["r"]), (vec![4.0], 1));
+    b.follow().await.unwrap();
+    assert_eq!(values(&b), [4.0]);
     b.append(Table::Metrics, metrics(5.0)).await.unwrap();
     assert_eq!(values(&b), [5.0]);
+    a.append(Table::Metrics, metrics(6.0)).await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!((values(&b), replaced(&b)["r"]), (vec![6.0], 1), "both replace the same row");
     b.flush().await.unwrap();
     a.flush().await.unwrap();
     for node in [&a, &b] {
         node.follow().await.unwrap();
         assert_eq!((values(node).len(), seen(node).len()), (1, 5));
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_span_that_has_ended_elsewhere_stays_so_when_it_is_written_as_open() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    b.append(Table::Spans, open_spans("r", 0, 3)).await.unwrap();
+    a.append(Table::Spans, spans("r", 0, 3)).await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!(seen(&b), expected("r", 0..3));
+    b.close().await.unwrap();
+    assert_eq!(seen(&b), expected("r", 0..3));
+    assert_eq!(world.read().await, expected("r", 0..3));
+}
+
+/// Whoever takes over a log copies only what the tables lack. A node that sees the copy before the log is gone must look at them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_flushed_before_a_takeover_stays_to_be_seen() {
+    let world = World::new(1);
+    let (a, c) = (world.open("a").await.unwrap(), world.open("c").await.unwrap());
+    let options = StoreOptions::at(world.cache.path().join("b"));
+    let lake = Lake { follow_every: Some(Duration::from_millis(50)), ..world.lake("b") };
+    let b = Store::open_lake(options, lake).await.unwrap();
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    let shows = async |number| {
+        while seen(&b).last().is_none_or(|row| row.1 != number) {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    shows(9).await;
+    world.weather.keeps_all.store(true, Ordering::Relaxed);
+    a.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    a.flush().await.unwrap_err();
+    c.adopt_silent().await.unwrap();
+    b.beat().await.unwrap();
+    c.adopt_silent().await.unwrap();
+    c.append(Table::Spans, spans("r", 20, 1)).await.unwrap();
+    shows(20).await;
+    assert_eq!(seen(&b), expected("r", 0..21));
+}
+
+/// Bytes of rows that a node shows from the logs of others.
+fn followed_bytes(node: &Store) -> usize {
+    let snapshot = node.snapshot();
+    let columns = snapshot.tables.values().flat_map(|rows| &rows.tail).flat_map(|batch| batch.columns());
+    columns.map(|column| column.to_data().get_slice_memory_size().unwrap()).sum()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_take_in_takes_no_more_memory_than_it_may() {
+    const LIMIT: usize = 4_000_000;
+    let world = World::new(1);
+    let a = world.open("a").await.unwrap();
+    // It compresses well.
+    let attrs: &'static [(&str, Value)] = Box::leak(Box::new([("text", Value::Str("x".repeat(1000)))]));
+    let long = |run, first| spans_with(run, first, 50, |span| span.end_attrs = attrs);
+    for i in 0..300 {
+        a.append(Table::Spans, long("r", i * 50)).await.unwrap();
+    }
+    let options = StoreOptions { flush_bytes: LIMIT, ..StoreOptions::at(world.cache.path().join("b")) };
+    let b = Store::open_lake(options, world.lake("b")).await.unwrap();
+    assert!((LIMIT / 2..LIMIT * 5 / 4).contains(&followed_bytes(&b)), "{}", followed_bytes(&b));
+    a.flush().await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!(seen(&b).len(), 300 * 50);
+    // Nodes that take nothing in leave their room to those that do.
+    let mut idle = Vec::new();
+    for i in 0..7 {
+        idle.push(world.open(&format!("idle{i}")).await.unwrap());
+    }
+    for i in 0..20 {
+        a.append(Table::Spans, long("s", i * 50)).await.unwrap();
+    }
+    b.follow().await.unwrap();
+    assert_eq!((seen(&b).len(), b.health().problems), (320 * 50, Vec::new()));
+    assert!(followed_bytes(&b) > LIMIT / 8, "{}", followed_bytes(&b));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
