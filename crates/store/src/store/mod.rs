@@ -11,6 +11,7 @@ mod writer;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use futures::future::BoxFuture;
@@ -68,6 +69,8 @@ struct Start {
 
 /// Requests that may wait for the writer thread.
 const QUEUE: usize = 512;
+/// How long the start of a node waits until it has read the logs of others.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
 
 /// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
 #[derive(Clone)]
@@ -198,7 +201,7 @@ impl Store {
         // The node first: a log that no node names is anybody's to take over. Whoever takes this node's place before its log can be fenced
         // has changed the entry by the time of the first beat.
         let (node, mut before) = NodeEntry::claim(&root, &lake.node, &writer).await?;
-        let mut log = ObjectLog::create(place.clone(), std::time::Duration::from_millis(options.log_every_ms)).await?;
+        let mut log = ObjectLog::create(place.clone(), Duration::from_millis(options.log_every_ms)).await?;
         node.beat(0, 0, &before).await?;
         let mut beats = tokio::task::JoinSet::new();
         beats.spawn(upkeep::beat_while_starting(node.clone(), before.clone()));
@@ -241,11 +244,10 @@ impl Store {
         };
         let store = Store::start(start).await?;
         if let Some(every) = lake.follow_every {
-            // The first answer has it all. If it cannot be read now, it is tried again.
-            if let Err(e) = store.follow().await {
-                tracing::warn!(error = %e, "cannot read the logs of other nodes; trying again");
-            }
-            store.shared.vitals.task("lake-follow", upkeep::follow(Arc::downgrade(&store.shared), every));
+            let (looked, first_look) = oneshot::channel();
+            store.shared.vitals.task("lake-follow", upkeep::follow(Arc::downgrade(&store.shared), every, looked));
+            // The first answer has it all, if that does not take long.
+            let _ = tokio::time::timeout(FIRST_LOOK, first_look).await;
         }
         *store.shared.looking.lock().await = Some(others);
         store.shared.vitals.task("lake-nodes", upkeep::look_at_nodes(Arc::downgrade(&store.shared)));

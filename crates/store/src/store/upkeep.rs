@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 use rollscope_model::time::{NS_PER_S, now_ns};
+use tokio::sync::oneshot;
 
 use super::shared::{Shared, WeakShared, What};
 use crate::error::StoreError;
@@ -89,11 +90,10 @@ pub(super) async fn beat_while_starting(node: NodeEntry, before: HashSet<String>
     }
 }
 
-/// In a lake: shows what others have acknowledged.
-pub(super) async fn follow(weak: WeakShared, every: Duration) {
-    let mut was_well = true;
+/// In a lake: shows what others have acknowledged. `looked` is told when it has tried for the first time.
+pub(super) async fn follow(weak: WeakShared, every: Duration, looked: oneshot::Sender<()>) {
+    let (mut was_well, mut looked) = (true, Some(looked));
     loop {
-        tokio::time::sleep(every).await;
         let shared = weak.upgrade().filter(|shared| !shared.is_closed() && !shared.is_fenced.load(Ordering::Relaxed));
         let Some(shared) = shared else { return };
         let followed = shared.follow().await;
@@ -101,6 +101,9 @@ pub(super) async fn follow(weak: WeakShared, every: Duration) {
             tracing::warn!(error = %e, "cannot read the logs of other nodes; what they take in is shown later");
         }
         was_well = followed.is_ok();
+        drop(shared);
+        looked.take().map(|looked| looked.send(()));
+        tokio::time::sleep(every).await;
     }
 }
 
