@@ -466,6 +466,27 @@ def test_what_was_told_is_not_told_again_after_a_restart(tmp_path, serve, page, 
     wait_until(lambda: receiver.statuses() == ["firing", "resolved"], 60)
 
 
+def test_what_is_looked_for_later_after_a_restart_has_not_ended(tmp_path, serve, page, receiver):
+    config = f"""
+[[server.alarms.sql]]
+name = "Always"
+query = "select 1 as value"
+
+[[server.alarms.webhook]]
+url = "{receiver.url}"
+"""
+    page.page = "queue 9\n"
+    server = serve(None, *configured(tmp_path, config, HIGH), "--scrape", page.url + "@1s")
+    wait_until(lambda: receiver.statuses() == ["firing"] * 2)
+    told = lambda: json.loads((server.data / "alarms.json").read_text())["told"]
+    wait_until(lambda: (server.data / "alarms.json").exists() and len(told()) == 2)
+    server.kill()
+    server.start()
+    # Rules and conditions are looked at on their own, and one of them is first.
+    wait_until(lambda: states(server) == {"High": "firing", "Always": "firing"} and alarms(server)["rounds"] > 6)
+    assert receiver.statuses() == ["firing"] * 2
+
+
 def test_a_sink_that_is_down_or_hangs_holds_nothing_up(tmp_path, serve, page, receiver):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -304,18 +304,18 @@ impl Group {
 /// Groups of a changed configuration go on where the same rules left off. Returns the groups, and that what is gone has ended.
 pub fn replaced(old: Vec<Group>, mut new: Vec<Group>) -> (Vec<Group>, Samples) {
     let mut known: HashMap<(String, String, String), Vec<Rule>> = HashMap::new();
-    let mut due: HashMap<(String, String), (i64, i64)> = HashMap::new();
+    let mut due: HashMap<(String, String), (i64, i64, Option<i64>)> = HashMap::new();
     for group in old {
-        due.insert((group.file.clone(), group.name.clone()), (group.interval_ms, group.due_ms));
+        due.insert((group.file.clone(), group.name.clone()), (group.interval_ms, group.due_ms, group.last_ms));
         for rule in group.rules.into_iter().rev() {
             known.entry((group.file.clone(), group.name.clone(), rule.name.clone())).or_default().push(rule);
         }
     }
     for group in &mut new {
-        if let Some((interval, due_ms)) = due.get(&(group.file.clone(), group.name.clone()))
+        if let Some((interval, due_ms, last_ms)) = due.get(&(group.file.clone(), group.name.clone()))
             && *interval == group.interval_ms
         {
-            group.due_ms = *due_ms;
+            (group.due_ms, group.last_ms) = (*due_ms, *last_ms);
         }
         for rule in &mut group.rules {
             let key = (group.file.clone(), group.name.clone(), rule.name.clone());

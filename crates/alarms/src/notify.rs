@@ -35,8 +35,8 @@ struct Entry {
     tries: u32,
     not_before_ms: i64,
     ended_ms: Option<i64>,
-    /// Another process has told it, for which it began at a time of its own.
-    is_remembered: bool,
+    /// Another process has told it, for which it began at a time of its own, and this one knows that since then.
+    remembered_ms: Option<i64>,
 }
 
 impl Entry {
@@ -81,7 +81,10 @@ impl Notifier {
         vitals: &Vitals,
     ) -> Notifier {
         let mut ledger = Ledger::default();
-        ledger.remember(told);
+        for one in told {
+            let told_ms = one.told_ms;
+            ledger.remember(one, told_ms);
+        }
         // What is known of a sink that was removed from the configuration is of no use.
         ledger.entries.retain(|(sink, _), _| configured.iter().any(|(name, ..)| name == sink));
         let ledger = Arc::new(Mutex::new(ledger));
@@ -94,9 +97,10 @@ impl Notifier {
         Notifier { sinks, ledger, repeat_ms, page }
     }
 
-    /// What others have told the sinks.
+    /// What others have told the sinks until now. What fires here already is that: it may have begun a round later here.
     pub fn remember(&self, told: Vec<Told>) {
-        self.ledger.lock().remember(told);
+        let mut ledger = self.ledger.lock();
+        told.into_iter().for_each(|one| ledger.remember(one, now_ms()));
     }
 
     /// Others tell the sinks now, but for this.
@@ -146,6 +150,11 @@ impl Notifier {
         std::mem::take(&mut self.ledger.lock().changed)
     }
 
+    /// It could not be kept.
+    pub fn keep_again(&self) {
+        self.ledger.lock().changed = true;
+    }
+
     pub fn told(&self) -> Vec<Told> {
         let ledger = self.ledger.lock();
         let told = ledger.entries.iter().filter_map(|((sink, _), entry)| {
@@ -164,25 +173,23 @@ impl Notifier {
 }
 
 impl Ledger {
-    fn remember(&mut self, told: Vec<Told>) {
-        for one in told {
-            let alarm = Alarm {
-                labels: Labels::new(one.labels),
-                annotations: BTreeMap::from([("summary".into(), one.sentence)]),
-                value: f64::NAN,
-                state: State::Firing,
-                active_ms: one.started_ms,
-                fired_ms: Some(one.started_ms),
-                resolved_ms: None,
-                keep_since_ms: None,
-                place: one.place,
-            };
-            let key = (one.sink, fingerprint(&alarm.labels));
-            let told = Some((one.told_ms, one.started_ms));
-            let (waiting, tries, not_before_ms, ended_ms) = (false, 0, 0, None);
-            let entry = Entry { alarm, told, waiting, tries, not_before_ms, ended_ms, is_remembered: true };
-            self.entries.insert(key, entry);
-        }
+    /// An alarm that is active since a time up to `until_ms` is the one that was told.
+    fn remember(&mut self, told: Told, until_ms: i64) {
+        let alarm = Alarm {
+            labels: Labels::new(told.labels),
+            annotations: BTreeMap::from([("summary".into(), told.sentence)]),
+            value: f64::NAN,
+            state: State::Firing,
+            active_ms: told.started_ms,
+            fired_ms: Some(told.started_ms),
+            resolved_ms: None,
+            keep_since_ms: None,
+            place: told.place,
+        };
+        let key = (told.sink, fingerprint(&alarm.labels));
+        let (waiting, tries, not_before_ms, ended_ms) = (false, 0, 0, None);
+        let (told, remembered_ms) = (Some((told.told_ms, told.started_ms)), Some(until_ms));
+        self.entries.insert(key, Entry { alarm, told, waiting, tries, not_before_ms, ended_ms, remembered_ms });
     }
 
     /// What a sink must be told now, and how many ends it will never hear of.
@@ -201,16 +208,15 @@ impl Ledger {
                 tries: 0,
                 not_before_ms: 0,
                 ended_ms: None,
-                is_remembered: false,
+                remembered_ms: None,
             };
             let entry = self.entries.entry(key).or_insert_with(fresh);
             if entry.ended_ms.take().is_some() {
                 (entry.tries, entry.not_before_ms) = (0, 0);
             }
             entry.alarm = alarm.clone();
-            if std::mem::take(&mut entry.is_remembered)
-                && let Some((at, started)) = &mut entry.told
-                && alarm.active_ms <= *at
+            if let (Some(remembered_ms), Some((_, started))) = (entry.remembered_ms.take(), &mut entry.told)
+                && alarm.active_ms <= remembered_ms
             {
                 *started = alarm.active_ms;
             }
@@ -324,6 +330,26 @@ mod tests {
         assert_eq!(desk.round(&[(alarm("a", 105_000), false)], 106_000, true), ["a Firing"], "it began again");
         assert_eq!(desk.round(&[], 107_000, true), ["a Resolved"]);
         assert!(desk.round(&[], 108_000, true).is_empty() && desk.0.entries.is_empty());
+    }
+
+    #[test]
+    fn whoever_takes_over_does_not_tell_again_what_began_there_a_little_later() {
+        let mut desk = Desk(Ledger::default());
+        let told = |host: &str| Told {
+            sink: "s".into(),
+            labels: vec![("alertname".into(), "A".into()), ("host".into(), host.into())],
+            started_ms: 900,
+            told_ms: 1000,
+            sentence: String::new(),
+            place: String::new(),
+        };
+        for host in ["a", "b", "c"] {
+            desk.0.remember(told(host), 30_000);
+        }
+        let firing = [(alarm("a", 1500), false), (alarm("b", 31_000), false)];
+        assert_eq!(desk.round(&firing, 40_000, true), ["b Firing", "c Resolved"], "the second one has begun again");
+        assert!(desk.round(&firing, 50_000, true).is_empty());
+        assert_eq!(desk.round(&[], 60_000, true), ["a Resolved", "b Resolved"]);
     }
 
     #[test]

@@ -270,22 +270,28 @@ impl Alarms {
     async fn tell(&self) {
         let speaks = self.follow().await;
         let now = now_ns();
-        let firing: Vec<(Alarm, bool)> = {
+        let (has_looked, firing): (bool, Vec<(Alarm, bool)>) = {
             let mut silences = self.0.silences.lock();
             silences.expire(now);
             let silenced = |alarm: &Alarm| silences.of(&alarm.labels, now).is_some();
             let (rules, conditions) = (self.0.rules.lock().clone(), self.0.conditions.lock().clone());
             let all = rules.iter().chain(conditions.iter());
+            let has_looked = all.clone().all(|group| group.last_ms.is_some());
             let firing = all.flat_map(|g| &g.rules).flat_map(Rule::active).filter(|a| a.state == State::Firing);
             let firing = firing.filter(|alarm| speaks || self.is_of_this_node(&alarm.labels));
-            firing.map(|alarm| (alarm.clone(), silenced(alarm))).collect()
+            (has_looked, firing.map(|alarm| (alarm.clone(), silenced(alarm))).collect())
         };
+        // What nobody has looked for since the start has not ended.
+        if !has_looked {
+            return;
+        }
         self.0.notifier.round(&firing, now / 1_000_000);
         if self.0.notifier.changed()
             && speaks
             && let Err(error) = self.keep().await
         {
-            tracing::warn!(error, "cannot keep what alarm sinks have been told");
+            self.0.notifier.keep_again();
+            tracing::warn!(error, "cannot keep what alarm sinks have been told; trying again");
         }
     }
 
@@ -298,9 +304,12 @@ impl Alarms {
     async fn keep(&self) -> Result<(), String> {
         if let Some(shared) = &self.0.shared {
             let notifier = &self.0.notifier;
-            let (mut told, sinks) = (notifier.told(), notifier.sinks());
-            told.retain(|told| !self.is_of_this_node(&Labels::new(told.labels.clone())));
-            return shared.keep(told, &sinks).await.map_err(|e| e.to_string());
+            let told = || {
+                let mut told = notifier.told();
+                told.retain(|told| !self.is_of_this_node(&Labels::new(told.labels.clone())));
+                told
+            };
+            return shared.keep(told, &notifier.sinks()).await.map_err(|e| e.to_string());
         }
         let alarms = self.clone();
         let written = tokio::task::spawn_blocking(move || {
@@ -444,7 +453,7 @@ impl Rounds {
             }
         };
         for group in &mut due {
-            group.due_ms = next_due(now, group.interval_ms);
+            (group.due_ms, group.last_ms) = (next_due(now, group.interval_ms), Some(at));
         }
         self.alarms.count_failures(&due);
         due.extend(rest);

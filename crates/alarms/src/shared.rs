@@ -20,6 +20,8 @@ pub struct Shared {
     /// Of this node: others with the same one know the same sinks by the same names.
     configuration: String,
     state: AsyncMutex<State>,
+    /// Held while what was told is written.
+    keeping: AsyncMutex<()>,
 }
 
 #[derive(Default)]
@@ -50,7 +52,7 @@ fn path_of_told(configuration: &str, sink: &str) -> String {
 
 impl Shared {
     pub fn new(files: SharedFiles, configuration: String) -> Shared {
-        Shared { files, configuration, state: AsyncMutex::default() }
+        Shared { files, configuration, state: AsyncMutex::default(), keeping: AsyncMutex::default() }
     }
 
     pub async fn add(&self, silence: &Silence) -> Result<(), StoreError> {
@@ -127,7 +129,10 @@ impl Shared {
         Ok(told)
     }
 
-    pub async fn keep(&self, told: Vec<Told>, sinks: &[String]) -> Result<(), StoreError> {
+    /// One at a time, so that the newest comes last.
+    pub async fn keep(&self, told: impl Fn() -> Vec<Told>, sinks: &[String]) -> Result<(), StoreError> {
+        let _alone = self.keeping.lock().await;
+        let told = told();
         for sink in sinks {
             let of_sink: Vec<&Told> = told.iter().filter(|told| told.sink == *sink).collect();
             let text = serde_json::to_vec(&of_sink).expect("it is plain data");
