@@ -164,7 +164,7 @@ struct Indexer<'s> {
     searcher: Searcher,
     covered: Covered,
     /// The tail as the last pass saw it. Batches are identified by the address of their text in memory, which holding them keeps true.
-    seen: Vec<RecordBatch>,
+    seen: HashMap<Address, RecordBatch>,
     /// Ids and versions added since the last commit, which no searcher sees yet.
     pending: HashMap<u64, u64>,
     dirty: bool,
@@ -185,7 +185,7 @@ impl<'s> Indexer<'s> {
             writer: Some(writer),
             searcher: inner.reader.searcher(),
             covered,
-            seen: Vec::new(),
+            seen: HashMap::new(),
             pending: HashMap::new(),
             dirty: false,
             added: 0,
@@ -199,12 +199,15 @@ impl<'s> Indexer<'s> {
     /// Looks at everything in a snapshot that may not be in the index yet.
     fn pass(&mut self, snapshot: &Snapshot, handle: &tokio::runtime::Handle) -> Result<(), SearchError> {
         let Some(table) = snapshot.tables.get(&Table::Conversations) else { return Ok(()) };
+        let mut seen = HashMap::with_capacity(table.tail.len());
         for batch in &table.tail {
-            if !self.seen.iter().any(|seen| same(seen, batch)) {
+            let address = address(batch);
+            if !address.is_some_and(|address| self.seen.contains_key(&address)) {
                 self.add(batch)?;
             }
+            seen.extend(address.map(|address| (address, batch.clone())));
         }
-        self.seen = table.tail.clone();
+        self.seen = seen;
         for segment in &table.segments {
             if !self.covered.runs_of.contains_key(&segment.path) {
                 self.cover(snapshot, table, segment, handle)?;
@@ -430,12 +433,12 @@ fn replaced<'a>(table: &'a TableSnapshot, batch: &RecordBatch) -> impl Fn(usize)
     move |row| hashes.get(row).is_some_and(|hash| table.replaced.contains(hash))
 }
 
-/// The same batch, not an equal one.
-fn same(a: &RecordBatch, b: &RecordBatch) -> bool {
-    let text = |batch: &RecordBatch| {
-        let column = batch.column_by_name("messages")?.to_data();
-        let [offsets, values] = column.buffers() else { return None };
-        Some((offsets.as_ptr(), values.as_ptr(), column.offset(), column.len()))
-    };
-    text(a).is_some() && text(a) == text(b)
+/// Where the text of a batch is in memory: its offsets and its bytes, and from which row on how many it has.
+type Address = (usize, usize, usize, usize);
+
+/// That of the same batch is the same, that of an equal one is not.
+fn address(batch: &RecordBatch) -> Option<Address> {
+    let column = batch.column_by_name("messages")?.to_data();
+    let [offsets, values] = column.buffers() else { return None };
+    Some((offsets.as_ptr() as usize, values.as_ptr() as usize, column.offset(), column.len()))
 }
