@@ -209,13 +209,17 @@ impl<'a> Spans<'a> {
             items.end[item] = items.end[item].max(self.end[i]);
             items.weight[item] += 1;
         });
-        let mut before: Option<(usize, f64)> = None;
-        for (item, part) in part_of.into_iter().enumerate() {
-            let free = before.filter(|(other, _)| *other == part).map_or(f64::MIN, |(_, end)| end);
-            let start = items.start[item].max(free);
-            let end = (start + items.length[item]).min(items.end[item].max(start));
-            (items.start[item], items.end[item]) = (start, end);
-            before = Some((part, end));
+        let mut first = 0;
+        for part in part_of.chunk_by(|one, other| one == other) {
+            let range = first..first + part.len();
+            let last_end = items.end[range.clone()].iter().copied().fold(f64::MIN, f64::max);
+            let mut free = f64::MIN;
+            for item in range {
+                let start = items.start[item].max(free);
+                free = (start + items.length[item]).min(last_end.max(start));
+                (items.start[item], items.end[item]) = (start, free);
+            }
+            first += part.len();
         }
         let of = UInt32Array::from(items.of);
         let parent = of.values().iter().map(|i| {
