@@ -187,6 +187,25 @@ it('timeline: zoom, pan, range, links, deep links', async () => {
   expect(await page.getByRole('dialog', { name: 'View' }).count()).toBe(0);
 });
 
+it('timeline: with fewer items than spans, all are counted, and those in view are asked for', async () => {
+  await open(`${T}?step=1`);
+  await drawn();
+  const [, all] = /([\d.,]+\w?) items/.exec(await footer())!;
+  const focused: string[] = [];
+  page.on('request', (r) => r.url().includes('/timeline?') && r.url().includes('focus_from_ns') && focused.push(r.url()));
+  await open(`${T}?step=1&most=1000`);
+  await drawn();
+  await expect.poll(footer, WAIT).toContain(`${all} items, drawn as`);
+  await expect.poll(() => focused.length, WAIT).toBe(1);
+  await expect.poll(footer, WAIT).not.toContain('updating');
+  await page.mouse.move(700, 450);
+  for (let i = 0; i < 4; i++) await page.mouse.wheel(0, -600);
+  await expect.poll(() => focused.length, WAIT).toBeGreaterThan(1);
+  await expect.poll(footer, WAIT).not.toContain('updating');
+  await expect.poll(footer, WAIT).toContain(`${all} items, drawn as`);
+  await shot('thinned');
+});
+
 it('details: the engine under the turn, prefill and decode in lanes, ways on', async () => {
   const answer = await fetch(`${server.url}/api/v1/sql`, {
     method: 'POST',

@@ -49,7 +49,7 @@ pub fn thin(packed: RecordBatch, most: usize, focus: Option<&Focus>) -> Result<R
     let (mut parts, mut left) = ([spans.extent, 0.0], most);
     if focus.is_some() {
         parts[1] = spans.shortest_part(None, |part| spans.count([spans.extent, part])[1] <= most / 2);
-        left -= spans.count(parts)[1];
+        left = left.saturating_sub(spans.count(parts)[1]);
     }
     let before = packed.schema_ref().metadata().get(PART_MS).and_then(|text| text.parse().ok());
     parts[0] = spans.shortest_part(before, |part| spans.count([part, parts[1]])[0] <= left);
