@@ -17,6 +17,7 @@ use rollscope_model::pd::KEY_PREFIX;
 use rollscope_query::Engine;
 use rollscope_query::scope::{Scope, ScopeRead, Traces};
 use rollscope_store::Snapshot;
+use tokio::sync::Semaphore;
 
 use crate::problem::Problem;
 
@@ -30,6 +31,8 @@ const KEEP_FROM: usize = 100_000;
 const SHOWN: &str = "timeline";
 const WHOLE: &str = "timeline-whole";
 const ZSTD_LEVEL: i32 = 1;
+/// Timelines take up to a gigabyte while they are made: few are, whoever asks.
+static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// A step, or a window of time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +99,7 @@ pub async fn read(
     live: bool,
     detail: Detail,
 ) -> Result<Packed, Problem> {
+    let _turn = TURNS.acquire().await;
     let spans = spans_of(engine, snapshot, run, window, traces).await?;
     let options = Options { live, ..Options::default() };
     let bytes = engine.compute(move || stream(&detail.thin(timeline::pack(&spans, options)?)?)).await?;
@@ -116,12 +120,19 @@ pub async fn of_step(
         if name == SHOWN {
             return Ok(Packed { bytes, is_zstd: true });
         }
+        let _turn = TURNS.acquire().await;
         let thinned = engine.compute(move || stream(&detail.thin(uncompress(&bytes)?)?)).await?;
         return Ok(Packed::plain(thinned.map_err(internal)?));
     }
-    let kept = answers.on_disk(run, step, SHOWN).await?;
+    let _turn = TURNS.acquire().await;
+    let is_usual = detail.is_usual();
+    let mut kept = answers.on_disk(run, step, SHOWN).await?;
+    // Somebody else may have asked meanwhile.
+    if let Some(bytes) = kept.data.take().filter(|_| is_usual) {
+        return Ok(Packed { bytes, is_zstd: true });
+    }
     let whole = pack(engine, snapshot, run, step).await?;
-    let (batch, is_usual) = (whole.clone(), detail.is_usual());
+    let batch = whole.clone();
     let bytes = engine.compute(move || stream(&detail.thin(batch)?)).await?.map_err(internal)?;
     if is_usual && whole.num_rows() >= KEEP_FROM && !kept.may_change(timeline::extent(&whole).1) {
         // Nobody waits for this.
@@ -138,6 +149,7 @@ pub async fn prepare(answers: &Answers, run: &str, step: i64) -> Result<(), Prob
     if kept.data.is_some() || kept.rows() < KEEP_FROM as i64 / 4 {
         return Ok(());
     }
+    let _turn = TURNS.acquire().await;
     let whole = pack(answers.engine(), &answers.engine().snapshot(), run, step).await?;
     if whole.num_rows() >= KEEP_FROM {
         keep(answers, kept, whole).await;

@@ -37,6 +37,8 @@ fn main() -> ExitCode {
             (None, None) => Ok(()),
         }
     });
+    // Tasks are cut off from here on. A library that waits for one of its own panics then (Delta's does), which is no news to anybody.
+    std::panic::set_hook(Box::new(|panic| tracing::debug!(%panic, "a task was cut off at the end")));
     // Work that ignores its cancellation must not keep the process alive.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
     match result.and_then(|()| output::said()) {

@@ -4,8 +4,9 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use futures::StreamExt;
+use rollscope_answers::Answers;
 use rollscope_answers::perf::PerfRules;
-use rollscope_app::{sinks, steps};
+use rollscope_app::{sinks, steps, timeline};
 use rollscope_model::read::{Floats, Ints, Text, column};
 use rollscope_model::time::{now_ns, ns_to_seconds};
 use rollscope_query::{Engine, QueryLimits, sql_text};
@@ -38,14 +39,18 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
     .await
 }
 
-/// Works out the metrics of every step that was written to a store, where no server does it.
+/// Works out the metrics of every step that was written to a store, and large timelines, where no server does it.
 pub async fn work_out(store: &Store) -> anyhow::Result<()> {
-    let engine = Engine::new(Arc::new(store.clone()), QueryLimits::default())?;
+    let answers = Answers::new(Arc::new(store.clone()), QueryLimits::default())?;
     let rules = PerfRules::default();
     for (run, step) in store.touched_steps() {
-        steps::compute(&engine, store, &rules, &run, step)
+        steps::compute(answers.engine(), store, &rules, &run, step)
             .await
             .map_err(|e| anyhow::anyhow!("cannot compute the metrics of step {step} of run {run}: {e}"))?;
+        // Nobody misses it: whoever looks at the step first waits a little longer.
+        if let Err(error) = timeline::prepare(&answers, &run, step).await {
+            tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
+        }
     }
     Ok(())
 }
