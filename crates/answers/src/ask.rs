@@ -29,6 +29,8 @@ use super::summary::StepSummary;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
+/// Spans of a step that is worked out before anybody asks for it: it takes more than a kilobyte of memory per span while that lasts.
+pub const MAX_PREPARED_SPANS: i64 = 2_000_000;
 /// Steps that a run is judged by: the newest, or those nearest to the one asked for.
 pub const MAX_STEPS: usize = 256;
 /// Steps that are read from what is kept at the same time. What must be worked out takes turns.
@@ -332,11 +334,12 @@ impl Answers {
         })
     }
 
-    /// Works a step out, so that whoever asks for it later finds it.
+    /// Works a step out, so that whoever asks for it later finds it. Not if it is huge.
     pub fn prepare<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<(), QueryError>> {
         Box::pin(async move {
             let moment = self.moment(run).await?;
-            if !self.kept.is_kept(&moment, Some(step)).await {
+            let is_huge = moment.rows_per_step() > MAX_PREPARED_SPANS;
+            if !is_huge && !self.kept.is_kept(&moment, Some(step)).await {
                 self.known(&moment, Some(step), false).await?;
             }
             self.prepare_tokens(&moment.run, step).await

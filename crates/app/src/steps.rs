@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use rollscope_answers::Answers;
+use rollscope_answers::ask::MAX_PREPARED_SPANS;
 use rollscope_answers::perf::{PerfRules, step_figures};
 use rollscope_model::Table;
 use rollscope_model::build::{MetricsBuilder, NewMetric};
@@ -204,7 +205,7 @@ impl StepWatcher {
         if let Err(error) = list(&self.answers, run).await {
             tracing::debug!(run, %error, "cannot prepare the list of steps");
         }
-        if let Err(error) = timeline::prepare(&self.answers, run, step).await {
+        if let Err(error) = timeline::prepare(&self.answers, run, step, MAX_PREPARED_SPANS).await {
             tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
         }
         rest(started).await;

@@ -31,7 +31,7 @@ const KEEP_FROM: usize = 100_000;
 const SHOWN: &str = "timeline";
 const WHOLE: &str = "timeline-whole";
 const ZSTD_LEVEL: i32 = 1;
-/// Timelines take up to a gigabyte while they are made: few are, whoever asks.
+/// While a timeline is made, it takes some 600 bytes per span: few are made at the same time, whoever asks.
 static TURNS: Semaphore = Semaphore::const_new(2);
 
 /// A step, or a window of time in nanoseconds.
@@ -142,11 +142,11 @@ pub async fn of_step(
     Ok(Packed::plain(bytes))
 }
 
-/// Packs a large step that has completed, so that it is there for whoever looks at it.
-pub async fn prepare(answers: &Answers, run: &str, step: i64) -> Result<(), Problem> {
+/// Packs a large step that has completed, so that it is there for whoever looks at it; `most` rows, because nobody has asked for it yet.
+pub async fn prepare(answers: &Answers, run: &str, step: i64, most: i64) -> Result<(), Problem> {
     let kept = answers.on_disk(run, step, SHOWN).await?;
-    // Steps are not of one size: those that are larger than most are kept, too.
-    if kept.data.is_some() || kept.rows() < KEEP_FROM as i64 / 4 {
+    // Steps are not of one size: those that are larger than others are kept, too.
+    if kept.data.is_some() || !(KEEP_FROM as i64 / 4..=most).contains(&kept.rows()) {
         return Ok(());
     }
     let _turn = TURNS.acquire().await;

@@ -48,7 +48,7 @@ pub async fn work_out(store: &Store) -> anyhow::Result<()> {
             .await
             .map_err(|e| anyhow::anyhow!("cannot compute the metrics of step {step} of run {run}: {e}"))?;
         // Nobody misses it: whoever looks at the step first waits a little longer.
-        if let Err(error) = timeline::prepare(&answers, &run, step).await {
+        if let Err(error) = timeline::prepare(&answers, &run, step, i64::MAX).await {
             tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
         }
     }
