@@ -16,7 +16,7 @@ GLIBC := 2.28
 TARGET := $(shell rustc -vV | sed -n 's/^host: //p')
 WITH_ZIG := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 MATURIN := $(WITH_ZIG) maturin build --release --locked --zig --target $(TARGET) --compatibility manylinux_$(subst .,_,$(GLIBC))
-PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/Cargo.toml python/Cargo.lock python/pyproject.toml
+PACKAGE_SOURCES := $(shell find python/src python/raw python/rollscope crates/names -type f -not -name '*.so' -not -name '*.pyc' 2>/dev/null) python/build.rs python/Cargo.toml python/Cargo.lock python/pyproject.toml
 UI_SOURCES := $(shell find ui -path ui/node_modules -prune -o -path ui/dist -prune -o -path ui/dist-static -prune -o -path ui/artifacts -prune -o -type f -print 2>/dev/null)
 
 .PHONY: help run cluster fuzz test test-rust test-ui test-side-by-side test-page test-e2e test-torture test-python lint lint-python audit bench bench-sdk release wheel ui dev clean

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use rollscope_model::Table;
 use tokio::sync::{mpsc, oneshot};
@@ -15,6 +16,8 @@ use crate::wal::Log;
 
 /// Most bytes written between two syncs.
 const GROUP_BYTES: usize = 64 << 20;
+/// So many bytes are worth a sync of their own: they wait for no others.
+const WORTH_A_SYNC: usize = 4 << 20;
 /// Without this thread nothing can be stored.
 pub(super) const WRITER: &str = "store-writer";
 
@@ -37,17 +40,7 @@ pub(super) struct Request {
 pub(super) fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Request>, handle: &tokio::runtime::Handle) {
     while let Some(first) = requests.blocking_recv() {
         let pause = shared.writer.blocking_lock().log.pause();
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
-        }
-        let mut bytes = first.record.len();
-        let mut group = vec![first];
-        while bytes < GROUP_BYTES
-            && let Ok(next) = requests.try_recv()
-        {
-            bytes += next.record.len();
-            group.push(next);
-        }
+        let group = gather(first, &mut requests, pause, handle);
         let room = shared.wait_for_room();
         if let Err(e) = room {
             refuse(shared, group.into_iter().map(|r| r.reply), &e);
@@ -58,6 +51,29 @@ pub(super) fn write_loop(shared: &Arc<Shared>, mut requests: mpsc::Receiver<Requ
             shared.flush_wanted.notify_one();
         }
     }
+}
+
+/// What is waiting, and what comes during the pause.
+fn gather(
+    first: Request,
+    requests: &mut mpsc::Receiver<Request>,
+    pause: Duration,
+    handle: &tokio::runtime::Handle,
+) -> Vec<Request> {
+    let until = tokio::time::Instant::now() + pause;
+    let mut bytes = first.record.len();
+    let mut group = vec![first];
+    while bytes < GROUP_BYTES {
+        let waits = !pause.is_zero() && bytes < WORTH_A_SYNC;
+        let next = match requests.try_recv() {
+            Err(_) if waits => handle.block_on(tokio::time::timeout_at(until, requests.recv())).ok().flatten(),
+            next => next.ok(),
+        };
+        let Some(next) = next else { break };
+        bytes += next.record.len();
+        group.push(next);
+    }
+    group
 }
 
 fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtime::Handle) {

@@ -643,6 +643,32 @@ async fn what_others_take_in_takes_no_more_memory_than_it_may() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_part_of_the_log_waits_for_no_others() {
+    let world = World::new(1);
+    let options = StoreOptions { log_every_ms: 3_600_000, ..StoreOptions::at(world.cache.path().join("a")) };
+    let store = Arc::new(Store::open_lake(options, world.lake("a")).await.unwrap());
+    let send = |first, text: &str| {
+        let attrs: &'static [(&str, Value)] = Box::leak(Box::new([("text", Value::Str(text.into()))]));
+        let (store, batch) = (store.clone(), spans_with("r", first, 50, |span| span.end_attrs = attrs));
+        tokio::spawn(async move { store.append(Table::Spans, batch).await })
+    };
+    // Nothing was put before it.
+    send(0, "small").await.unwrap().unwrap();
+    let small = send(50, "small");
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(!small.is_finished() && seen(&store).len() == 50, "it waits for others");
+    let large: Vec<_> = (0..5).map(|i| send(100 + i * 50, &"x".repeat(20_000))).collect();
+    let all = async {
+        small.await.unwrap().unwrap();
+        for sent in large {
+            sent.await.unwrap().unwrap();
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(60), all).await.expect("what is large enough does not wait");
+    assert_eq!(seen(&store).len(), 350);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_does_not_fit_into_memory_is_shown_later() {
     let world = World::new(1);
     let a = world.open("a").await.unwrap();
