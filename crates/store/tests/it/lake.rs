@@ -656,7 +656,7 @@ async fn a_full_part_of_the_log_waits_for_no_others() {
     send(0, "small").await.unwrap().unwrap();
     let small = send(50, "small");
     tokio::time::sleep(Duration::from_millis(300)).await;
-    assert!(!small.is_finished() && seen(&store).len() == 50, "it waits for others");
+    assert!(!small.is_finished() && seen(store.as_ref()).len() == 50, "it waits for others");
     let large: Vec<_> = (0..5).map(|i| send(100 + i * 50, &"x".repeat(20_000))).collect();
     let all = async {
         small.await.unwrap().unwrap();
@@ -665,7 +665,7 @@ async fn a_full_part_of_the_log_waits_for_no_others() {
         }
     };
     tokio::time::timeout(Duration::from_secs(60), all).await.expect("what is large enough does not wait");
-    assert_eq!(seen(&store).len(), 350);
+    assert_eq!(seen(store.as_ref()).len(), 350);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
