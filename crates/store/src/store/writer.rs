@@ -66,7 +66,10 @@ fn gather(
     while bytes < GROUP_BYTES {
         let waits = !pause.is_zero() && bytes < WORTH_A_SYNC;
         let next = match requests.try_recv() {
-            Err(_) if waits => handle.block_on(tokio::time::timeout_at(until, requests.recv())).ok().flatten(),
+            Err(_) if waits => {
+                let next = async { tokio::time::timeout_at(until, requests.recv()).await };
+                handle.block_on(next).ok().flatten()
+            }
             next => next.ok(),
         };
         let Some(next) = next else { break };
