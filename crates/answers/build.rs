@@ -3,8 +3,14 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 5] =
-    ["src", "../spans/src", "../names/src", "../query/src/scope.rs", "../formats/src/export/timeline"];
+const SOURCES: [&str; 6] = [
+    "src",
+    "../spans/src",
+    "../names/src",
+    "../query/src/scope.rs",
+    "../formats/src/export/timeline",
+    "../app/src/timeline.rs",
+];
 
 fn files(at: &Path, out: &mut Vec<PathBuf>) {
     match std::fs::read_dir(at) {

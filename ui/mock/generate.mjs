@@ -6,6 +6,7 @@ import {
   List,
   Map_,
   FixedSizeBinary,
+  Float32,
   Float64,
   Int32,
   Int64,
@@ -383,7 +384,13 @@ export function timelineStream(step, baseNs, { live = false, thin = false, parts
           p.order.map((i, k) => BigInt(i - (k === 0 ? -1 : p.order[k - 1]))),
         )
       : []),
-    ...(parts ? [['weight', numbers(new Uint32(), Uint32Array, () => 10), true]] : []),
+    ...(parts
+      ? [
+          ['weight', numbers(new Uint32(), Uint32Array, () => 10), true],
+          ['total', numbers(new Float32(), Float32Array, (i) => p.end[i] - s.start[i]), true],
+          ['longest', numbers(new Float32(), Float32Array, (i) => (p.end[i] - s.start[i]) / 5), true],
+        ]
+      : []),
   ];
   const metadata = { base_ns: baseNs, extent_ms: p.newest, part_ms: parts?.[0], focus_part_ms: parts?.[1] };
   const known = Object.entries(metadata).filter(([, value]) => value !== undefined);

@@ -12,8 +12,9 @@ use hashbrown::HashMap;
 use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
-use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans, by_step, together};
+use rollscope_query::scope::{Details, Scope, ScopeRead, ScopeSpans, by_step, overlaps, together};
 use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
+use rollscope_spans::joins::SKEW_NS;
 use serde::Serialize;
 
 use super::critical_path::{CriticalPath, Divided, critical_path, walk};
@@ -298,18 +299,53 @@ impl Answers {
 
     /// What is kept of a step under a name, if its rows are still the same.
     pub fn on_disk<'a>(&'a self, run: &'a str, step: i64, name: &'a str) -> BoxFuture<'a, Result<OnDisk, QueryError>> {
-        Box::pin(async move { Ok(self.kept.on_disk(self.moment(run).await?, step, name).await) })
+        Box::pin(async move { Ok(self.kept.on_disk(&self.engine, self.moment(run).await?, step, name).await) })
     }
 
-    /// Keeps what was made of the rows of a step that lasted from one time to another.
+    /// Keeps what was made of the rows of a step that lasted from one time to another. False: nothing is kept.
     pub fn keep_on_disk<'a>(
         &'a self,
         of: &'a OnDisk,
         name: &'a str,
         window: (i64, i64),
         data: Vec<u8>,
-    ) -> BoxFuture<'a, ()> {
-        Box::pin(self.kept.keep_on_disk(of, name, window, data))
+    ) -> BoxFuture<'a, bool> {
+        Box::pin(async move {
+            // Whoever deleted the run meanwhile has deleted what was kept of it, too.
+            let is_there = self.engine.find_run(&of.moment.run).await.is_ok();
+            is_there && self.kept.keep_on_disk(&self.engine, of, name, window, data).await
+        })
+    }
+
+    /// About how many spans are read for a step: those that name it, and those that name none and were there at its time.
+    pub fn spans_of_step<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<i64, QueryError>> {
+        Box::pin(async move {
+            let one = async |sql: String| -> Result<[Option<i64>; 3], QueryError> {
+                let rows = self.all_rows(&sql).await?;
+                let Some(row) = rows.iter().find(|batch| batch.num_rows() > 0) else { return Ok([None; 3]) };
+                let value = |name: &str| int_column(row, name).map(|values| values[0]).map_err(unreadable);
+                Ok([value("n")?, value("from_ns")?, value("to_ns")?])
+            };
+            let select =
+                "select count(*) as n, min(start_ns) as from_ns, max(coalesce(end_ns, start_ns)) as to_ns from spans";
+            let [Some(named), Some(from), Some(to)] =
+                one(format!("{select} where {}", filter(run, Some(step)))).await?
+            else {
+                return Ok(0);
+            };
+            let during = overlaps(from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
+            let [unnamed, ..] = one(format!("{select} where step is null and {during}")).await?;
+            Ok(named + unnamed.unwrap_or(0))
+        })
+    }
+
+    /// About how many spans were there between two times.
+    pub fn spans_during(&self, from: i64, to: i64) -> BoxFuture<'_, Result<i64, QueryError>> {
+        Box::pin(async move {
+            let rows = self.all_rows(&format!("select count(*) as n from spans where {}", overlaps(from, to))).await?;
+            let Some(row) = rows.first() else { return Ok(0) };
+            Ok(int_column(row, "n").map_err(unreadable)?.first().copied().flatten().unwrap_or(0))
+        })
     }
 
     /// The steps of the runs that got rows last, by which they are judged; the newest step of the newest run last.
@@ -338,8 +374,9 @@ impl Answers {
     pub fn prepare<'a>(&'a self, run: &'a str, step: i64) -> BoxFuture<'a, Result<(), QueryError>> {
         Box::pin(async move {
             let moment = self.moment(run).await?;
-            let is_huge = moment.rows_per_step() > MAX_PREPARED_SPANS;
-            if !is_huge && !self.kept.is_kept(&moment, Some(step)).await {
+            if !self.kept.is_kept(&moment, Some(step)).await
+                && self.spans_of_step(&moment.run, step).await? <= MAX_PREPARED_SPANS
+            {
                 self.known(&moment, Some(step), false).await?;
             }
             self.prepare_tokens(&moment.run, step).await

@@ -50,7 +50,7 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// About how many spans a step has, with those of others that ran beside it.
+    /// About how many spans a step has, with those of others that ran beside it, if all were of one size.
     pub fn rows_per_step(&self) -> i64 {
         let Some(spans) = self.snapshot.tables.get(&Table::Spans) else { return 0 };
         let own = || spans.segments.iter().filter_map(|segment| segment.part(&self.run));
@@ -62,6 +62,8 @@ impl Moment {
         (stored + tail as u64) as i64 / steps as i64
     }
 }
+
+impl Moment {}
 
 #[derive(Clone)]
 pub struct KnownStep {
@@ -144,12 +146,11 @@ pub struct OnDisk {
 impl OnDisk {
     /// May rows come for the step, if it lasted until `to`?
     pub fn may_change(&self, to: i64) -> bool {
-        self.moment.goes_on && now_ns() < to.saturating_add(SETTLES_IN_NS)
+        self.goes_on() && now_ns() < to.saturating_add(SETTLES_IN_NS)
     }
 
-    /// About how many rows the step has.
-    pub fn rows(&self) -> i64 {
-        self.moment.rows_per_step()
+    pub fn goes_on(&self) -> bool {
+        self.moment.goes_on
     }
 }
 
@@ -428,23 +429,34 @@ impl Kept {
         text
     }
 
-    pub async fn on_disk(&self, moment: Moment, step: i64, name: &str) -> OnDisk {
-        let data = moment.snapshot.derived(&moment.run, &format!("{name}={step}")).await;
-        let record = data.and_then(|data| Record::read(&data));
+    /// It may be large: read on the threads of the engine.
+    pub async fn on_disk(&self, engine: &Engine, moment: Moment, step: i64, name: &str) -> OnDisk {
+        let record = match moment.snapshot.derived(&moment.run, &format!("{name}={step}")).await {
+            Some(data) => engine.compute(move || Record::read(&data)).await.ok().flatten(),
+            None => None,
+        };
         let holds = |record: &Record| record.basis.first().is_some_and(|b| b.step == Some(step) && b.holds(&moment));
         let data = record.filter(holds).and_then(|mut record| record.parts.pop()).map(Bytes::from);
         OnDisk { moment, step, data }
     }
 
-    /// Keeps what was made of the rows of a step that lasted from one time to another.
-    pub async fn keep_on_disk(&self, of: &OnDisk, name: &str, window: (i64, i64), data: Vec<u8>) {
+    /// Keeps what was made of the rows of a step that lasted from one time to another. False: it could not be written.
+    pub async fn keep_on_disk(
+        &self,
+        engine: &Engine,
+        of: &OnDisk,
+        name: &str,
+        window: (i64, i64),
+        data: Vec<u8>,
+    ) -> bool {
         let OnDisk { moment, step, .. } = of;
-        if moment.snapshot.keeper.is_some() {
-            let fingerprint = moment.extent.fingerprint(Some(*step), window);
-            let basis = Basis { step: Some(*step), window, fingerprint, went_on: None };
-            let record = Record::write(vec![basis], vec![data]);
-            moment.snapshot.keep_derived(&moment.run, &format!("{name}={step}"), record).await;
+        if moment.snapshot.keeper.is_none() {
+            return false;
         }
+        let fingerprint = moment.extent.fingerprint(Some(*step), window);
+        let basis = Basis { step: Some(*step), window, fingerprint, went_on: None };
+        let Ok(record) = engine.compute(move || Record::write(vec![basis], vec![data])).await else { return false };
+        moment.snapshot.keep_derived(&moment.run, &format!("{name}={step}"), record).await
     }
 
     /// The lines of these steps that are kept and still hold.

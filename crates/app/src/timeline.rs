@@ -12,12 +12,11 @@ use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
 use rollscope_answers::{Answers, OnDisk};
 use rollscope_formats::export::timeline::{self, Focus, Options, PART_MS, thin};
-use rollscope_model::Table;
 use rollscope_model::pd::KEY_PREFIX;
+use rollscope_model::{SpanId, Table, TraceId};
 use rollscope_query::Engine;
-use rollscope_query::scope::{Scope, ScopeRead, Traces};
-use rollscope_store::Snapshot;
-use tokio::sync::Semaphore;
+use rollscope_query::scope::{Scope, ScopeRead, ScopeSpans, Traces};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 
 use crate::problem::Problem;
 
@@ -31,8 +30,8 @@ const KEEP_FROM: usize = 100_000;
 const SHOWN: &str = "timeline";
 const WHOLE: &str = "timeline-whole";
 const ZSTD_LEVEL: i32 = 1;
-/// While a timeline is made, it takes some 600 bytes per span: few are made at the same time, whoever asks.
-static TURNS: Semaphore = Semaphore::const_new(2);
+/// While a timeline is made, it takes some 600 bytes per span. So many parts of [`KEEP_FROM`] spans are made at the same time, whoever asks.
+static ROOM: Semaphore = Semaphore::const_new(MAX_SPANS / KEEP_FROM);
 
 /// A step, or a window of time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,24 +47,26 @@ pub struct Detail {
     pub most: usize,
     /// Times in nanoseconds since the epoch, and samples (`None`: every row) where spans should stay apart.
     pub focus: Option<(i64, i64, Option<HashSet<String>>)>,
+    /// A span that is wanted for itself.
+    pub apart: Option<(TraceId, SpanId)>,
 }
 
 impl Default for Detail {
     fn default() -> Self {
-        Detail { most: MOST, focus: None }
+        Detail { most: MOST, focus: None, apart: None }
     }
 }
 
 impl Detail {
     fn is_usual(&self) -> bool {
-        self.most == MOST && self.focus.is_none()
+        self.most == MOST && self.focus.is_none() && self.apart.is_none()
     }
 
     fn thin(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
         let base = timeline::extent(&batch).0;
         let ms = |ns: i64| ns.saturating_sub(base) as f64 / 1e6;
         let focus = self.focus.clone().map(|(from, to, rows)| Focus { from: ms(from), to: ms(to), rows });
-        thin(batch, self.most, focus.as_ref())
+        thin(batch, self.most, focus.as_ref(), self.apart)
     }
 }
 
@@ -91,75 +92,141 @@ impl Packed {
 
 /// The spans of a window; `traces`: only these of a step. `live`: open spans reach to the newest time.
 pub async fn read(
-    engine: &Engine,
-    snapshot: &Snapshot,
+    answers: &Answers,
     run: &str,
     window: Window,
     traces: Option<Traces>,
     live: bool,
     detail: Detail,
 ) -> Result<Packed, Problem> {
-    let _turn = TURNS.acquire().await;
-    let spans = spans_of(engine, snapshot, run, window, traces).await?;
-    let options = Options { live, ..Options::default() };
-    let bytes = engine.compute(move || stream(&detail.thin(timeline::pack(&spans, options)?)?)).await?;
-    Ok(Packed::plain(bytes.map_err(internal)?))
+    let room = match window {
+        Window::Step(step) => room_for(answers.spans_of_step(run, step).await?).await,
+        Window::Time { from, to } => room_for(answers.spans_during(from, to).await?).await,
+    };
+    let (engine, run) = (answers.engine().clone(), run.to_string());
+    let packed = async move {
+        let _room = room;
+        let spans = spans_of(&engine, &run, window, traces).await?;
+        let options = Options { live, ..Options::default() };
+        let bytes = engine.compute(move || stream(&detail.thin(timeline::pack(&spans.batches, options)?)?)).await?;
+        Ok(Packed::plain(bytes.map_err(internal)?))
+    };
+    to_its_end(packed).await
 }
 
 /// The timeline of a step that is not followed while it runs: from where it is kept, else from its spans.
-pub async fn of_step(
+pub async fn of_step(answers: &Answers, run: &str, step: i64, detail: Detail) -> Result<Packed, Problem> {
+    if let Some(packed) = shown(answers, run, step, &detail).await? {
+        return Ok(packed);
+    }
+    let room = room_for(answers.spans_of_step(run, step).await?).await;
+    // Somebody else may have asked meanwhile.
+    if let Some(packed) = shown(answers, run, step, &detail).await? {
+        return Ok(packed);
+    }
+    let (send, made) = oneshot::channel();
+    let (answers, run) = (answers.clone(), run.to_string());
+    tokio::spawn(async move {
+        let _room = room;
+        match make(&answers, &run, step, detail).await {
+            Ok((packed, worth_keeping)) => {
+                let _ = send.send(Ok(packed));
+                // Nobody waits for this.
+                if let Some((kept, whole)) = worth_keeping {
+                    keep(&answers, kept, whole).await;
+                }
+            }
+            Err(problem) => drop(send.send(Err(problem))),
+        }
+    });
+    made.await.unwrap_or_else(|_| Err(Problem::internal("packing the timeline failed")))
+}
+
+/// What is kept for pages that want nothing special.
+async fn shown(answers: &Answers, run: &str, step: i64, detail: &Detail) -> Result<Option<Packed>, Problem> {
+    if !detail.is_usual() {
+        return Ok(None);
+    }
+    let kept = answers.on_disk(run, step, SHOWN).await?;
+    Ok(kept.data.map(|bytes| Packed { bytes, is_zstd: true }))
+}
+
+/// And all of its spans, if they are worth keeping.
+async fn make(
     answers: &Answers,
-    snapshot: &Snapshot,
     run: &str,
     step: i64,
     detail: Detail,
-) -> Result<Packed, Problem> {
+) -> Result<(Packed, Option<(OnDisk, RecordBatch)>), Problem> {
     let engine = answers.engine();
-    let name = if detail.is_usual() { SHOWN } else { WHOLE };
-    if let Some(bytes) = answers.on_disk(run, step, name).await?.data {
-        if name == SHOWN {
-            return Ok(Packed { bytes, is_zstd: true });
+    let kept_whole = match detail.is_usual() {
+        true => None,
+        false => whole_of(answers, run, step).await?,
+    };
+    let (whole, worth_keeping) = match kept_whole {
+        Some(whole) => (whole, None),
+        None => {
+            let kept = answers.on_disk(run, step, SHOWN).await?;
+            let (whole, may_leave) = pack(engine, run, step).await?;
+            let changes = kept.may_change(timeline::extent(&whole).1) || may_leave && kept.goes_on();
+            let worth_keeping = whole.num_rows() >= KEEP_FROM && !changes;
+            (whole.clone(), worth_keeping.then_some((kept, whole)))
         }
-        let _turn = TURNS.acquire().await;
-        let thinned = engine.compute(move || stream(&detail.thin(uncompress(&bytes)?)?)).await?;
-        return Ok(Packed::plain(thinned.map_err(internal)?));
-    }
-    let _turn = TURNS.acquire().await;
-    let is_usual = detail.is_usual();
-    let mut kept = answers.on_disk(run, step, SHOWN).await?;
-    // Somebody else may have asked meanwhile.
-    if let Some(bytes) = kept.data.take().filter(|_| is_usual) {
-        return Ok(Packed { bytes, is_zstd: true });
-    }
-    let whole = pack(engine, snapshot, run, step).await?;
-    let batch = whole.clone();
-    let bytes = engine.compute(move || stream(&detail.thin(batch)?)).await?.map_err(internal)?;
-    if is_usual && whole.num_rows() >= KEEP_FROM && !kept.may_change(timeline::extent(&whole).1) {
-        // Nobody waits for this.
-        let answers = answers.clone();
-        tokio::spawn(async move { keep(&answers, kept, whole).await });
-    }
-    Ok(Packed::plain(bytes))
+    };
+    let bytes = engine.compute(move || stream(&detail.thin(whole)?)).await?.map_err(internal)?;
+    Ok((Packed::plain(bytes), worth_keeping))
 }
 
-/// Packs a large step that has completed, so that it is there for whoever looks at it; `most` rows, because nobody has asked for it yet.
+/// All spans of a step, if they are kept: on their own or, if there are not very many, as pages get them.
+async fn whole_of(answers: &Answers, run: &str, step: i64) -> Result<Option<RecordBatch>, Problem> {
+    for name in [WHOLE, SHOWN] {
+        let Some(bytes) = answers.on_disk(run, step, name).await?.data else { continue };
+        let read = answers.engine().compute(move || uncompress(&bytes)).await?.map_err(internal)?;
+        if name == WHOLE || !read.schema_ref().metadata().contains_key(PART_MS) {
+            return Ok(Some(read));
+        }
+    }
+    Ok(None)
+}
+
+/// Packs a large step that has completed, so that it is there for whoever looks at it. Not if it has more than `most` spans: nobody has
+/// asked for it yet.
 pub async fn prepare(answers: &Answers, run: &str, step: i64, most: i64) -> Result<(), Problem> {
     let kept = answers.on_disk(run, step, SHOWN).await?;
-    // Steps are not of one size: those that are larger than others are kept, too.
-    if kept.data.is_some() || !(KEEP_FROM as i64 / 4..=most).contains(&kept.rows()) {
+    if kept.data.is_some() {
         return Ok(());
     }
-    let _turn = TURNS.acquire().await;
-    let whole = pack(answers.engine(), &answers.engine().snapshot(), run, step).await?;
-    if whole.num_rows() >= KEEP_FROM {
+    let spans = answers.spans_of_step(run, step).await?;
+    if !(KEEP_FROM as i64..=most).contains(&spans) {
+        return Ok(());
+    }
+    let _room = room_for(spans).await;
+    let (whole, may_leave) = pack(answers.engine(), run, step).await?;
+    if whole.num_rows() >= KEEP_FROM && !(may_leave && kept.goes_on()) {
         keep(answers, kept, whole).await;
     }
     Ok(())
 }
 
-async fn pack(engine: &Engine, snapshot: &Snapshot, run: &str, step: i64) -> Result<RecordBatch, Problem> {
-    let spans = spans_of(engine, snapshot, run, Window::Step(step), None).await?;
-    engine.compute(move || timeline::pack(&spans, Options::default())).await?.map_err(internal)
+/// Waits until so many spans can be packed beside others. Few need no room, and wait for nobody.
+async fn room_for(spans: i64) -> SemaphorePermit<'static> {
+    let parts = (spans.max(0) as usize / KEEP_FROM).min(MAX_SPANS / KEEP_FROM);
+    ROOM.acquire_many(parts as u32).await.expect("it is never closed")
+}
+
+/// Also if nobody waits for it any more: what works on other threads cannot be stopped, and takes its room until it is done.
+async fn to_its_end<T: Send + 'static>(
+    task: impl Future<Output = Result<T, Problem>> + Send + 'static,
+) -> Result<T, Problem> {
+    tokio::spawn(task).await.unwrap_or_else(|e| Err(Problem::internal(e.to_string())))
+}
+
+/// All spans of a step, and whether some of them may yet turn out to belong to another one.
+async fn pack(engine: &Engine, run: &str, step: i64) -> Result<(RecordBatch, bool), Problem> {
+    let spans = spans_of(engine, run, Window::Step(step), None).await?;
+    let may_leave = spans.may_leave;
+    let packed = engine.compute(move || timeline::pack(&spans.batches, Options::default())).await?;
+    Ok((packed.map_err(internal)?, may_leave))
 }
 
 async fn keep(answers: &Answers, kept: OnDisk, whole: RecordBatch) {
@@ -175,8 +242,11 @@ async fn keep(answers: &Answers, kept: OnDisk, whole: RecordBatch) {
         Ok::<_, ArrowError>((Some(compress(&whole)?), compress(&shown)?))
     });
     let Ok(Ok((whole, shown))) = made.await else { return };
-    if let Some(data) = whole {
-        answers.keep_on_disk(&kept, WHOLE, window, data).await;
+    // Who finds what is shown expects the rest.
+    if let Some(data) = whole
+        && !answers.keep_on_disk(&kept, WHOLE, window, data).await
+    {
+        return;
     }
     answers.keep_on_disk(&kept, SHOWN, window, shown).await;
 }
@@ -208,13 +278,8 @@ fn too_many_spans() -> String {
 }
 
 /// The spans of the window, and those of the same traces that belong to it only by their trace.
-async fn spans_of(
-    engine: &Engine,
-    snapshot: &Snapshot,
-    run: &str,
-    window: Window,
-    traces: Option<Traces>,
-) -> Result<Vec<RecordBatch>, Problem> {
+async fn spans_of(engine: &Engine, run: &str, window: Window, traces: Option<Traces>) -> Result<ScopeSpans, Problem> {
+    let snapshot = engine.snapshot();
     let attrs = snapshot.attr_types.get(&Table::Spans).and_then(|t| t.get("end_attrs"));
     // Attributes are read only if some span has prefill and decode times in them.
     let pd = attrs.is_some_and(|keys| keys.keys().any(|k| k.starts_with(KEY_PREFIX)));
@@ -225,5 +290,5 @@ async fn spans_of(
     };
     let read =
         ScopeRead { columns, max_rows: MAX_SPANS, too_many: too_many_spans(), traces, at_once: false, details: None };
-    Ok(engine.spans_of(scope, read).await?.batches)
+    Ok(engine.spans_of(scope, read).await?)
 }

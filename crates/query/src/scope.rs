@@ -114,6 +114,8 @@ pub struct ScopeSpans {
     pub details: Vec<RecordBatch>,
     /// An SQL condition that all of them fulfil, and perhaps others.
     pub filter: String,
+    /// Spans count as the step's whose parent may yet come and belong to another one.
+    pub may_leave: bool,
 }
 
 /// Tells which spans belong to a step or a run, for whoever reads them piece by piece.
@@ -642,6 +644,7 @@ impl StepRows {
     /// What belongs to the step. `named` is the condition of those that name it.
     fn spans(mut self, named: String) -> Result<ScopeSpans, ArrowError> {
         let own = self.own.len();
+        let may_leave = self.verdicts.iter().any(|verdict| matches!(verdict, Verdict::Orphan(_)));
         if (0..self.verdicts.len()).all(|unnamed| self.belongs(unnamed)) {
             self.own.append(&mut self.others);
         } else {
@@ -653,6 +656,7 @@ impl StepRows {
             connected: (!self.forest.is_empty()).then_some((self.forest, self.connections)),
             batches: self.own,
             details: self.details,
+            may_leave,
         })
     }
 

@@ -201,13 +201,13 @@ impl Root {
     }
 
     /// The files below a folder, with their sizes; what was written last comes first.
-    pub async fn sizes(&self, path: &str) -> Result<Vec<(String, u64)>, StoreError> {
+    pub async fn sizes(&self, path: &str) -> Result<Vec<(Option<SystemTime>, String, u64)>, StoreError> {
         let mut found = match &self.folder {
             Some(folder) => folder.change(path, |folder, path| sizes_below(folder, &path)).await?,
             None => self.objects_below(path).await?,
         };
         found.sort_unstable_by(|a, b| b.cmp(a));
-        Ok(found.into_iter().map(|(_, path, bytes)| (path, bytes)).collect())
+        Ok(found)
     }
 
     async fn objects_below(&self, path: &str) -> Result<Vec<(Option<SystemTime>, String, u64)>, StoreError> {

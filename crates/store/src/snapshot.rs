@@ -1,6 +1,7 @@
 //! What a reader sees.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::RecordBatch;
@@ -40,6 +41,8 @@ pub struct Keeper {
     pub(crate) root: Root,
     /// In a lake: this writer, as its segments name it.
     pub(crate) writer: Option<String>,
+    /// Counts the bytes of what is kept.
+    pub(crate) derived: Arc<AtomicU64>,
 }
 
 /// All tables at one moment.
@@ -112,13 +115,15 @@ impl Snapshot {
     }
 
     /// Keeps something that was worked out from a run's rows, until the run is deleted. It can be worked out again: what
-    /// cannot be written is left out, and what is written is not synced.
-    pub async fn keep_derived(&self, run_id: &str, name: &str, data: Vec<u8>) {
-        if let Some(keeper) = &self.keeper
-            && let Err(e) = keeper.root.put_unsynced(&format!("{}/{name}", derived_folder(run_id)), data).await
-        {
+    /// cannot be written is left out, and what is written is not synced. False: it was left out.
+    pub async fn keep_derived(&self, run_id: &str, name: &str, data: Vec<u8>) -> bool {
+        let Some(keeper) = &self.keeper else { return false };
+        keeper.derived.fetch_add(data.len() as u64, Ordering::Relaxed);
+        let put = keeper.root.put_unsynced(&format!("{}/{name}", derived_folder(run_id)), data).await;
+        if let Err(e) = &put {
             tracing::debug!(error = %e, "cannot keep what was worked out");
         }
+        put.is_ok()
     }
 
     /// Is it a segment of a lake that this process has written? Then it makes the split of it ([`Snapshot::keep_split`]).

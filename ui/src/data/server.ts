@@ -54,7 +54,7 @@ export class ServerSource implements DataSource {
       focus_to_ns: String(focus.toNs),
       focus_samples: focus.samples && JSON.stringify(focus.samples),
     };
-    const params = { ...w, live: how.live ? 1 : null, since: how.since, most: how.most, ...looks };
+    const params = { ...w, live: how.live ? 1 : null, since: how.since, most: how.most, apart: how.apart, ...looks };
     const response = await getArrow(withParams(api`/runs/${run}/timeline`, params), signal);
     return {
       bytes: await bytesOf(response),

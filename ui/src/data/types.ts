@@ -28,6 +28,8 @@ export interface HowTimeline {
   /** Items, about: short spans stand for each other beyond that. */
   most?: string | null;
   focus?: Focus | null;
+  /** A span that stays apart, as the address names it. */
+  apart?: string | null;
 }
 
 /** The caller owns the bytes. */

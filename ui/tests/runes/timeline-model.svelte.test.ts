@@ -292,12 +292,12 @@ describe('rows', () => {
 });
 
 describe('a step of very many spans', () => {
-  const thinned = (source: FakeSource): FakeSource => {
+  const thinned = (source: FakeSource, stepOf = (n: number): number => n): FakeSource => {
     const { answer } = source;
     source.answer = async (w, live) => {
       // Fine where somebody looks: so the page asks once.
       const parts = source.asked.at(-1)?.focus ? [60_000, 0] : [60_000];
-      return { ...(await answer(w, live)), bytes: timelineStream(source.data.get(w.step ?? 3)!, BASE, { live, parts }) };
+      return { ...(await answer(w, live)), bytes: timelineStream(source.data.get(stepOf(w.step ?? 3))!, BASE, { live, parts }) };
     };
     return source;
   };
@@ -322,6 +322,41 @@ describe('a step of very many spans', () => {
     await rest(1000);
     expect(m.source.asked).toHaveLength(2);
     expect(m.source.stepsAsked).toBe(1);
+  });
+  it('asks for the span of a link that others stand for, and shows it', async () => {
+    const span = spanText((await shown({ step: '7' })).model.scene!.items, 9);
+    // Another step's spans have other ids.
+    const source: FakeSource = thinned(new FakeSource(), (n) => (source.asked.at(-1)?.apart === span ? n : 5));
+    picture.reveal.mockClear();
+    const m = await shown({ step: '7', span }, source);
+    await rest(100);
+    expect(m.source.asked.map((a) => a.apart)).toEqual([null, span]);
+    expect(m.model.chosen).toBe(9);
+    expect(m.page.params.span).toBe(span);
+    expect(picture.reveal).toHaveBeenLastCalledWith(9);
+    // It stays apart wherever one looks next.
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    m.model.look();
+    await rest(1000);
+    expect(m.source.asked.at(-1)).toMatchObject({ apart: span, focus: { fromNs: BASE } });
+    // One that does not exist is asked for once.
+    m.page.set({ span: 'f'.repeat(32) + '.' + 'f'.repeat(16) });
+    await rest(1000);
+    const { length } = m.source.asked;
+    await rest(3000);
+    expect(m.source.asked).toHaveLength(length);
+    expect(m.model.chosen).toBe(-1);
+  });
+  it('is asked for as a whole while it runs: no trace can be taken out of what stands for several', async () => {
+    const source = thinned(new FakeSource());
+    source.info = { ...source.info, status: 'running' };
+    source.open = 3;
+    const m = await shown({ step: '7' }, source);
+    source.facts = ((facts) => (n: number) => ({ ...facts(n), spans: 99 }))(source.facts.bind(source));
+    news(m);
+    await rest(2000);
+    expect(m.source.asked.length).toBeGreaterThan(1);
+    expect(m.source.asked.map((a) => a.since)).toEqual(m.source.asked.map(() => null));
   });
   it('takes as many items as the address says', async () => {
     const m = await shown({ step: '7', most: '5000' });

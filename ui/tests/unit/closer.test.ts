@@ -3,7 +3,7 @@ import { describe, expect, it } from 'vitest';
 import { themeOf } from '../../src/base/theme';
 import type { Focus } from '../../src/data/types';
 import { closer } from '../../src/features/timeline/closer';
-import { paletteOf } from '../../src/features/timeline/colors';
+import { namesByTime, paletteOf } from '../../src/features/timeline/colors';
 import { phaseBins, statsIn } from '../../src/features/timeline/counts';
 import { buildLayout } from '../../src/features/timeline/layout';
 import { mergeItems } from '../../src/features/timeline/merge';
@@ -20,7 +20,15 @@ function thinned(): Items {
     for (let k = 0; k < 10; k++)
       spans.push({ id: s * 10 + k + 1, name: k % 2 ? 'tool' : 'decode', start: k * 1000, end: k * 1000 + 900, sample: `s${s}` });
   const items = itemsOf(spans);
-  return { ...items, weight: new Uint32Array(items.n).fill(10), spans: items.n * 10, thinned: { part: 1000, focusPart: null } };
+  return {
+    ...items,
+    weight: new Uint32Array(items.n).fill(10),
+    // They lie beside and over each other.
+    total: new Float32Array(items.n).fill(1200),
+    longest: new Float32Array(items.n).fill(300),
+    spans: items.n * 10,
+    thinned: { part: 1000, focusPart: null },
+  };
 }
 function sceneOf(items: Items): Scene {
   const theme = themeOf(true);
@@ -85,11 +93,15 @@ it('counts the spans that items stand for', () => {
   const layout = buildLayout(items, 'sample');
   expect([...new Set(layout.rowItems)]).toEqual([100]);
   const [decode] = statsIn(items, layout, null, 0, 10_000);
-  expect(decode).toMatchObject({ count: 50 * SAMPLES, mean: 90, p50: 90, max: 90 });
+  expect(decode).toMatchObject({ count: 50 * SAMPLES, total: 5 * 1200 * SAMPLES, mean: 120, p50: 120, max: 300 });
+  expect(namesByTime(items).map((x) => x.time)).toEqual([5 * 1200 * SAMPLES, 5 * 1200 * SAMPLES]);
+  // Of an item at the edge of the range, as many as lie in it.
+  const [half] = statsIn(items, layout, null, 0, 450);
+  expect(half).toMatchObject({ count: 5 * SAMPLES, mean: 120 });
   // What changed in a running step comes as it is.
   const more = itemsOf([{ id: 1, name: 'decode', start: 0, end: 900, sample: 's0', trace: 2 }]);
   const merged = mergeItems(items, { ...more, traceIds: more.traceIds.slice(16) });
   expect(merged.spans).toBe(items.spans + 1);
-  expect(merged.weight?.at(-1)).toBe(1);
+  expect([merged.weight, merged.total, merged.longest].map((x) => x?.at(-1))).toEqual([1, 900, 900]);
   expect(merged.thinned).toEqual(items.thinned);
 });

@@ -86,6 +86,8 @@ export function itemsOf(spans: S[]): Items {
     ...tally(flags, phase, attempt, null),
     lane: null,
     weight: null,
+    total: null,
+    longest: null,
     thinned: null,
     source: null,
   };

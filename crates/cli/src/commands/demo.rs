@@ -36,7 +36,7 @@ pub async fn run(args: DemoArgs) -> anyhow::Result<()> {
     if args.no_serve {
         let store = place::open(&config.data, config.store.clone(), config.node.as_deref()).await?;
         generate(&store, &args).await?;
-        super::metrics::work_out(&store).await?;
+        super::metrics::work_out(&store, true).await?;
         store.close().await?;
         return Ok(());
     }

@@ -33,7 +33,7 @@ pub async fn run(args: ImportArgs) -> anyhow::Result<()> {
     let mut written = runs.write(&store).await;
     if written.is_ok() {
         // A dump that was read to its end is a step that is complete.
-        written = super::metrics::work_out(&store).await;
+        written = super::metrics::work_out(&store, true).await;
     }
     store.close().await?;
     result.and(written)

@@ -39,8 +39,8 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
     .await
 }
 
-/// Works out the metrics of every step that was written to a store, and large timelines, where no server does it.
-pub async fn work_out(store: &Store) -> anyhow::Result<()> {
+/// Works out the metrics of every step that was written to a store, where no server does it; `complete`: and large timelines.
+pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     let answers = Answers::new(Arc::new(store.clone()), QueryLimits::default())?;
     let rules = PerfRules::default();
     for (run, step) in store.touched_steps() {
@@ -48,7 +48,7 @@ pub async fn work_out(store: &Store) -> anyhow::Result<()> {
             .await
             .map_err(|e| anyhow::anyhow!("cannot compute the metrics of step {step} of run {run}: {e}"))?;
         // Nobody misses it: whoever looks at the step first waits a little longer.
-        if let Err(error) = timeline::prepare(&answers, &run, step, i64::MAX).await {
+        if complete && let Err(error) = timeline::prepare(&answers, &run, step, i64::MAX).await {
             tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
         }
     }

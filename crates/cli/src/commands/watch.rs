@@ -169,7 +169,8 @@ impl Follower {
             // What was written once must not come back after it was deleted.
             self.runs = Runs::default();
             if !self.beside_server {
-                metrics::work_out(&self.store).await?;
+                // More may come.
+                metrics::work_out(&self.store, false).await?;
             }
         }
         Ok((imported, problems, pause))

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{Float64Type, Int32Type, UInt8Type, UInt32Type};
+use arrow::datatypes::{Float32Type, Float64Type, Int32Type, UInt8Type, UInt32Type};
 use proptest::prelude::*;
 use rollscope_formats::export::timeline::{Focus, Options, flag, pack, thin};
 use rollscope_formats::import::slime_pt::SlimeDump;
@@ -193,7 +193,7 @@ proptest! {
         let batch = pack(&[batch], Options { live, source: true }).unwrap();
         let packed = rows(&batch);
         check_order(&packed);
-        let thinned = thin(batch, packed.len() / 3, None).unwrap();
+        let thinned = thin(batch, packed.len() / 3, None, None).unwrap();
         if thinned.num_rows() < packed.len() {
             prop_assert_eq!(weights(&thinned).iter().sum::<u32>() as usize, packed.len());
             prop_assert!(no_cycle(&rows(&thinned)));
@@ -304,10 +304,10 @@ fn a_thinned_timeline_has_fewer_items_for_the_same_spans_and_times() {
         let whole = many(7, 400, seed);
         let n = whole.num_rows();
         let before = rows(&whole);
-        let same = thin(whole.clone(), n, None).unwrap();
+        let same = thin(whole.clone(), n, None, None).unwrap();
         assert_eq!(same, whole, "there is room for all");
         for most in [n - 1, n / 2, n / 5] {
-            let thinned = thin(whole.clone(), most, None).unwrap();
+            let thinned = thin(whole.clone(), most, None, None).unwrap();
             let (after, weights) = (rows(&thinned), weights(&thinned));
             assert!(after.len() <= most, "{} of {most}", after.len());
             assert_eq!(thinned.schema_ref().metadata()["spans"], n.to_string());
@@ -341,7 +341,7 @@ fn where_somebody_looks_spans_stay_apart() {
     let focus = Focus { from: 500.0, to: 900.0, rows: Some(["2".to_string(), "5".to_string()].into()) };
     let is_inside =
         |row: &Row| row.start <= 900.0 && row.end >= 500.0 && matches!(row.sample.as_deref(), Some("2" | "5"));
-    let thinned = thin(whole.clone(), most, Some(&focus)).unwrap();
+    let thinned = thin(whole.clone(), most, Some(&focus), None).unwrap();
     let (after, weight) = (rows(&thinned), weights(&thinned));
     assert!(after.len() <= most);
     let inside = |rows: &[Row]| rows.iter().filter(|row| is_inside(row)).map(|row| row.span).collect::<Vec<_>>();
@@ -353,13 +353,97 @@ fn where_somebody_looks_spans_stay_apart() {
     assert_eq!(weight.iter().sum::<u32>() as usize, whole.num_rows());
     // Everything in a window of time, with less room than it needs.
     let focus = Focus { from: 0.0, to: 1e9, rows: None };
-    let thinned = thin(whole.clone(), most, Some(&focus)).unwrap();
+    let thinned = thin(whole.clone(), most, Some(&focus), None).unwrap();
     assert!(thinned.num_rows() <= most);
     assert!(thinned.schema_ref().metadata()["focus_part_ms"].parse::<f64>().unwrap() > 0.0);
     // What looks different stays apart, whatever room there is.
-    let thinned = thin(whole.clone(), 10, Some(&focus)).unwrap();
+    let thinned = thin(whole.clone(), 10, Some(&focus), None).unwrap();
     assert_eq!(
         looks(&rows(&thinned), &weights(&thinned)).len(),
         looks(&rows(&whole), &vec![1; whole.num_rows()]).len()
     );
+}
+
+fn milliseconds(batch: &RecordBatch, name: &str) -> Vec<f64> {
+    let values = batch.column_by_name(name).unwrap().as_primitive::<Float32Type>().values();
+    values.iter().map(|ms| f64::from(*ms)).collect()
+}
+
+/// Spans of two names that come every tenth of a millisecond and last up to 20: far more at a time than a row has lanes. `sample`: two
+/// engines work for it in turns. Else each has a row of its own.
+fn crowded(spans: usize, sample: Option<&str>) -> RecordBatch {
+    let mut builder = SpansBuilder::default();
+    for i in 0..spans {
+        let start_ns = 1_700_000_000_000_000_000 + i as i64 * 100_000;
+        builder.push(&NewSpan {
+            run_id: "r",
+            trace_id: [(i % 7) as u8 + 1; 16],
+            span_id: id(i),
+            name: ["decode", "prefill"][i % 3 / 2],
+            service: ["engine-0", "engine-1"][i % 2],
+            start_ns,
+            end_ns: Some(start_ns + (i as i64 * 7_919 % 200 + 1) * 100_000),
+            state: "closed",
+            status: "ok",
+            sample_id: sample,
+            ..NewSpan::default()
+        });
+    }
+    pack(&[builder.finish().unwrap()], Options::default()).unwrap()
+}
+
+#[test]
+fn spans_that_overlap_keep_their_times_their_order_and_their_engine() {
+    for sample in [None, Some("1")] {
+        let whole = crowded(20_000, sample);
+        let before = rows(&whole);
+        for most in [10_000, 3_000, 1_000] {
+            let thinned = thin(whole.clone(), most, None, None).unwrap();
+            let after = rows(&thinned);
+            assert!(after.len() <= most);
+            let (weight, total, longest) =
+                (weights(&thinned), milliseconds(&thinned, "total"), milliseconds(&thinned, "longest"));
+            let mut found: BTreeMap<(&str, &str), (u32, f64, f64)> = BTreeMap::new();
+            for (i, row) in after.iter().enumerate() {
+                let (spans, ms, most) = found.entry((&row.name, &row.worker)).or_default();
+                (*spans, *ms, *most) = (*spans + weight[i], *ms + total[i], most.max(longest[i]));
+            }
+            let mut wanted: BTreeMap<(&str, &str), (u32, f64, f64)> = BTreeMap::new();
+            for row in &before {
+                let (spans, ms, most) = wanted.entry((&row.name, &row.worker)).or_default();
+                (*spans, *ms, *most) = (*spans + 1, *ms + row.end - row.start, most.max(row.end - row.start));
+            }
+            assert_eq!(wanted.len(), 4);
+            for (key, (spans, ms, most)) in &wanted {
+                let (found_spans, found_ms, found_most) = found[key];
+                assert_eq!(found_spans, *spans, "{key:?}");
+                assert!((found_ms - ms).abs() < 1e-4 * ms, "{key:?}: {found_ms} of {ms}");
+                assert!((found_most - most).abs() < 1e-3, "{key:?}: {found_most} of {most}");
+            }
+            // The page searches a lane by starts.
+            for pair in after.windows(2) {
+                let same = |row: &Row| (row.sample.clone(), row.sample.is_none().then(|| row.worker.clone()), row.lane);
+                assert!(same(&pair[0]) != same(&pair[1]) || pair[0].start <= pair[1].start);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_span_that_is_asked_for_stays_apart() {
+    let whole = crowded(5_000, None);
+    let items = thin(whole.clone(), 500, None, None).unwrap().num_rows();
+    assert!(items < 2_000);
+    for i in [0, 1, 2_500, 4_999] {
+        let wanted = (([(i % 7) as u8 + 1; 16]), id(i));
+        let thinned = thin(whole.clone(), 500, None, Some(wanted)).unwrap();
+        let (after, weight) = (rows(&thinned), weights(&thinned));
+        let at = after.iter().position(|row| row.span == i as u64 + 1).unwrap();
+        assert_eq!(weight[at], 1);
+        assert_eq!((after[at].start * 10.0).round() as usize, i);
+        assert!(after.len() < items + 20);
+    }
+    // Nobody has such a one.
+    let thinned = thin(whole.clone(), 500, None, Some(([9; 16], [9; 8]))).unwrap();
+    assert_eq!(thinned, thin(whole, 500, None, None).unwrap());
 }

@@ -9,7 +9,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use rollscope_app::query::{collect, int_column, sql_text};
 use rollscope_app::timeline::{self, Detail, Window};
-use rollscope_model::Table;
+use rollscope_model::{SpanId, Table, TraceId};
 use rollscope_query::scope::{Traces, overlaps, traces};
 use rollscope_store::{Snapshot, SnapshotSource};
 
@@ -48,7 +48,8 @@ pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
 /// An Arrow IPC stream of one packed batch, compressed if you accept zstd and it is kept so: parents as row numbers, lanes, sorted by sample, lane and start, without
 /// attributes (`crates/formats/src/export/timeline` defines the columns). It includes spans of the same traces that name no
 /// step or belong to another run, such as those of a serving engine, under the sample of their trace. Of more spans than `most`,
-/// short ones that look alike and lie beside each other become one item, with a `weight`: how many they are. The header
+/// short ones that look alike and lie beside each other become one item, with a `weight`: how many they are, and in milliseconds
+/// how long together (`total`) and the longest (`longest`). The header
 /// `rollscope-version` gives the version of the store. Pass it as `since` to get only the traces that changed later, whole,
 /// with `rollscope-delta: true`: they take the place of what you had of them. If those cannot be determined, you get all spans
 /// with `rollscope-delta: false`.
@@ -63,6 +64,7 @@ pub(super) fn window(params: &mut Params) -> Result<Option<Window>, Problem> {
     ("focus_from_ns" = Option<i64>, Query, description = "Where you look, in nanoseconds since the epoch: spans stay apart there as far as possible"),
     ("focus_to_ns" = Option<i64>, Query, description = "End of where you look"),
     ("focus_samples" = Option<String>, Query, description = "Samples at which you look, as a JSON list of texts. All by default. What belongs to no sample is always among them"),
+    ("apart" = Option<String>, Query, description = "A span that stays apart wherever it is, as trace id, `.` and span id"),
 ), responses(
     (status = 200, description = "Spans", body = Vec<u8>, content_type = "application/vnd.apache.arrow.stream"),
     (status = 400, description = "Invalid parameter", body = Problem, content_type = "application/problem+json"),
@@ -90,8 +92,8 @@ pub async fn timeline(
     };
     let delta = changed.is_some();
     let packed = match window {
-        Window::Step(step) if !live && !delta => timeline::of_step(&app.answers, &snapshot, &run, step, detail).await?,
-        window => timeline::read(&app.engine, &snapshot, &run, window, changed, live, detail).await?,
+        Window::Step(step) if !live && !delta => timeline::of_step(&app.answers, &run, step, detail).await?,
+        window => timeline::read(&app.answers, &run, window, changed, live, detail).await?,
     };
     let mut headers = HeaderMap::new();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(Format::Arrow.content_type()));
@@ -115,10 +117,21 @@ fn detail(params: &mut Params) -> Result<Detail, Problem> {
     let (from, to) = (params.number("focus_from_ns", good)?, params.number("focus_to_ns", good)?);
     let samples = params.text("focus_samples").map(serde_json::from_str::<HashSet<String>>).transpose();
     let samples = samples.map_err(|_| Problem::parameter("focus_samples", "a JSON list of texts"))?;
-    match (from, to) {
-        (None, None) if samples.is_none() => Ok(Detail { most, focus: None }),
-        (from, to) => Ok(Detail { most, focus: Some((from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX), samples)) }),
-    }
+    let focus = match (from, to) {
+        (None, None) if samples.is_none() => None,
+        (from, to) => Some((from.unwrap_or(i64::MIN), to.unwrap_or(i64::MAX), samples)),
+    };
+    let apart = params.text("apart").map(span_of).transpose()?;
+    Ok(Detail { most, focus, apart })
+}
+
+fn span_of(text: &str) -> Result<(TraceId, SpanId), Problem> {
+    let (mut trace, mut span) = (TraceId::default(), SpanId::default());
+    let ids = text.split_once('.').filter(|(of_trace, of_span)| {
+        hex::decode_to_slice(of_trace, &mut trace).is_ok() && hex::decode_to_slice(of_span, &mut span).is_ok()
+    });
+    ids.map(|_| (trace, span))
+        .ok_or_else(|| Problem::parameter("apart", "a trace id, `.` and a span id, in hexadecimal"))
 }
 
 /// Browsers undo it faster than they could read what it stands for.

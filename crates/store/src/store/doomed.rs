@@ -1,7 +1,8 @@
 //! What goes away: files that no manifest names any more, and the media of deleted runs.
 
 use std::collections::HashSet;
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant, SystemTime};
 
 use rollscope_model::Table;
 
@@ -12,6 +13,12 @@ use crate::snapshot::{DERIVED, derived_folder, split_path};
 
 /// One part in this many of `retention_bytes` is for what was worked out from rows.
 const DERIVED_PART: u64 = 10;
+/// Without that limit, one part in this many of what rows take, and at least so much.
+const DERIVED_SHARE: u64 = 4;
+const LEAST_DERIVED: u64 = 1 << 30;
+/// Without that limit, it is looked at when so much was written, or after so long.
+const LOOK_AFTER: u64 = 64 << 20;
+const LOOK_EVERY: Duration = Duration::from_secs(600);
 
 impl Shared {
     /// Deletes the media that deleted runs named and that no other run names. What cannot be done now is tried again.
@@ -94,18 +101,40 @@ impl Shared {
         self.delete_doomed().await;
     }
 
-    /// Where retention limits bytes, what was worked out from rows may take a part of them: what was written last stays. Returns how
-    /// much that is.
+    /// What was worked out from rows may take a part of the bytes that rows take, or may take where retention limits them: what was
+    /// written last stays. Nothing stays for longer than rows do. Returns how much it takes, where retention limits it.
     pub(super) async fn trim_derived(&self) -> Result<u64, StoreError> {
-        let (most, mut total) = (self.options.retention_bytes / DERIVED_PART, 0);
-        for (path, bytes) in self.root.sizes(DERIVED).await? {
-            match total + bytes <= most {
+        let limit = self.options.retention_bytes;
+        let looked = *self.derived.looked.lock();
+        let written = self.derived.written.load(Ordering::Relaxed);
+        let is_due = looked.is_none_or(|at| at.elapsed() > LOOK_EVERY) || written > LOOK_AFTER;
+        if limit == 0 && !is_due {
+            return Ok(0);
+        }
+        *self.derived.looked.lock() = Some(Instant::now());
+        self.derived.written.fetch_sub(written, Ordering::Relaxed);
+        let rows: u64 = self.state.read().manifest.segments.iter().map(|segment| segment.bytes).sum();
+        let most = if limit == 0 { (rows / DERIVED_SHARE).max(LEAST_DERIVED) } else { limit / DERIVED_PART };
+        let age = Duration::from_secs(self.options.retention_age_s);
+        let oldest = SystemTime::now().checked_sub(age).filter(|_| !age.is_zero());
+        let mut total = 0;
+        let found = match self.root.sizes(DERIVED).await {
+            // What else there is to do does not depend on it.
+            Err(e) if limit == 0 => {
+                tracing::warn!(error = %e, "cannot see what takes room in {DERIVED}; trying again later");
+                return Ok(0);
+            }
+            found => found?,
+        };
+        for (at, path, bytes) in found {
+            let is_old = oldest.is_some_and(|oldest| at.is_some_and(|at| at < oldest));
+            match !is_old && total + bytes <= most {
                 true => total += bytes,
                 false => self.doom(path, Duration::ZERO),
             }
         }
         self.delete_doomed().await;
-        Ok(total)
+        Ok(if limit == 0 { 0 } else { total })
     }
 
     pub(super) async fn delete_doomed(&self) {

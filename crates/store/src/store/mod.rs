@@ -39,7 +39,7 @@ use crate::touched::{self, Step, Touched};
 use crate::vitals::{Death, Vitals};
 use crate::wal::{self, Log};
 use follow::Follower;
-use shared::{Counters, Shared};
+use shared::{Counters, Derived, Shared};
 use writer::{Request, WRITER, Writer, write_loop};
 
 /// What became of a batch.
@@ -293,6 +293,7 @@ impl Store {
             writer_id,
             names: AtomicU64::new(0),
             doomed: Mutex::default(),
+            derived: Derived::default(),
             unsettled: Mutex::default(),
             logs,
             closed: AtomicBool::new(false),
@@ -639,6 +640,7 @@ impl SnapshotSource for Store {
     fn snapshot(&self) -> Snapshot {
         let snapshot = self.shared.state.read().snapshot(self.shared.root.objects.clone());
         let writer = self.shared.node.as_ref().map(|_| self.shared.writer_id.clone());
-        Snapshot { keeper: Some(Keeper { root: self.shared.root.clone(), writer }), ..snapshot }
+        let derived = self.shared.derived.written.clone();
+        Snapshot { keeper: Some(Keeper { root: self.shared.root.clone(), writer, derived }), ..snapshot }
     }
 }

@@ -29,6 +29,14 @@ use crate::tail::{Incoming, KnownSegment, State};
 use crate::touched::{self, Touched};
 use crate::vitals::Vitals;
 
+/// What was worked out from rows.
+#[derive(Default)]
+pub(super) struct Derived {
+    /// Bytes that this process has written since it looked at all of it.
+    pub(super) written: Arc<AtomicU64>,
+    pub(super) looked: Mutex<Option<Instant>>,
+}
+
 pub(super) struct Shared {
     pub(super) options: StoreOptions,
     pub(super) root: Root,
@@ -50,6 +58,7 @@ pub(super) struct Shared {
     pub(super) names: AtomicU64,
     /// Files to delete, and when.
     pub(super) doomed: Mutex<Vec<(Instant, String)>>,
+    pub(super) derived: Derived,
     /// Segments of commits that failed, but may be there at the next start: to be deleted after the next commit.
     pub(super) unsettled: Mutex<Vec<String>>,
     pub(super) logs: Logs,

@@ -182,10 +182,10 @@ pub(super) async fn check_rest(weak: WeakShared, segments: Vec<Arc<Segment>>) {
 /// Applies retention: deletes whole segments. What was worked out from rows counts, too.
 async fn expire(shared: &Shared) -> Result<(), StoreError> {
     let options = &shared.options;
+    let derived = shared.trim_derived().await?;
     if options.retention_age_s == 0 && options.retention_bytes == 0 {
         return Ok(());
     }
-    let derived = if options.retention_bytes == 0 { 0 } else { shared.trim_derived().await? };
     let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     let before = manifest.segments.len();

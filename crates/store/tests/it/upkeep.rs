@@ -197,6 +197,40 @@ async fn retention_counts_what_was_worked_out_and_limits_it() {
     assert_eq!(tokio::join!(expired_and_kept(2), expired_and_kept(3)), ((0, 3), (1, 3)));
 }
 
+/// Files of what was worked out, of 600 MB each and so many days old: which of them stay.
+async fn kept_of(days: &[u64], retention_age_s: u64) -> Vec<String> {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open(dir.path()).await;
+    store.append(Table::Spans, spans("a", 0, 10)).await.unwrap();
+    store.append(Table::Samples, crate::damage::samples("a", 0, 10)).await.unwrap();
+    store.close().await.unwrap();
+    drop(store);
+    let folder = dir.path().join("derived/run=a");
+    std::fs::create_dir_all(&folder).unwrap();
+    for age in days {
+        let file = std::fs::File::create(folder.join(age.to_string())).unwrap();
+        // They take no room on the disk.
+        file.set_len(600 << 20).unwrap();
+        let age = std::time::Duration::from_secs(age * 24 * 3600 + 60);
+        file.set_modified(std::time::SystemTime::now() - age).unwrap();
+    }
+    let store = open_with(dir.path(), |o| o.retention_age_s = retention_age_s).await;
+    store.tidy().await.unwrap();
+    store.close().await.unwrap();
+    let mut kept: Vec<String> =
+        std::fs::read_dir(&folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    kept.sort();
+    kept
+}
+
+#[tokio::test]
+async fn what_was_worked_out_takes_a_gigabyte_beside_few_rows_and_gets_no_older_than_they() {
+    assert_eq!(kept_of(&[0, 1, 2, 3], 0).await, ["0"]);
+    assert_eq!(kept_of(&[1], 0).await, ["1"]);
+    assert_eq!(kept_of(&[1], 3600).await, Vec::<String>::new());
+    assert_eq!(kept_of(&[0], 3600).await, ["0"]);
+}
+
 #[tokio::test]
 async fn media_are_kept_once_by_content() {
     let dir = tempfile::tempdir().unwrap();

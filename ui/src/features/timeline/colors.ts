@@ -1,7 +1,6 @@
 // Colours of the timeline for one theme, as the canvas keeps them.
 import { NAME_COLORS, PHASES } from '../../domain/phases';
-import type { Items } from './items';
-import { INSTANT, STATE } from './items';
+import { INSTANT, STATE, totalOf, weightOf, type Items } from './items';
 import { mix, rgba, type Rgba, type Theme } from '../../base/theme';
 import { SHADES } from './lines';
 
@@ -60,12 +59,12 @@ export function paletteOf(items: Items, theme: Theme, by: 'phase' | 'name'): Pal
 /** Names by the time spent under them, longest first, with the number of items. */
 export function namesByTime(items: Items): { name: number; count: number; time: number }[] {
   const list = items.names.map((_, name) => ({ name, count: 0, time: 0 }));
-  const { name, start, end, flags, weight, n } = items;
+  const { name, flags, n } = items;
   for (let i = 0; i < n; i++) {
     const e = list[name[i]];
     if (!e) continue;
-    e.count += weight === null ? 1 : weight[i];
-    if ((flags[i] & STATE) < INSTANT) e.time += end[i] - start[i];
+    e.count += weightOf(items, i);
+    if ((flags[i] & STATE) < INSTANT) e.time += totalOf(items, i);
   }
   return list.filter((e) => e.count > 0).sort((a, b) => b.time - a.time || b.count - a.count);
 }

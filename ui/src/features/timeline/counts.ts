@@ -1,6 +1,6 @@
 // How many rows are in each phase over time: the strip above the rows, the minimap, and the cursor.
 import { PHASES } from '../../domain/phases';
-import { INSTANT, STATE, type Items } from './items';
+import { INSTANT, longestOf, STATE, totalOf, weightOf, type Items } from './items';
 import { innermostAt, type Layout } from './layout';
 
 export interface PhaseBins {
@@ -134,22 +134,28 @@ export interface NameStats {
   max: number;
 }
 
-/** Statistics by name of the spans that overlap [a, b], each clipped to it, over the shown rows. */
+/**
+ * Statistics by name of the spans that overlap [a, b], each clipped to it, over the shown rows. Of an item that stands for several spans, as
+ * many count as the share of it that lies in the range; their lengths are known together, and of the longest.
+ */
 export function statsIn(items: Items, layout: Layout, shown: Uint8Array | null, a: number, b: number): NameStats[] {
   // Of each name: durations and, where items stand for several spans, how many.
-  const lists = new Map<number, { each: number[]; weight: number[] }>();
+  const lists = new Map<number, { each: number[]; weight: number[]; max: number }>();
   for (const i of layout.order) {
     if ((items.flags[i] & STATE) >= INSTANT || items.start[i] >= b || items.end[i] <= a) continue;
     if (shown !== null && shown[layout.row[i]] === 0) continue;
     const d = Math.min(b, items.end[i]) - Math.max(a, items.start[i]);
     let list = lists.get(items.name[i]);
-    if (!list) lists.set(items.name[i], (list = { each: [], weight: [] }));
-    const w = items.weight === null ? 1 : items.weight[i];
-    list.each.push(d / w);
-    list.weight.push(w);
+    if (!list) lists.set(items.name[i], (list = { each: [], weight: [], max: 0 }));
+    const of = weightOf(items, i);
+    const length = items.end[i] - items.start[i];
+    const share = of === 1 || length <= 0 ? 1 : d / length;
+    list.each.push(of === 1 ? d : totalOf(items, i) / of);
+    list.weight.push(Math.max(1, Math.round(of * share)));
+    list.max = Math.max(list.max, of === 1 ? d : longestOf(items, i));
   }
   return [...lists]
-    .map(([name, { each, weight }]) => {
+    .map(([name, { each, weight, max }]) => {
       const order = Uint32Array.from(each, (_, k) => k).sort((x, y) => each[x] - each[y]);
       let [count, total] = [0, 0];
       for (const k of order) {
@@ -161,7 +167,7 @@ export function statsIn(items: Items, layout: Layout, shown: Uint8Array | null, 
         for (const k of order) if ((left -= weight[k]) <= 0) return each[k];
         return 0;
       };
-      return { name, count, total, mean: total / count, p50: q(0.5), p95: q(0.95), max: each[order[order.length - 1]] };
+      return { name, count, total, mean: total / count, p50: q(0.5), p95: q(0.95), max };
     })
     .sort((x, y) => y.total - x.total);
 }

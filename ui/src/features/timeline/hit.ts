@@ -1,12 +1,12 @@
 // What lies under the pointer.
-import { INSTANT, STATE } from './items';
+import { INSTANT, STATE, weightOf } from './items';
 import { firstFrom } from './layout';
 import { GUTTER, type Scene } from './scene';
 
 export interface Hit {
   row: number;
   item: number;
-  /** Items behind a cluster of marks. */
+  /** Spans behind a cluster of marks, or an item. */
   count: number;
 }
 
@@ -34,7 +34,7 @@ export function hitAt(scene: Scene, px: number, py: number): Hit | null {
     for (let j = firstFrom(order, start, lo, hi, t - near); j < hi && start[order[j]] <= t + near; j++) {
       const i = order[j];
       if ((flags[i] & STATE) < INSTANT || !(scene.states & (1 << (flags[i] & STATE)))) continue;
-      count++;
+      count += weightOf(scene.items, i);
       if (Math.abs(start[i] - t) <= bestDistance) {
         best = i;
         bestDistance = Math.abs(start[i] - t);
@@ -48,7 +48,7 @@ export function hitAt(scene: Scene, px: number, py: number): Hit | null {
     for (let back = 0; j >= lo && back < 64; j--, back++) {
       const i = order[j];
       if ((flags[i] & STATE) >= INSTANT || !(scene.states & (1 << (flags[i] & STATE)))) continue;
-      if (end[i] >= t - 1.5 / scene.scale) return { row, item: i, count: 1 };
+      if (end[i] >= t - 1.5 / scene.scale) return { row, item: i, count: weightOf(scene.items, i) };
       break;
     }
   }

@@ -58,6 +58,9 @@ export interface Items {
   lane: Uint8Array | null;
   /** How many spans an item stands for; null: each is one. */
   weight: Uint32Array | null;
+  /** Milliseconds of the spans that an item stands for together, and of the longest of them; null: as it is drawn. */
+  total: Float32Array | null;
+  longest: Float32Array | null;
   /** All spans that the items stand for. */
   spans: number;
   /** Spans shorter than so many milliseconds stand for each other: everywhere, and where somebody looked. Null: none do. */
@@ -65,6 +68,11 @@ export interface Items {
   /** In a static page: the row of the item among the blocks of attributes, -1: made up. Null: the same row. */
   source: Int32Array | null;
 }
+
+/** How many spans an item stands for, how long they are together, and the longest of them. */
+export const weightOf = (items: Items, i: number): number => (items.weight === null ? 1 : items.weight[i]);
+export const totalOf = (items: Items, i: number): number => (items.total === null ? items.end[i] - items.start[i] : items.total[i]);
+export const longestOf = (items: Items, i: number): number => (items.longest === null ? items.end[i] - items.start[i] : items.longest[i]);
 
 export const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 

@@ -2,7 +2,7 @@
 // however many items it holds: items narrower than a pixel are merged, and the rest of their pixel is skipped by search.
 // Marks (instants, unmatched ends), edges, open and failed bars are listed beside the line for what pixels cannot say.
 import { mix, type Rgba } from '../../base/theme';
-import { ERROR, INSTANT, OPEN, ORPHAN, PARENT, STATE, type Items } from './items';
+import { ERROR, INSTANT, OPEN, ORPHAN, PARENT, STATE, weightOf, type Items } from './items';
 import { firstFrom, gallop, type Layout } from './layout';
 
 /** Each colour has three shades: bar, bar with children (paler), bar that the highlight leaves out. */
@@ -32,7 +32,7 @@ export interface Frame {
 export class LaneMarks {
   /** Bars at least MIN_EDGE wide: item, left and right pixel. */
   bars: number[] = [];
-  /** Marks: first item, pixel, number of items it stands for. */
+  /** Marks: first item, pixel, number of spans it stands for. */
   marks: number[] = [];
   clear(): void {
     this.bars.length = 0;
@@ -48,10 +48,11 @@ export const CLUSTER = 9;
 /** Up to so many items merged into a pixel are looked through for marks. */
 const SCAN = 16;
 
-function addMark(marks: number[], i: number, x: number): void {
+function addMark(marks: number[], items: Items, i: number, x: number): void {
   const m = marks.length;
-  if (m > 0 && Math.abs(x - marks[m - 2]) < CLUSTER) marks[m - 1]++;
-  else marks.push(i, x, 1);
+  const spans = weightOf(items, i);
+  if (m > 0 && Math.abs(x - marks[m - 2]) < CLUSTER) marks[m - 1] += spans;
+  else marks.push(i, x, spans);
 }
 
 /** Paints lane `l` into `line` (already filled with the background). */
@@ -81,7 +82,7 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
     }
     const x0 = (s - t0) * scale;
     if (state === INSTANT || state === ORPHAN) {
-      if (x0 > -CLUSTER) addMark(out.marks, i, x0);
+      if (x0 > -CLUSTER) addMark(out.marks, items, i, x0);
       k++;
       continue;
     }
@@ -119,7 +120,7 @@ export function paintLane(line: Uint32Array, f: Frame, items: Items, layout: Lay
     if (after - k <= SCAN) {
       for (let j = k + 1; j < after; j++) {
         const st = flags[order[j]] & STATE;
-        if (st >= INSTANT && f.states & (1 << st)) addMark(out.marks, order[j], (start[order[j]] - t0) * scale);
+        if (st >= INSTANT && f.states & (1 << st)) addMark(out.marks, items, order[j], (start[order[j]] - t0) * scale);
       }
     }
     // The last one may be wide: it is drawn in its own right.

@@ -20,6 +20,10 @@ function mapTexts(texts: string[], more: string[]): Int32Array {
 const tracesOf = (items: Items): string[] =>
   Array.from({ length: items.traceIds.length / 16 }, (_, i) => hex(items.traceIds.subarray(i * 16, i * 16 + 16)));
 
+const weights = (items: Items): Uint32Array => items.weight ?? new Uint32Array(items.n).fill(1);
+const lengths = (items: Items, known: Float32Array | null): Float32Array =>
+  known ?? items.end.reduce((all, end, i) => ((all[i] = end - items.start[i]), all), new Float32Array(items.n));
+
 export function mergeItems(base: Items, more: Items): Items {
   if (more.n === 0) return base;
   if (base.n === 0) return more;
@@ -44,7 +48,7 @@ export function mergeItems(base: Items, more: Items): Items {
   for (let i = 0; i < base.n; i++) place[i] = replaced[base.trace[i]] === 1 ? -1 : kept++;
   const n = kept + more.n;
 
-  const column = <T extends Float64Array | Int32Array | Uint32Array | Uint8Array>(
+  const column = <T extends Float64Array | Float32Array | Int32Array | Uint32Array | Uint8Array>(
     a: T,
     b: T,
     old: (x: number, i: number) => number = (x) => x,
@@ -66,8 +70,8 @@ export function mergeItems(base: Items, more: Items): Items {
     (x: Items, shift: number) =>
     (t: number, i: number): number =>
       (x.flags[i] & STATE) === OPEN && t >= x.extent ? extent : t + shift;
-  const one = (items: Items): Uint32Array => items.weight ?? new Uint32Array(items.n).fill(1);
-  const weight = base.weight || more.weight ? column(one(base), one(more)) : null;
+  const isThinned = base.weight !== null || more.weight !== null;
+  const weight = isThinned ? column(weights(base), weights(more)) : null;
   const flags = column(base.flags, more.flags);
   const phase = column(base.phase, more.phase);
   const attempt = column(base.attempt, more.attempt);
@@ -114,6 +118,8 @@ export function mergeItems(base: Items, more: Items): Items {
     spanIds,
     ...tally(flags, phase, attempt, weight),
     weight,
+    total: isThinned ? column(lengths(base, base.total), lengths(more, more.total)) : null,
+    longest: isThinned ? column(lengths(base, base.longest), lengths(more, more.longest)) : null,
     thinned: base.thinned ?? more.thinned,
     lane: null,
     source: null,

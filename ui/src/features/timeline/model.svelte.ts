@@ -44,10 +44,14 @@ interface Shown extends Loaded {
   version: string | null;
   /** Where its spans are finer. */
   focus: Focus | null;
+  /** The span that was to stay apart. */
+  apart: string | null;
 }
 
 /** From this many spans on, a worker lays the step out. */
 const LARGE = 20_000;
+/** News is joined to no more than this. Beyond, everything is asked for again, which comes thinned. */
+const MOST_JOINED = 1_000_000;
 const FORGET = { span: null, w: null, rx: null };
 
 export class TimelineModel {
@@ -93,7 +97,8 @@ export class TimelineModel {
   /** Rises with every new answer, for the panels. */
   dataVersion = $state(0);
   #sceneKey = '';
-  #shownOnce = false;
+  /** Not where somebody has been moving about already. */
+  #toReveal = true;
   readonly #theme = $derived.by(() => themeOf(this.#page.dark));
   readonly #table = $derived(this.data.value ? rowTable(this.data.value.items, this.data.value.layout, this.data.value.samples) : null);
   readonly #palette = $derived(this.data.value ? paletteOf(this.data.value.items, this.#theme, this.#colorBy) : null);
@@ -178,7 +183,7 @@ export class TimelineModel {
       const now = step ? `${step.step}/${step.spans}/${step.open}/${step.end_ns}` : '';
       untrack(() => {
         if (before.split('/')[0] === now.split('/')[0] && before !== now && this.data.value) {
-          this.later('news', Math.max(500, this.took * 2), () => isRefusal(this.data.error) || this.fetch(true));
+          this.later('news', Math.max(500, this.took * 2), () => this.news());
         }
         before = now;
       });
@@ -190,11 +195,27 @@ export class TimelineModel {
     $effect(() => this.grow());
   }
 
+  /** What is new, with the detail that there is. A question under way is not cut off by it. */
+  private news(): void {
+    if (isRefusal(this.data.error)) return;
+    if (this.data.loading) this.later('news', 500, () => this.news());
+    else this.fetch(true, this.data.value?.focus);
+  }
+
+  /** The selected span, if another stands for it: then it is asked for by its name. */
+  private seek(): void {
+    const [d, { span }] = [this.data.value, this.params];
+    if (!d?.items.thinned || !span || this.chosen >= 0 || d.apart === span || this.data.loading) return;
+    this.#toReveal = true;
+    this.fetch(true, d.focus, span);
+  }
+
   /**
    * @param keep what is shown stays until the answer is there, and only news is asked for
    * @param focus where spans are wanted one by one; then everything is asked for
+   * @param apart a span that is wanted for itself; the selected one, where spans stand for each other
    */
-  fetch(keep: boolean, focus: Focus | null = null): void {
+  fetch(keep: boolean, focus: Focus | null = null, apart: string | null = null): void {
     const { window, mode, run } = this;
     const key = this.#windowKey;
     if (!window) return;
@@ -202,10 +223,13 @@ export class TimelineModel {
     const { source } = this.#page;
     const began = performance.now();
     const shown = keep && this.data.value?.key === key ? this.data.value : null;
-    const old = focus ? null : shown;
+    const isThinned = shown?.items.thinned ?? null;
+    // Of an item that stands for spans of several traces, no trace can be taken out.
+    const old = focus || isThinned || (shown?.items.n ?? 0) > MOST_JOINED ? null : shown;
+    apart ??= (isThinned && this.params.span) || null;
     void this.data.ask(async (signal) => {
       const samples =
-        (focus && shown?.samples) ??
+        (focus && !this.isLive ? shown?.samples : null) ??
         source
           .samples(run, window, signal)
           .then(readStream)
@@ -215,11 +239,10 @@ export class TimelineModel {
       const live = this.isLive;
       // The first answer after the end is whole: then open spans end where their sample does.
       const since = live ? (old?.version ?? null) : null;
-      const answer = await source.timeline(run, window, { live, since, most: this.params.most ?? null, focus }, signal);
+      const answer = await source.timeline(run, window, { live, since, most: this.params.most ?? null, focus, apart }, signal);
       const loaded = await (answer.delta && old ? merge(old.items, answer.bytes, mode, signal) : load(answer.bytes, mode, signal));
-      const fine = answer.delta && old ? old.focus : focus;
-      const result = { ...loaded, samples: await samples, key, version: answer.version, focus: fine };
-      if (!focus) this.took = performance.now() - began;
+      const result = { ...loaded, samples: await samples, key, version: answer.version, focus, apart };
+      if (!focus || live) this.took = performance.now() - began;
       this.#arrived = performance.now();
       return result;
     }, keep);
@@ -287,7 +310,9 @@ export class TimelineModel {
     $effect(() => {
       const text = this.params.span;
       untrack(() => {
-        if (this.scene && (text ?? '') !== this.chosenText()) this.chosen = itemOf(this.scene.items, text);
+        if (!this.scene || (text ?? '') === this.chosenText()) return;
+        this.chosen = itemOf(this.scene.items, text);
+        this.seek();
       });
     });
   }
@@ -307,8 +332,9 @@ export class TimelineModel {
     this.scene = s;
     this.version++;
     this.look();
-    if (this.chosen >= 0 && !this.#shownOnce) requestAnimationFrame(() => this.#picture.reveal(this.chosen));
-    this.#shownOnce = true;
+    if (this.chosen >= 0 && this.#toReveal) requestAnimationFrame(() => this.#picture.reveal(this.chosen));
+    this.#toReveal = false;
+    this.seek();
   }
 
   /** A scene for new data: of the same step, it stays where we were; at the right edge, it follows. */

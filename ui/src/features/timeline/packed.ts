@@ -68,7 +68,8 @@ export function packedItems(stream: ArrowStream): Items {
   const said = textsOf(column('phase'));
   const saidOf = column('phase');
   const attempt = as('attempt', Uint8Array);
-  const weight = stream.fields.some((f) => f.name === 'weight') ? as('weight', Uint32Array) : null;
+  const isThinned = stream.fields.some((f) => f.name === 'weight');
+  const weight = isThinned ? as('weight', Uint32Array) : null;
 
   // Phases are decided once for each pair of name and what the sender said.
   const width = said.length + 1;
@@ -125,8 +126,10 @@ export function packedItems(stream: ArrowStream): Items {
     attempts: [...attempts.keys()].filter((a) => attempts[a] === 1),
     lane: as('lane', Uint8Array),
     weight,
+    total: isThinned ? as('total', Float32Array) : null,
+    longest: isThinned ? as('longest', Float32Array) : null,
     spans,
-    thinned: weight && thinnedOf(stream),
+    thinned: isThinned ? thinnedOf(stream) : null,
     source: sourcesOf(stream, n),
   };
 }
@@ -167,6 +170,8 @@ function empty(baseNs: bigint): Items {
     attempts: [],
     lane: null,
     weight: null,
+    total: null,
+    longest: null,
     spans: 0,
     thinned: null,
     source: null,

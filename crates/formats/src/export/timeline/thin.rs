@@ -1,20 +1,23 @@
 //! A packed batch with fewer items than it has spans, for a picture: spans too short to be told apart stand for each other.
 //!
-//! Within a lane, time is cut into equal parts. Short spans that begin in the same part and look alike (name, phase, flags, attempt)
-//! become one item: its id, parent and trace are those of the longest of them, its length is the sum of theirs, and its weight says
-//! how many they are. So names, states, errors, attempts and lanes that occur still occur, counts can be added up, and a lane is
-//! covered for as long as it was. The parts are as long as it takes to have no more items than wanted, and every row has its own
+//! Within a lane, time is cut into equal parts. Short spans that begin in the same part and look alike (name, phase, flags, attempt,
+//! worker) become one item: its id, parent and trace are those of the longest of them, and it says how many they are (`weight`), how
+//! long together (`total`), and how long that one is (`longest`). So names, states, errors, attempts, workers and lanes that occur
+//! still occur, and counts and times can be added up. Items of a part lie one after the other, each as long as its spans are together,
+//! so that a lane is covered for as long as it was. In the last lane spans may overlap: there an item is drawn from the first start to
+//! the last end of its spans. The parts are as long as it takes to have no more items than wanted, and every row has its own
 //! boundaries: spans move a little within a part, and together they would make waves.
 //!
-//! Where somebody looks more closely, spans stay apart: in some rows, or in a window of time.
+//! Where somebody looks more closely, spans stay apart: in some rows, or in a window of time. So does a span that is asked for.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, Float64Array, Int32Array, RecordBatch, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, Float32Array, Float64Array, Int32Array, RecordBatch, UInt32Array};
 use arrow::compute::take;
 use arrow::datatypes::{ArrowPrimitiveType, DataType, Field, Float64Type, Int32Type, Schema, UInt8Type, UInt16Type};
 use arrow::error::ArrowError;
+use rollscope_model::{SpanId, TraceId};
 
 use super::flag;
 
@@ -34,17 +37,24 @@ const SHORTEST: i32 = 22;
 /// Spans of one part that look different, at most. Others stay apart.
 const MAX_KINDS: usize = 64;
 const NONE: i32 = -1;
+/// Spans of a lane may overlap by as much (milliseconds), because clocks jitter.
+const JITTER_MS: f64 = 0.001;
 /// Multiples of it are spread evenly, as far as whole numbers do not matter.
 const GOLDEN: f64 = 0.618_033_988_749_895;
 /// Metadata of a thinned batch, and of one that was thinned before: the length of its parts in milliseconds.
 pub const PART_MS: &str = "part_ms";
 
-/// At most about `most` items. A batch that has no more is returned as it is.
-pub fn thin(packed: RecordBatch, most: usize, focus: Option<&Focus>) -> Result<RecordBatch, ArrowError> {
+/// At most about `most` items. A batch that has no more is returned as it is. `apart`: a span that is an item of its own.
+pub fn thin(
+    packed: RecordBatch,
+    most: usize,
+    focus: Option<&Focus>,
+    apart: Option<(TraceId, SpanId)>,
+) -> Result<RecordBatch, ArrowError> {
     if packed.num_rows() <= most {
         return Ok(packed);
     }
-    let spans = Spans::read(&packed, focus)?;
+    let spans = Spans::read(&packed, focus, apart)?;
     // Outside and inside of where somebody looks.
     let (mut parts, mut left) = ([spans.extent, 0.0], most);
     if focus.is_some() {
@@ -66,9 +76,12 @@ struct Spans<'a> {
     parent: &'a [i32],
     name: Vec<i32>,
     phase: Vec<i32>,
+    worker: Vec<i32>,
     /// Sample or, with another sign, worker.
     row: Vec<i32>,
     inside: Vec<bool>,
+    /// The span that stays apart.
+    apart: Option<usize>,
     extent: f64,
 }
 
@@ -77,17 +90,22 @@ struct Spans<'a> {
 struct Items {
     /// The longest span.
     of: Vec<u32>,
-    length: Vec<f64>,
+    /// Of all its spans.
+    total: Vec<f64>,
     start: Vec<f64>,
     end: Vec<f64>,
     weight: Vec<u32>,
 }
 
 /// What looks alike.
-type Look = (i32, i32, u8, u8);
+type Look = (i32, i32, u8, u8, i32);
 
 impl<'a> Spans<'a> {
-    fn read(packed: &'a RecordBatch, focus: Option<&Focus>) -> Result<Spans<'a>, ArrowError> {
+    fn read(
+        packed: &'a RecordBatch,
+        focus: Option<&Focus>,
+        apart: Option<(TraceId, SpanId)>,
+    ) -> Result<Spans<'a>, ArrowError> {
         let (start, end) = (values::<Float64Type>(packed, "start")?, values::<Float64Type>(packed, "end")?);
         let sample = keys::<Int32Type>(packed, "sample")?;
         let worker = keys::<Int32Type>(packed, "worker")?;
@@ -116,8 +134,10 @@ impl<'a> Spans<'a> {
             parent: values::<Int32Type>(packed, "parent")?,
             name: keys::<Int32Type>(packed, "name")?,
             phase: keys::<UInt16Type>(packed, "phase")?,
+            worker,
             row,
             inside,
+            apart: apart.and_then(|id| row_of(packed, id)),
             extent: end.iter().copied().fold(0.0, f64::max),
         })
     }
@@ -156,7 +176,9 @@ impl<'a> Spans<'a> {
         for i in 0..self.start.len() {
             let inside = self.is_inside(i);
             let part = parts[usize::from(inside)];
-            let is_short = self.end[i] - self.start[i] < part && self.flags[i] & flag::STATE != flag::OPEN;
+            let is_short = self.end[i] - self.start[i] < part
+                && self.flags[i] & flag::STATE != flag::OPEN
+                && self.apart != Some(i);
             let shift = (f64::from(self.row[i]) * GOLDEN).fract();
             let here =
                 is_short.then(|| (self.row[i], self.lane[i], inside, (self.start[i] / part + shift).floor() as i64));
@@ -165,7 +187,7 @@ impl<'a> Spans<'a> {
                 number += 1;
                 looks.clear();
             }
-            let look = (self.name[i], self.phase[i], self.flags[i], self.attempt[i]);
+            let look = (self.name[i], self.phase[i], self.flags[i], self.attempt[i], self.worker[i]);
             let found = looks.iter().find(|(other, _)| *other == look).map(|(_, item)| *item);
             let item = found.unwrap_or(items);
             if found.is_none() {
@@ -188,14 +210,13 @@ impl<'a> Spans<'a> {
     fn write(&self, packed: &RecordBatch, parts: [f64; 2], focus: Option<&Focus>) -> Result<RecordBatch, ArrowError> {
         let mut items = Items::default();
         let mut item_of = vec![0i32; self.start.len()];
-        // Those of one part lie one after the other: together they are as long as what they stand for, which did not overlap.
         let mut part_of: Vec<usize> = Vec::new();
         self.divide(parts, |i, item, is_new, part| {
             item_of[i] = item as i32;
             let length = self.end[i] - self.start[i];
             if is_new {
                 items.of.push(i as u32);
-                items.length.push(length);
+                items.total.push(length);
                 items.start.push(self.start[i]);
                 items.end.push(self.end[i]);
                 items.weight.push(1);
@@ -205,21 +226,26 @@ impl<'a> Spans<'a> {
             if length > self.end[items.of[item] as usize] - self.start[items.of[item] as usize] {
                 items.of[item] = i as u32;
             }
-            items.length[item] += length;
+            items.total[item] += length;
             items.end[item] = items.end[item].max(self.end[i]);
             items.weight[item] += 1;
         });
         let mut first = 0;
         for part in part_of.chunk_by(|one, other| one == other) {
             let range = first..first + part.len();
+            first += part.len();
             let last_end = items.end[range.clone()].iter().copied().fold(f64::MIN, f64::max);
+            let total: f64 = items.total[range.clone()].iter().sum();
+            let spans: u32 = items.weight[range.clone()].iter().sum();
+            if total > last_end - items.start[range.start] + JITTER_MS * f64::from(spans) {
+                continue;
+            }
             let mut free = f64::MIN;
             for item in range {
                 let start = items.start[item].max(free);
-                free = (start + items.length[item]).min(last_end.max(start));
+                free = (start + items.total[item]).min(last_end.max(start));
                 (items.start[item], items.end[item]) = (start, free);
             }
-            first += part.len();
         }
         let of = UInt32Array::from(items.of);
         let parent = of.values().iter().map(|i| {
@@ -238,8 +264,13 @@ impl<'a> Spans<'a> {
             };
             columns.push((field.clone(), made));
         }
+        let longest = of.values().iter().map(|i| (self.end[*i as usize] - self.start[*i as usize]) as f32);
+        let longest = Arc::new(Float32Array::from_iter_values(longest));
+        let total = Arc::new(Float32Array::from_iter_values(items.total.iter().map(|ms| *ms as f32)));
         let weight = Arc::new(UInt32Array::from(items.weight));
         columns.push((Arc::new(Field::new("weight", DataType::UInt32, true)), weight));
+        columns.push((Arc::new(Field::new("total", DataType::Float32, true)), total));
+        columns.push((Arc::new(Field::new("longest", DataType::Float32, true)), longest));
         let mut metadata = packed.schema_ref().metadata().clone();
         metadata.insert("spans".into(), packed.num_rows().to_string());
         metadata.insert(PART_MS.into(), parts[0].to_string());
@@ -251,6 +282,15 @@ impl<'a> Spans<'a> {
         let (fields, columns): (Vec<Arc<Field>>, Vec<ArrayRef>) = columns.into_iter().unzip();
         RecordBatch::try_new(Arc::new(Schema::new(fields).with_metadata(metadata)), columns)
     }
+}
+
+fn row_of(packed: &RecordBatch, (trace, span): (TraceId, SpanId)) -> Option<usize> {
+    let traces = packed.column_by_name("trace")?.as_dictionary_opt::<Int32Type>()?;
+    let known = traces.values().as_fixed_size_binary_opt()?;
+    let wanted = (0..known.len()).find(|key| known.value(*key) == trace.as_slice())? as i32;
+    let spans = packed.column_by_name("span_id")?.as_fixed_size_binary_opt()?;
+    let keys = traces.keys().values();
+    (0..spans.len()).find(|row| keys[*row] == wanted && spans.value(*row) == span.as_slice())
 }
 
 fn named<'a>(packed: &'a RecordBatch, name: &str) -> Result<&'a ArrayRef, ArrowError> {
