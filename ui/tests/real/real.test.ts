@@ -55,6 +55,14 @@ const hash = (): Promise<string> => page.evaluate(() => location.hash);
 const shot = (name: string): Promise<unknown> => page.screenshot({ path: `artifacts/real-${name}.png` });
 const details = () => page.getByLabel('Span details');
 const T = '#/run/demo/timeline';
+async function rowsOf<R>(query: string): Promise<R[]> {
+  const answer = await fetch(`${server.url}/api/v1/sql`, {
+    method: 'POST',
+    headers: { 'content-type': 'application/json' },
+    body: JSON.stringify({ query, format: 'json' }),
+  });
+  return ((await answer.json()) as { rows: R[] }).rows;
+}
 
 it('runs: curves, filter, tags, comparing, deleting', async () => {
   const now = Date.now();
@@ -206,17 +214,29 @@ it('timeline: with fewer items than spans, all are counted, and those in view ar
   await shot('thinned');
 });
 
+it('timeline: a link to a span that another stands for shows that span', async () => {
+  const spans = await rowsOf<[string, string]>(
+    "select hex(trace_id), hex(span_id) from spans where run_id = 'demo' and step = 1 and state = 'closed' and sample_id is not null order by end_ns - start_ns limit 1000",
+  );
+  const drawnSpans = Buffer.from(await (await fetch(`${server.url}/api/v1/runs/demo/timeline?step=1&most=1000`)).arrayBuffer());
+  const [t, s] = spans.find(([, id]) => !drawnSpans.includes(Buffer.from(id, 'hex')))!;
+  const asked: string[] = [];
+  const note = (r: { url(): string }): unknown => r.url().includes('/timeline?') && asked.push(r.url());
+  page.on('request', note);
+  await open(`${T}?step=1&most=1000&span=${t}.${s}`);
+  await details().getByText(s).waitFor();
+  await expect.poll(footer, WAIT).not.toContain('updating');
+  expect(asked[0]).not.toContain('apart=');
+  expect(asked[1]).toContain(`apart=${t}.${s}`);
+  expect(await details().getByText('Stands for').count()).toBe(0);
+  page.off('request', note);
+  await shot('thinned-link');
+});
+
 it('details: the engine under the turn, prefill and decode in lanes, ways on', async () => {
-  const answer = await fetch(`${server.url}/api/v1/sql`, {
-    method: 'POST',
-    headers: { 'content-type': 'application/json' },
-    body: JSON.stringify({
-      query:
-        "select step, sample_id, hex(trace_id) as t, hex(span_id) as s from spans where run_id = 'demo' and attr(end_attrs, 'pd_decode_forward_duration') is not null and name = 'sglang_generate' limit 1",
-      format: 'json',
-    }),
-  });
-  const [step, sample, t, s] = ((await answer.json()) as { rows: [number, string, string, string][] }).rows[0] ?? [];
+  const [[step, sample, t, s] = []] = await rowsOf<[number, string, string, string]>(
+    "select step, sample_id, hex(trace_id) as t, hex(span_id) as s from spans where run_id = 'demo' and attr(end_attrs, 'pd_decode_forward_duration') is not null and name = 'sglang_generate' limit 1",
+  );
   expect(sample).toBeDefined();
   await open(`${T}?step=${step}&q=sample:${sample}&x=1&span=${t}.${s}`);
   await details().getByRole('heading', { name: 'sglang_generate' }).waitFor();
