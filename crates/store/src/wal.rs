@@ -123,6 +123,12 @@ pub(crate) trait Log: Send {
     }
 }
 
+/// Writes records and waits until they will survive. After an error, the log is as it was.
+pub(crate) fn append(log: &mut dyn Log, records: &[u8]) -> Result<(), StoreError> {
+    let written = log.write(records).and_then(|()| log.sync());
+    written.inspect_err(|_| log.rewind())
+}
+
 /// A log of files.
 pub(crate) struct Files {
     disk: Disk,

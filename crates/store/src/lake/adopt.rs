@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use arrow::array::RecordBatch;
 use futures::TryStreamExt;
+use futures::future::BoxFuture;
 use object_store::path::Path;
 use rollscope_model::Table;
 
@@ -55,16 +56,37 @@ pub(crate) async fn orphans(root: &Root, writer: &str) -> Result<HashSet<String>
     Ok(answering.into_iter().filter(|name| name != writer && !named.contains(name)).collect())
 }
 
-/// Takes over the logs that the `dead` writers answer for, and those that we have fenced and not finished: fences them, and copies what is not in
-/// the tables to `log`, which is ours. `each` gets what was copied.
+/// Who gets what others have left: their rows, and the same as records for a log.
+pub(crate) trait Heir: Send {
+    /// Writes the records to our own log. Only then are the rows ours.
+    fn take(&mut self, records: Vec<u8>, rows: Vec<(Table, RecordBatch)>) -> BoxFuture<'_, Result<(), StoreError>>;
+}
+
+/// A writer that takes no rows of its own yet.
+pub(crate) struct Beginner<'a> {
+    pub log: &'a mut dyn Log,
+    pub rows: Vec<(Table, RecordBatch)>,
+}
+
+impl Heir for Beginner<'_> {
+    fn take(&mut self, records: Vec<u8>, rows: Vec<(Table, RecordBatch)>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            wal::append(self.log, &records)?;
+            self.rows.extend(rows);
+            Ok(())
+        })
+    }
+}
+
+/// Takes over the logs that the `dead` writers answer for, and those that we have fenced and not finished: fences them, and gives what is not in
+/// the tables to the heir.
 pub(crate) async fn adopt_dead(
     root: &Root,
     tables: &mut LakeTables,
-    log: &mut dyn Log,
+    heir: &mut dyn Heir,
     writer: &str,
     mut dead: HashSet<String>,
     set_aside: &mut Vec<SetAside>,
-    mut each: impl FnMut(Table, RecordBatch),
 ) -> Result<(), StoreError> {
     let (mut looked, mut copied) = (HashSet::new(), HashSet::new());
     // A writer that is adopted may have been about to adopt others.
@@ -117,14 +139,12 @@ pub(crate) async fn adopt_dead(
                         Err(e) => set_aside.push(keep_damaged(root, &place, number, &e).await?),
                     }
                     if copy.len() > COPY_BYTES {
-                        write(log, &mut copy)?;
-                        rows.drain(..).for_each(|(table, batch)| each(table, batch));
+                        heir.take(std::mem::take(&mut copy), std::mem::take(&mut rows)).await?;
                     }
                 }
             }
             copy.extend_from_slice(&wal::encode_adopted(&other));
-            write(log, &mut copy)?;
-            rows.into_iter().for_each(|(table, batch)| each(table, batch));
+            heir.take(copy, rows).await?;
             tracing::info!(writer = other, "took over the log of a writer that has ended");
             tables.taken_over(place, fence);
         }
@@ -137,14 +157,8 @@ pub(crate) async fn adopt_dead(
     Ok(())
 }
 
-/// Most bytes that are copied at once.
-const COPY_BYTES: usize = 256 << 20;
-
-fn write(log: &mut dyn Log, records: &mut Vec<u8>) -> Result<(), StoreError> {
-    let written = log.write(records).and_then(|()| log.sync());
-    records.clear();
-    written.inspect_err(|_| log.rewind())
-}
+/// About so many bytes are copied at once. What comes from senders waits as long.
+const COPY_BYTES: usize = 16 << 20;
 
 async fn read_numbers(place: &WriterLog, fence: u64) -> Result<Vec<u64>, StoreError> {
     Ok(place.numbers().await?.into_keys().filter(|n| *n < fence).collect())

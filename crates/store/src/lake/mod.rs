@@ -38,7 +38,7 @@ use rollscope_model::Table;
 use crate::error::StoreError;
 use crate::manifest::{AttrTypes, Segment};
 
-pub(crate) use adopt::{Logs as AllLogs, adopt_dead, answers_for_others, orphans};
+pub(crate) use adopt::{Beginner, Heir, Logs as AllLogs, adopt_dead, answers_for_others, orphans};
 pub(crate) use clean::Found as FilesFound;
 pub use files::SharedFiles;
 pub use load::{NodeLoad, resident_bytes};

@@ -167,6 +167,10 @@ impl Shared {
                 return Ok(());
             }
             let met = follower.read(segments, &self.root).await;
+            // Segments that cannot be read are no news.
+            if new.is_empty() && gone.is_empty() && met.is_empty() && !has_passed {
+                return Ok(());
+            }
             let known: Vec<Vec<Vec<KnownSegment>>> = tokio::task::block_in_place(|| {
                 new.iter().map(|part| follower.known_of(part, &manifest, &self.root)).collect()
             });

@@ -25,7 +25,7 @@ use crate::commits::Commits;
 use crate::disk::Disk;
 use crate::error::StoreError;
 use crate::lake::{
-    self, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, SharedFiles, Stuck, Watch, WriterLog,
+    self, Beginner, Lake, LakeTables, NodeEntry, Nodes, ObjectLog, SeenNode, SharedFiles, Stuck, Watch, WriterLog,
 };
 use crate::lock::Lock;
 use crate::logs::{Logs, WAL};
@@ -207,9 +207,9 @@ impl Store {
         beats.spawn(upkeep::beat_while_starting(node.clone(), before.clone()));
         before.extend(lake::orphans(&root, &writer).await?);
         let mut tables = LakeTables::new(lake.tables, &root, &writer);
-        let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
-        let take = |table, batch| rows.push((table, batch));
-        lake::adopt_dead(&root, &mut tables, &mut log, &writer, before, &mut set_aside, take).await?;
+        let (mut set_aside, mut heir) = (Vec::new(), Beginner { log: &mut log, rows: Vec::new() });
+        lake::adopt_dead(&root, &mut tables, &mut heir, &writer, before, &mut set_aside).await?;
+        let rows = heir.rows;
         let manifest = tables.manifest().await?;
         let (task_root, task_options, handle) = (root.clone(), options.clone(), tokio::runtime::Handle::current());
         let replayed = tokio::task::spawn_blocking(move || {

@@ -6,6 +6,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
+use futures::future::BoxFuture;
 use parking_lot::{Condvar, Mutex, RwLock};
 use rollscope_model::Table;
 use rollscope_model::time::now_ns;
@@ -18,7 +19,7 @@ use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
 use crate::known::KnownSegments;
-use crate::lake::{self, FilesFound, Listed, NodeEntry, Nodes, SeenNode, Silent, Stuck, Watch};
+use crate::lake::{self, FilesFound, Heir, Listed, NodeEntry, Nodes, SeenNode, Silent, Stuck, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
 use crate::manifest::{Identities, Manifest, Segment, SetAside};
@@ -28,6 +29,7 @@ use crate::segment::{self, Effort, NewSegment};
 use crate::tail::{Incoming, KnownSegment, State};
 use crate::touched::{self, Touched};
 use crate::vitals::Vitals;
+use crate::wal;
 
 /// What was worked out from rows.
 #[derive(Default)]
@@ -125,6 +127,40 @@ impl Counters {
         self.part_bytes.store(writer.log.bytes(), Ordering::Relaxed);
         self.known_bytes.store(writer.known.bytes() as u64, Ordering::Relaxed);
         self.known_skipped.store(writer.known.skipped, Ordering::Relaxed);
+    }
+}
+
+/// Takes what others have left while senders go on. No flush begins meanwhile: whoever adopts holds the lock of commits.
+struct LivingWriter<'a>(&'a Shared);
+
+impl Heir for LivingWriter<'_> {
+    fn take(&mut self, records: Vec<u8>, rows: Vec<(Table, RecordBatch)>) -> BoxFuture<'_, Result<(), StoreError>> {
+        Box::pin(async move {
+            let shared = self.0;
+            // What cannot be shown must not be copied: the next flush would forget it.
+            let rows = rows.into_iter().map(|(table, batch)| {
+                let steps = touched::steps(table, &batch);
+                Ok((Incoming::new(table, segment::upgrade(table, &batch)?), steps))
+            });
+            let rows = rows.collect::<Result<Vec<_>, StoreError>>()?;
+            let mut writer = shared.writer.lock().await;
+            let writer = &mut *writer;
+            wal::append(&mut *writer.log, &records)?;
+            let (manifest, handle) = (shared.state.read().manifest.clone(), tokio::runtime::Handle::current());
+            tokio::task::block_in_place(|| {
+                for (incoming, steps) in rows {
+                    let table = incoming.table;
+                    let known = writer.known.of(&incoming, &manifest, &shared.root, &handle);
+                    let admitted = writer.indices[table as usize].admit(incoming, &known);
+                    shared.state.write().publish(admitted);
+                    shared.touched.note(steps);
+                }
+            });
+            let mut state = shared.state.write();
+            state.coalesce(&mut writer.indices);
+            shared.changes.send_replace(state.version);
+            Ok(())
+        })
     }
 }
 
@@ -236,7 +272,9 @@ impl Shared {
             for segment in missing {
                 let rows: usize = known.values().flatten().map(|known| known.identities.len()).sum();
                 let is_too_much = (rows + segment.rows as usize) * 16 > self.options.duplicate_check_bytes;
-                let read = if is_too_much { None } else { KnownSegments::read(&self.root, &segment).await? };
+                let read = if is_too_much { Ok(None) } else { KnownSegments::read(&self.root, &segment).await };
+                // One that is gone was merged meanwhile, or somebody else has deleted it: it must not stop everything.
+                let read = read.or_else(|e| if e.is_missing() { Ok(None) } else { Err(e) })?;
                 if read.is_none() {
                     self.writer.lock().await.known.skipped += 1;
                 }
@@ -252,10 +290,12 @@ impl Shared {
         let before: HashSet<&str> = state.manifest.kept().map(|segment| segment.path.as_str()).collect();
         let is_new = |segment: &Arc<Segment>| !before.contains(segment.path.as_str());
         let has_new = manifest.segments.iter().any(is_new);
+        let mut is_change = has_new || manifest.kept().count() != before.len();
         state.manifest = Arc::new(manifest);
         for (table, listed) in listed {
             state.learn(table, &listed.attr_types);
             if listed.logged.is_some_and(|logged| logged + 1 >= floor) {
+                is_change |= !state.tables[table as usize].sealed.is_empty();
                 state.drop_sealed(table);
                 writer.indices[table as usize].drop_sealed();
                 state.settled = state.settled.max(state.sealed_at);
@@ -267,16 +307,20 @@ impl Shared {
             let met: Vec<KnownSegment> =
                 known.extract_if(|_, known| is_of(known)).filter_map(|(_, known)| known).collect();
             if !met.is_empty() {
+                is_change = true;
                 let left = state.settle(table, &mut writer.indices[table as usize], &met);
                 self.counters.duplicates.fetch_add(left, Ordering::Relaxed);
             }
         }
-        state.let_pass(floors);
-        state.version += 1;
+        is_change |= state.let_pass(floors);
+        // Pages read everything again when they hear of a change.
+        if is_change {
+            state.version += 1;
+            self.changes.send_replace(state.version);
+        }
         if has_new {
             state.settled = state.version;
         }
-        self.changes.send_replace(state.version);
         Ok(())
     }
 
@@ -348,30 +392,9 @@ impl Shared {
             // Whoever was replaced finds its fence here, and must fence nobody else.
             self.refresh(&mut commits).await?;
             let Commits::Lake(tables) = &mut *commits else { return Ok(()) };
-            let mut writer = self.writer.lock().await;
-            let writer = &mut *writer;
-            let (mut set_aside, mut rows) = (Vec::new(), Vec::new());
-            let take = |table, batch| rows.push((table, batch));
-            let adopted =
-                lake::adopt_dead(&self.root, tables, &mut *writer.log, &node.writer, dead, &mut set_aside, take).await;
-            // Also after an error: what was copied to the log is ours.
-            let (manifest, handle) = (self.state.read().manifest.clone(), tokio::runtime::Handle::current());
-            tokio::task::block_in_place(|| {
-                for (table, batch) in rows {
-                    let steps = touched::steps(table, &batch);
-                    let incoming = Incoming::new(table, segment::upgrade(table, &batch)?);
-                    let known = writer.known.of(&incoming, &manifest, &self.root, &handle);
-                    let admitted = writer.indices[table as usize].admit(incoming, &known);
-                    self.state.write().publish(admitted);
-                    self.touched.note(steps);
-                }
-                Ok::<_, StoreError>(())
-            })?;
-            {
-                let mut state = self.state.write();
-                state.coalesce(&mut writer.indices);
-                self.changes.send_replace(state.version);
-            }
+            // Senders wait only while something is copied, not while the logs of the dead are fenced and read.
+            let (mut set_aside, mut heir) = (Vec::new(), LivingWriter(self));
+            let adopted = lake::adopt_dead(&self.root, tables, &mut heir, &node.writer, dead, &mut set_aside).await;
             self.set_aside_now.lock().extend(set_aside);
             adopted?;
             if let Some(silent) = silent {
@@ -409,7 +432,7 @@ impl Shared {
     }
 
     /// Deletes segments that no reader has seen: at once, because nothing fills a disk like a write that is tried again.
-    async fn discard(&self, paths: &[String]) {
+    pub(super) async fn discard(&self, paths: &[String]) {
         for path in paths {
             if self.root.delete(path).await.is_err() {
                 self.doom(path.clone(), Duration::ZERO);
@@ -459,6 +482,11 @@ impl Shared {
                 Err(why) => self.leave_out(path, &why).await,
             },
             StoreError::Unreadable(why) => self.leave_out(path, &why).await,
+            // In a lake, others merge and delete. What a table still names was deleted by somebody who must not.
+            missing if missing.is_missing() => {
+                self.refresh(&mut *self.commit.lock().await).await?;
+                self.leave_out(path, "it is missing, although a table names it").await
+            }
             other => Err(other),
         }
     }

@@ -334,16 +334,24 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     let batches = read.await.map_err(|e| StoreError::Busy(e.to_string()))??;
     let paths: Vec<String> = old.iter().map(|s| s.path.clone()).collect();
     let fresh = shared.build(table, batches, effort, paths.clone()).await?;
+    // Nobody knows these files yet, and to write them takes a while.
+    let fresh = shared.put_segments(fresh).await?;
     let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
     // A flush may have rewritten one of them meanwhile: then this merge is stale.
     if !paths.iter().all(|p| manifest.segments.iter().any(|s| s.path == *p)) {
+        drop(commit);
+        let stale: Vec<String> = fresh.into_iter().map(|(segment, _)| segment.path.clone()).collect();
+        shared.discard(&stale).await;
         return Ok(());
     }
     manifest.segments.retain(|s| !paths.contains(&s.path));
-    let fresh = shared.put_segments(fresh).await?;
     manifest.segments.extend(fresh.into_iter().map(|(segment, _)| segment));
-    shared.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await?;
+    match shared.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await {
+        // In a lake, another node was quicker to merge some of them.
+        Err(StoreError::Conflict) => return Ok(()),
+        committed => committed?,
+    }
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
     Ok(())
 }

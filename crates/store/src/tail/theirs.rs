@@ -84,8 +84,8 @@ impl State {
     }
 
     /// The tables have logs up to these numbers now.
-    pub fn let_pass(&mut self, floors: HashMap<String, Floors>) {
-        let Some(theirs) = &mut self.theirs else { return };
+    pub fn let_pass(&mut self, floors: HashMap<String, Floors>) -> bool {
+        let Some(theirs) = &mut self.theirs else { return false };
         let mut is_less = false;
         for table in Table::ALL {
             let of_table = &mut theirs.tables[table as usize];
@@ -103,6 +103,7 @@ impl State {
         if is_less {
             self.settled = self.version + 1;
         }
+        is_less
     }
 
     /// Parts of logs are gone. To be called before what is new is held: that may be a copy of them.

@@ -17,8 +17,8 @@ use futures::stream::BoxStream;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
-    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, PutMultipartOptions,
-    PutOptions, PutPayload, PutResult, Result,
+    CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
+    PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
 };
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -28,6 +28,7 @@ use rollscope_model::attrs::Value;
 use rollscope_store::{
     AboutNode, Lake, ReadOnlyStore, SnapshotSource, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
 };
+use tokio::sync::watch;
 
 use crate::once::{rows, series};
 use crate::{open_spans, seen, spans, spans_with};
@@ -71,6 +72,10 @@ struct Weather {
     /// Nothing can be deleted.
     keeps_all: AtomicBool,
     random: Mutex<Option<StdRng>>,
+    /// Objects with this in their path cannot be got, or only once it has changed.
+    refused: Mutex<String>,
+    held: watch::Sender<String>,
+    waiting: AtomicU64,
 }
 
 #[derive(PartialEq)]
@@ -93,6 +98,11 @@ impl Weather {
             _ => Fault::None,
         }
     }
+}
+
+/// Whether a path has a text that is not empty.
+fn has(path: &Path, text: &str) -> bool {
+    !text.is_empty() && path.as_ref().contains(text)
 }
 
 fn broken<T>() -> Result<T> {
@@ -176,8 +186,14 @@ impl ObjectStore for Objects {
     }
 
     async fn get_opts(&self, path: &Path, options: GetOptions) -> Result<GetResult> {
+        let mut held = self.weather.held.subscribe();
+        if has(path, &held.borrow()) {
+            self.weather.waiting.fetch_add(1, Ordering::Relaxed);
+            held.wait_for(|text| !has(path, text)).await.unwrap();
+        }
+        let is_refused = has(path, &self.weather.refused.lock());
         match self.weather.fault() {
-            Fault::None => self.inner.get_opts(path, options).await,
+            Fault::None if !is_refused => self.inner.get_opts(path, options).await,
             _ => broken(),
         }
     }
@@ -373,6 +389,105 @@ async fn the_log_of_a_silent_node_is_taken_over_by_another() {
     drop(a);
     let a = world.open("a").await.unwrap();
     assert_eq!(seen(&a), expected("r", 0..26), "it comes back with nothing to take over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nobody_who_sends_waits_while_a_log_is_taken_over() {
+    let world = World::new(0);
+    let (a, b) = (world.open("a").await.unwrap(), Arc::new(world.open("b").await.unwrap()));
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    b.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    drop(a);
+    b.adopt_silent().await.unwrap();
+    // The log of the dead node cannot be got for a while.
+    world.weather.held.send_replace("writers/".into());
+    let adopting = tokio::spawn({
+        let b = b.clone();
+        async move { b.adopt_silent().await }
+    });
+    while world.weather.waiting.load(Ordering::Relaxed) == 0 {
+        assert!(!adopting.is_finished(), "there is something to take over");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let sent = tokio::time::timeout(Duration::from_secs(60), b.append(Table::Spans, spans("r", 5, 20)));
+    assert_eq!(sent.await.expect("it does not wait").unwrap().accepted, 15, "ten are here already, and five not yet");
+    assert!(!adopting.is_finished());
+    world.weather.held.send_replace(String::new());
+    adopting.await.unwrap().unwrap();
+    assert_eq!(seen(b.as_ref()), expected("r", 0..25));
+    b.flush().await.unwrap();
+    assert!(world.log_objects().await.is_empty());
+    assert_eq!(world.read().await, expected("r", 0..25));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_segment_that_somebody_else_has_deleted_stops_nothing() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    a.flush().await.unwrap();
+    let path = world.tables.tables.lock()[&Table::Spans].0.segments[0].path.clone();
+    world.inner.delete(&Path::from(path.as_str())).await.unwrap();
+    // This node compares its rows with those of the segment.
+    b.append(Table::Spans, spans("r", 0, 5)).await.unwrap();
+    b.flush().await.unwrap();
+    b.tidy().await.unwrap();
+    a.append(Table::Spans, spans("r", 20, 5)).await.unwrap();
+    a.flush().await.unwrap();
+    a.compact().await.unwrap();
+    assert_eq!(seen(&a), expected("r", (0..5).chain(20..25)));
+    let health = format!("{:?}", a.health());
+    assert!(health.contains(&path) && health.contains("it is missing"), "{health}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_that_merge_the_same_segments_at_once_are_in_nobodys_way() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    for round in 0..3 {
+        for i in 0..6 {
+            for node in [&a, &b] {
+                node.append(Table::Spans, spans("r", round * 100 + i * 10, 10)).await.unwrap();
+                node.flush().await.unwrap();
+            }
+        }
+        let (one, other) = tokio::join!(a.tidy(), b.tidy());
+        one.unwrap();
+        other.unwrap();
+    }
+    assert!(world.tables.tables.lock()[&Table::Spans].0.segments.len() < 18, "they were merged");
+    assert_eq!(world.read().await.len(), 180);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn pages_hear_only_of_what_has_changed() {
+    let world = World::new(1);
+    let (a, b, c) = (world.open("a").await.unwrap(), world.open("b").await.unwrap(), world.open("c").await.unwrap());
+    let changes = b.changes();
+    let version = || *changes.borrow();
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    b.follow().await.unwrap();
+    c.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    b.follow().await.unwrap();
+    c.flush().await.unwrap();
+    // What this node would have to compare cannot be got.
+    *world.weather.refused.lock() = "spans/".into();
+    b.follow().await.unwrap();
+    let before = version();
+    b.follow().await.unwrap();
+    assert_eq!(version(), before);
+    world.weather.refused.lock().clear();
+    b.follow().await.unwrap();
+    assert!(version() > before);
+    assert_eq!(seen(&b), expected("r", 0..10));
+    a.flush().await.unwrap();
+    b.tidy().await.unwrap();
+    b.follow().await.unwrap();
+    let before = version();
+    b.tidy().await.unwrap();
+    b.follow().await.unwrap();
+    assert_eq!(version(), before, "nothing has happened");
+    assert_eq!(seen(&b), expected("r", 0..10));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
