@@ -136,8 +136,10 @@ lint-python: $(VENV)/.package
 	cd python && $(WITH_ZIG) cargo-zigbuild clippy --release --locked --target $(TARGET).$(GLIBC) -- -D warnings
 	cd python && cargo clippy --locked -p rollscope-python-raw --tests -- -D warnings
 
+# Rust's own linker there can fold functions that compiled to the same code.
+FOLD := $(if $(filter x86_64-unknown-linux-gnu,$(TARGET)),ROLLSCOPE_FOLD=1)
 release: ui/dist/index.html ## target/release/rollscope, optimised and stripped: what is shipped and measured
-	cargo build --locked --release --workspace --bins
+	$(FOLD) cargo build --locked --release --workspace --bins
 
 # maturin takes what lies in MODULE.data/scripts as commands. It checks what the extension needs; check_wheel.py checks the program too.
 wheel: ui/dist/index.html $(VENV)/.python-ready ## target/wheels/rollscope-*.whl: the package with the program in it

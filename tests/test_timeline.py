@@ -118,7 +118,11 @@ def test_the_timeline_of_a_large_step_is_kept_until_its_rows_change(serve, tmp_p
     # Another number of items than pages want: this is packed each time.
     fresh = by_span(packed(server, "large", step=1, most=1_499_999)[1])
     kept = data / "derived" / "run=large" / "timeline=1"
-    assert kept.exists(), "the import has kept it"
+    answers = data / "derived" / "run=large" / "step=1"
+    assert kept.exists() and answers.exists(), "the import has kept both"
+    written = answers.stat().st_mtime_ns
+    assert server.get("/api/v1/runs/large/steps/1/report").json()["spans"] == 110_000
+    assert answers.stat().st_mtime_ns == written, "nothing is worked out twice"
     plain = {"accept-encoding": "identity"}
     address = f"{server.url}/api/v1/runs/large/timeline?step=1"
     whole = requests.get(address, headers=plain, timeout=60)

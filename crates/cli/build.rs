@@ -1,5 +1,5 @@
 //! `ROLLSCOPE_FOLD=1` lets the linker keep one copy of functions that compiled to the same code, for the smallest program:
-//! `make wheel` asks for it. It takes a linker that can (lld, which is Rust's own on Linux, or mold; `python/zig_linker.py`).
+//! `make release` and `make wheel` ask for it. It takes a linker that can (lld, which is Rust's own on Linux, or mold; `python/zig_linker.py`).
 
 fn main() {
     println!("cargo::rerun-if-env-changed=ROLLSCOPE_FOLD");

@@ -80,7 +80,7 @@ fn all_columns() -> ScopeRead {
 }
 
 fn read_step(spans: ScopeSpans, samples: &[RecordBatch]) -> Result<StepData, ArrowError> {
-    StepData::read_connected(&spans.batches, spans.connected, &spans.details, samples)
+    StepData::read_connected(spans.batches, spans.connected, spans.details, samples)
 }
 
 /// Everything about a step that is kept of it.
@@ -311,8 +311,8 @@ impl Answers {
         data: Vec<u8>,
     ) -> BoxFuture<'a, bool> {
         Box::pin(async move {
-            // Whoever deleted the run meanwhile has deleted what was kept of it, too.
-            let is_there = self.engine.find_run(&of.moment.run).await.is_ok();
+            // Whoever deleted the run meanwhile has deleted what was kept of it, too. Another one may have a name that begins so.
+            let is_there = self.engine.find_run(&of.moment.run).await.is_ok_and(|run| run == of.moment.run);
             is_there && self.kept.keep_on_disk(&self.engine, of, name, window, data).await
         })
     }
@@ -380,6 +380,19 @@ impl Answers {
                 self.known(&moment, Some(step), false).await?;
             }
             self.prepare_tokens(&moment.run, step).await
+        })
+    }
+
+    /// The same for several steps of a run. Small ones are read together.
+    pub fn prepare_all<'a>(&'a self, run: &'a str, steps: &'a [i64]) -> BoxFuture<'a, Result<(), QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let all: Vec<Option<i64>> = steps.iter().copied().map(Some).collect();
+            self.work_out(&moment, &all).await?;
+            for step in steps {
+                self.prepare(run, *step).await?;
+            }
+            Ok(())
         })
     }
 

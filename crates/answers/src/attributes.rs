@@ -8,14 +8,15 @@ use arrow::error::ArrowError;
 use hashbrown::HashMap;
 use rollscope_model::read::{Attrs, Ids, column};
 use rollscope_model::{SpanId, TraceId, names, pd};
-use rollscope_spans::{Forest, NONE};
+use rollscope_spans::{Forest, NONE, Texts};
 
 /// What is known of one generation or tool call.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SpanFacts {
-    pub tool: Option<String>,
+    /// A text's number. So is the source.
+    pub tool: Option<u32>,
     /// Where the prompt comes from.
-    pub source: Option<String>,
+    pub source: Option<u32>,
     pub turn: Option<i64>,
     pub completion_tokens: Option<f64>,
     pub prompt_tokens: Option<f64>,
@@ -77,7 +78,7 @@ fn number(value: &str) -> Option<f64> {
 }
 
 impl SpanFacts {
-    fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> SpanFacts {
+    fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>, texts: &mut Texts) -> SpanFacts {
         let mut facts = SpanFacts::default();
         let mut found: [Option<(usize, &str)>; LISTS.len()] = [None; LISTS.len()];
         for (key, value) in attributes {
@@ -95,7 +96,8 @@ impl SpanFacts {
             }
         }
         let [tool, source, numbers @ ..] = found.map(|found| found.map(|(_, value)| value));
-        (facts.tool, facts.source) = (tool.and_then(text), source.and_then(text));
+        let mut number_of = |json: &str| text(json).map(|text| texts.number(&text));
+        (facts.tool, facts.source) = (tool.and_then(&mut number_of), source.and_then(&mut number_of));
         [
             facts.completion_tokens,
             facts.prompt_tokens,
@@ -151,13 +153,14 @@ pub struct FactsById {
 }
 
 impl FactsById {
-    pub fn read(batches: &[RecordBatch]) -> Result<FactsById, ArrowError> {
+    /// Attributes are most of what is read of a step, so each batch is let go when it is read.
+    pub fn read(batches: Vec<RecordBatch>, texts: &mut Texts) -> Result<FactsById, ArrowError> {
         let mut out = FactsById::default();
         for batch in batches {
-            let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
-            let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
+            let (traces, spans): (Ids<16>, Ids<8>) = (column(&batch, "trace_id")?, column(&batch, "span_id")?);
+            let (start, end): (Attrs, Attrs) = (column(&batch, "start_attrs")?, column(&batch, "end_attrs")?);
             for row in 0..batch.num_rows() {
-                let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)));
+                let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)), texts);
                 if found != SpanFacts::default() {
                     out.ids.push((traces.at(row), spans.at(row)));
                     out.facts.push(found);
@@ -197,26 +200,22 @@ mod tests {
 
     #[test]
     fn only_finite_numbers_count() {
-        let facts = SpanFacts::from_attributes(
-            [
-                ("completion_tokens", "12"),
-                ("queue_time", "true"),
-                ("decode_throughput", "0"),
-                ("name", "\"other\""),
-                ("tool", "\"bash\""),
-            ]
-            .into_iter(),
-        );
-        assert_eq!(
-            facts,
-            SpanFacts { completion_tokens: Some(12.0), tool: Some("bash".into()), ..SpanFacts::default() }
-        );
+        let mut texts = Texts::default();
+        let mut read = |attributes: &[(&'static str, &'static str)]| {
+            SpanFacts::from_attributes(attributes.iter().copied(), &mut texts)
+        };
+        let facts = read(&[
+            ("completion_tokens", "12"),
+            ("queue_time", "true"),
+            ("decode_throughput", "0"),
+            ("name", "\"other\""),
+            ("tool", "\"bash\""),
+        ]);
         let both = [("prompt_tokens", "5"), ("gen_ai.usage.input_tokens", "6"), ("llm.token_count.prompt", "7")];
-        assert_eq!(
-            SpanFacts::from_attributes(both.into_iter()).prompt_tokens,
-            Some(6.0),
-            "the standard's name is believed"
-        );
+        assert_eq!(read(&both).prompt_tokens, Some(6.0), "the standard's name is believed");
+        let tool = texts.find("bash");
+        assert!(tool.is_some());
+        assert_eq!(facts, SpanFacts { completion_tokens: Some(12.0), tool, ..SpanFacts::default() });
         assert_eq!(integers("[1,\"2\",null,3.5]"), [1, 2]);
         assert!(integers("oops").is_empty());
     }

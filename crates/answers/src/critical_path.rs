@@ -257,10 +257,10 @@ pub fn label(data: &StepData, row: u32) -> (String, Kind) {
         return (name.to_string(), kind);
     }
     let kind = data.kind[row as usize];
-    let tool = data.facts.get(row).and_then(|f| f.tool.as_deref()).filter(|_| kind == Kind::Tool);
+    let tool = data.facts.get(row).and_then(|f| f.tool).filter(|_| kind == Kind::Tool);
     let name = data.name_of(row as usize);
     let name = match (tool, name.split_once(" Req ")) {
-        (Some(tool), _) => format!("{tool} (tool)"),
+        (Some(tool), _) => format!("{} (tool)", data.texts.get(tool)),
         (None, Some((role, _))) => format!("{role} request").trim().to_string(),
         _ => name.split(" [").next().unwrap_or(name).split("(host:").next().unwrap_or(name).to_string(),
     };

@@ -12,7 +12,7 @@ use bitcode::{Decode, Encode};
 use bytes::Bytes;
 use hashbrown::HashMap;
 use rollscope_model::Table;
-use rollscope_model::time::now_ns;
+use rollscope_model::time::{NS_PER_S, now_ns};
 use rollscope_query::Engine;
 use rollscope_spans::joins::SKEW_NS;
 use rollscope_store::{Segment, Snapshot};
@@ -144,13 +144,10 @@ pub struct OnDisk {
 }
 
 impl OnDisk {
-    /// May rows come for the step, if it lasted until `to`?
-    pub fn may_change(&self, to: i64) -> bool {
-        self.goes_on() && now_ns() < to.saturating_add(SETTLES_IN_NS)
-    }
-
-    pub fn goes_on(&self) -> bool {
-        self.moment.goes_on
+    /// May other rows be those of the step, if it lasted until `to`? `orphans`: the parents of some did not come, and might.
+    pub fn may_change(&self, to: i64, orphans: bool) -> bool {
+        let settles_in = if orphans { ORPHANS_SETTLE_IN_NS } else { SETTLES_IN_NS };
+        self.moment.goes_on && now_ns() < to.saturating_add(settles_in)
     }
 }
 
@@ -184,6 +181,8 @@ struct Said {
 const GOOD_ENOUGH_FOR: Duration = Duration::from_secs(15);
 /// Rows that name no step, and come so long after its end, may still belong to it.
 const SETTLES_IN_NS: i64 = 3 * SKEW_NS;
+/// A parent that ended so much later is not waited for: many never come, and many runs never say that they are over.
+const ORPHANS_SETTLE_IN_NS: i64 = 3600 * NS_PER_S;
 
 /// Does it go on, or has it ended just now? Then every row of the engines is a reason to work it out again.
 fn is_changing(summary: &StepSummary) -> bool {

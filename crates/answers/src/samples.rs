@@ -202,8 +202,8 @@ pub fn sample_times(data: &mut StepData) -> SampleTimes {
         out.times.extend(times);
         out.requests.extend(requests);
         out.calls.extend(calls.into_iter().map(|call| {
-            let said = data.facts.get(call.row).and_then(|f| f.tool.as_deref()).filter(|_| call.tool != NONE);
-            Call { tool: said.map_or(call.tool, |name| data.texts.number(name)), ..call }
+            let said = data.facts.get(call.row).and_then(|f| f.tool).filter(|_| call.tool != NONE);
+            Call { tool: said.unwrap_or(call.tool), ..call }
         }));
         told.into_iter().for_each(|(row, facts)| data.facts.insert(row, facts));
     }

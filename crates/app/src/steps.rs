@@ -40,6 +40,8 @@ const MAX_WAITING: usize = 10_000;
 const MAX_SENT: usize = 2_000;
 /// Runs whose steps are looked through after a start, the newest.
 const MAX_CAUGHT_UP: usize = 8;
+/// Spans of the timelines that are made then, some 20 bytes each.
+const CAUGHT_UP_SPANS: i64 = 20_000_000;
 /// Runs whose latest step is remembered.
 const MAX_RUNS: NonZeroUsize = NonZeroUsize::new(10_000).unwrap();
 
@@ -146,6 +148,8 @@ impl StepWatcher {
         let mut sent = Sent::default();
         let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0));
         let mut unprepared = self.answers.steps_of_newest_runs(MAX_CAUGHT_UP).await;
+        // The newest come first. If all were made, those that were made first would have to go for the others.
+        let mut room = CAUGHT_UP_SPANS;
         loop {
             tokio::select! {
                 () = stop.cancelled() => return,
@@ -172,7 +176,7 @@ impl StepWatcher {
             if due.is_empty()
                 && let Some((run, step)) = unprepared.pop()
             {
-                self.prepare(&run, step).await;
+                room -= self.prepare(&run, step, room.min(MAX_PREPARED_SPANS)).await;
             }
             for key in due {
                 if stop.is_cancelled() {
@@ -190,14 +194,15 @@ impl StepWatcher {
                     let started = Instant::now();
                     self.work_out(run, *step, &mut sent).await;
                     rest(started).await;
-                    self.prepare(run, *step).await;
+                    self.prepare(run, *step, MAX_PREPARED_SPANS).await;
                 }
             }
         }
     }
 
-    /// Works out the answers about a step. Whoever asks for a step that this failed for gets the reason.
-    async fn prepare(&self, run: &str, step: i64) {
+    /// Works out the answers about a step, and its timeline, unless that has more than `most` spans. Returns the spans that were packed for it.
+    /// Whoever asks for a step that this failed for gets the reason.
+    async fn prepare(&self, run: &str, step: i64, most: i64) -> i64 {
         let started = Instant::now();
         if let Err(error) = self.answers.prepare(run, step).await {
             tracing::debug!(run, step, %error, "cannot prepare the answers about a step");
@@ -205,10 +210,12 @@ impl StepWatcher {
         if let Err(error) = list(&self.answers, run).await {
             tracing::debug!(run, %error, "cannot prepare the list of steps");
         }
-        if let Err(error) = timeline::prepare(&self.answers, run, step, MAX_PREPARED_SPANS).await {
+        let packed = timeline::prepare(&self.answers, run, step, most).await.unwrap_or_else(|error| {
             tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
-        }
+            0
+        });
         rest(started).await;
+        packed
     }
 
     async fn work_out(&self, run: &str, step: i64, sent: &mut Sent) {

@@ -10,6 +10,7 @@ use arrow::error::ArrowError;
 use arrow::ipc::reader::StreamReader;
 use arrow::ipc::writer::StreamWriter;
 use bytes::Bytes;
+use rollscope_answers::ask::MAX_PREPARED_SPANS;
 use rollscope_answers::{Answers, OnDisk};
 use rollscope_formats::export::timeline::{self, Focus, Options, PART_MS, thin};
 use rollscope_model::pd::KEY_PREFIX;
@@ -30,8 +31,42 @@ const KEEP_FROM: usize = 100_000;
 const SHOWN: &str = "timeline";
 const WHOLE: &str = "timeline-whole";
 const ZSTD_LEVEL: i32 = 1;
-/// While a timeline is made, it takes some 600 bytes per span. So many parts of [`KEEP_FROM`] spans are made at the same time, whoever asks.
-static ROOM: Semaphore = Semaphore::const_new(MAX_SPANS / KEEP_FROM);
+/// A page of more items would take gigabytes.
+pub const MAX_ITEMS: usize = 4_000_000;
+/// While a timeline is made, it takes some 600 bytes per span. So many spans are in those that are made at the same time, whoever asks: in small
+/// ones, which wait for no larger one, in usual ones, and in very large ones.
+static SMALL: Room = Room::of(400_000);
+static USUAL: Room = Room::of(MAX_PREPARED_SPANS as usize);
+static LARGE: Room = Room::of(MAX_SPANS);
+
+struct Room {
+    spans: usize,
+    units: Semaphore,
+}
+
+impl Room {
+    const UNIT: usize = 10_000;
+
+    const fn of(spans: usize) -> Room {
+        Room { spans, units: Semaphore::const_new(spans / Room::UNIT) }
+    }
+
+    async fn take(&'static self, spans: usize) -> SemaphorePermit<'static> {
+        let units = spans.min(self.spans).div_ceil(Room::UNIT).max(1);
+        self.units.acquire_many(units as u32).await.expect("it is never closed")
+    }
+}
+
+/// Waits until so many spans can be packed beside others.
+async fn room_for(spans: i64) -> SemaphorePermit<'static> {
+    let spans = spans.max(0) as usize;
+    let room = match spans {
+        0..KEEP_FROM => &SMALL,
+        _ if spans <= USUAL.spans => &USUAL,
+        _ => &LARGE,
+    };
+    room.take(spans).await
+}
 
 /// A step, or a window of time in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,11 +97,16 @@ impl Detail {
         self.most == MOST && self.focus.is_none() && self.apart.is_none()
     }
 
-    fn thin(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
+    fn thin(&self, batch: RecordBatch) -> Result<RecordBatch, Problem> {
         let base = timeline::extent(&batch).0;
         let ms = |ns: i64| ns.saturating_sub(base) as f64 / 1e6;
         let focus = self.focus.clone().map(|(from, to, rows)| Focus { from: ms(from), to: ms(to), rows });
-        thin(batch, self.most, focus.as_ref(), self.apart)
+        let thinned = thin(batch, self.most, focus.as_ref(), self.apart).map_err(internal)?;
+        // Open spans, and those with names of their own, stand for nothing else.
+        match thinned.num_rows() {
+            items if items > MAX_ITEMS => Err(Problem::too_large("timeline_items", too_many_items(items))),
+            _ => Ok(thinned),
+        }
     }
 }
 
@@ -108,8 +148,11 @@ pub async fn read(
         let _room = room;
         let spans = spans_of(&engine, &run, window, traces).await?;
         let options = Options { live, ..Options::default() };
-        let bytes = engine.compute(move || stream(&detail.thin(timeline::pack(&spans.batches, options)?)?)).await?;
-        Ok(Packed::plain(bytes.map_err(internal)?))
+        let work = move || {
+            let whole = timeline::pack(&spans.batches, options).map_err(internal)?;
+            stream(&detail.thin(whole)?).map_err(internal)
+        };
+        Ok(Packed::plain(engine.compute(work).await??))
     };
     to_its_end(packed).await
 }
@@ -168,12 +211,12 @@ async fn make(
         None => {
             let kept = answers.on_disk(run, step, SHOWN).await?;
             let (whole, may_leave) = pack(engine, run, step).await?;
-            let changes = kept.may_change(timeline::extent(&whole).1) || may_leave && kept.goes_on();
+            let changes = kept.may_change(timeline::extent(&whole).1, may_leave);
             let worth_keeping = whole.num_rows() >= KEEP_FROM && !changes;
             (whole.clone(), worth_keeping.then_some((kept, whole)))
         }
     };
-    let bytes = engine.compute(move || stream(&detail.thin(whole)?)).await?.map_err(internal)?;
+    let bytes = engine.compute(move || stream(&detail.thin(whole)?).map_err(internal)).await??;
     Ok((Packed::plain(bytes), worth_keeping))
 }
 
@@ -190,28 +233,23 @@ async fn whole_of(answers: &Answers, run: &str, step: i64) -> Result<Option<Reco
 }
 
 /// Packs a large step that has completed, so that it is there for whoever looks at it. Not if it has more than `most` spans: nobody has
-/// asked for it yet.
-pub async fn prepare(answers: &Answers, run: &str, step: i64, most: i64) -> Result<(), Problem> {
+/// asked for it yet. Returns the spans that were packed.
+pub async fn prepare(answers: &Answers, run: &str, step: i64, most: i64) -> Result<i64, Problem> {
     let kept = answers.on_disk(run, step, SHOWN).await?;
     if kept.data.is_some() {
-        return Ok(());
+        return Ok(0);
     }
     let spans = answers.spans_of_step(run, step).await?;
     if !(KEEP_FROM as i64..=most).contains(&spans) {
-        return Ok(());
+        return Ok(0);
     }
     let _room = room_for(spans).await;
     let (whole, may_leave) = pack(answers.engine(), run, step).await?;
-    if whole.num_rows() >= KEEP_FROM && !(may_leave && kept.goes_on()) {
+    // The step is complete: only what may yet turn out to be another one's would change it.
+    if whole.num_rows() >= KEEP_FROM && !(may_leave && kept.may_change(timeline::extent(&whole).1, true)) {
         keep(answers, kept, whole).await;
     }
-    Ok(())
-}
-
-/// Waits until so many spans can be packed beside others. Few need no room, and wait for nobody.
-async fn room_for(spans: i64) -> SemaphorePermit<'static> {
-    let parts = (spans.max(0) as usize / KEEP_FROM).min(MAX_SPANS / KEEP_FROM);
-    ROOM.acquire_many(parts as u32).await.expect("it is never closed")
+    Ok(spans)
 }
 
 /// Also if nobody waits for it any more: what works on other threads cannot be stopped, and takes its room until it is done.
@@ -233,13 +271,16 @@ async fn keep(answers: &Answers, kept: OnDisk, whole: RecordBatch) {
     let window = timeline::extent(&whole);
     let made = answers.engine().compute(move || {
         let shown = Detail::default().thin(whole.clone())?;
-        let Some(part) = shown.schema_ref().metadata().get(PART_MS) else { return Ok((None, compress(&shown)?)) };
+        let Some(part) = shown.schema_ref().metadata().get(PART_MS) else {
+            return Ok((None, compress(&shown).map_err(internal)?));
+        };
         // It need not be looked for again.
         let mut metadata = whole.schema_ref().metadata().clone();
         metadata.insert(PART_MS.into(), part.clone());
         let schema = whole.schema_ref().as_ref().clone().with_metadata(metadata);
-        let whole = whole.with_schema(Arc::new(schema))?;
-        Ok::<_, ArrowError>((Some(compress(&whole)?), compress(&shown)?))
+        let whole = whole.with_schema(Arc::new(schema)).map_err(internal)?;
+        let both = compress(&whole).and_then(|whole| Ok((Some(whole), compress(&shown)?)));
+        both.map_err(internal)
     });
     let Ok(Ok((whole, shown))) = made.await else { return };
     // Who finds what is shown expects the rest.
@@ -271,6 +312,10 @@ fn uncompress(bytes: &[u8]) -> Result<RecordBatch, ArrowError> {
 
 fn internal(error: ArrowError) -> Problem {
     Problem::internal(error.to_string())
+}
+
+fn too_many_items(items: usize) -> String {
+    format!("{items} items to draw, more than {MAX_ITEMS}; request a time window with `from_ns` and `to_ns`")
 }
 
 fn too_many_spans() -> String {

@@ -86,6 +86,10 @@ describe('where somebody looks', () => {
     s.place();
     expect(closer(s, null)!.samples).toBeNull();
   });
+  it('names no samples whose names are too long for an address', () => {
+    const s = sceneOf({ ...thinned(), samples: thinned().samples.map((name) => name + 'x'.repeat(500)) });
+    expect(closer(s, null)!.samples).toBeNull();
+  });
 });
 
 it('counts the spans that items stand for', () => {

@@ -85,14 +85,15 @@ impl StepData {
         attributes: &[RecordBatch],
         samples: &[RecordBatch],
     ) -> Result<StepData, ArrowError> {
-        StepData::read_connected(spans, None, attributes, samples)
+        StepData::read_connected(spans.to_vec(), None, attributes.to_vec(), samples)
     }
 
-    /// The same where the forest of the spans as they were given, and what connects them, are known.
+    /// The same where the forest of the spans as they were given, and what connects them, are known. Rows are given away:
+    /// they take as much memory as what is made of them, and are let go as soon as they are read.
     pub fn read_connected(
-        spans: &[RecordBatch],
+        spans: Vec<RecordBatch>,
         connected: Option<(Forest, Connections)>,
-        attributes: &[RecordBatch],
+        attributes: Vec<RecordBatch>,
         samples: &[RecordBatch],
     ) -> Result<StepData, ArrowError> {
         let mut data = StepData::default();
@@ -103,15 +104,17 @@ impl StepData {
                 Ok((forest, connections))
             }
             None => {
-                let forest = Forest::read(spans)?;
-                let connections = Connections::read(&forest, spans)?;
+                let forest = Forest::read(&spans)?;
+                let connections = Connections::read(&forest, &spans)?;
                 Ok::<_, ArrowError>((forest, connections))
             }
         };
         // Neither needs the other.
-        let (connected, (columns, facts)) =
-            parallel::both(connect, || (SpanColumns::read(spans, &mut data.texts), FactsById::read(attributes)));
+        let (connected, (columns, facts)) = parallel::both(connect, || {
+            (SpanColumns::read(&spans, &mut data.texts), FactsById::read(attributes, &mut data.texts))
+        });
         let ((mut forest, connections), columns, facts) = (connected?, columns?, facts?);
+        drop(spans);
         let mut numbers = HashMap::new();
         let ((), rows) = parallel::both(|| data.read_spans(&forest, columns, &mut numbers), || facts.find(&forest));
         data.read_links(&connections);
@@ -120,7 +123,9 @@ impl StepData {
         data.give_samples(&forest, &Walk::of(&forest));
         (data.start, data.end) = (std::mem::take(&mut forest.start), std::mem::take(&mut forest.end));
         (data.parent, data.trace) = (std::mem::take(&mut forest.parent), std::mem::take(&mut forest.trace));
-        data.relate(forest.traces.len());
+        let traces = forest.traces.len();
+        drop((forest, connections));
+        data.relate(traces);
         data.facts = facts.by_row(rows, data.len(), |row| tells(data.kind[row], data.sample[row] != NONE));
         data.read_sources();
         Ok(data)
@@ -223,10 +228,10 @@ impl StepData {
     /// Where no row of `samples` says where a prompt comes from, spans of its sample may.
     fn read_sources(&mut self) {
         for row in self.facts.rows() {
-            let Some(source) = self.facts.get(row).and_then(|facts| facts.source.as_deref()) else { continue };
+            let Some(source) = self.facts.get(row).and_then(|facts| facts.source) else { continue };
             let sample = self.sample[row as usize];
             if sample != NONE && self.samples[sample as usize].source == NONE {
-                self.samples[sample as usize].source = self.texts.number(source);
+                self.samples[sample as usize].source = source;
             }
         }
     }
@@ -259,53 +264,20 @@ struct SpanColumns {
 
 impl SpanColumns {
     fn read(batches: &[RecordBatch], texts: &mut Texts) -> Result<SpanColumns, ArrowError> {
-        let rows = batches.iter().map(RecordBatch::num_rows).sum();
-        let is_read = |name: &str| batches.iter().all(|batch| batch.column_by_name(name).is_some());
-        let mut text = |name: &str| match is_read(name) {
-            true => texts.column(batches, name),
-            false => Ok(vec![NONE; rows]),
-        };
-        let small = |name: &str| match is_read(name) {
-            true => numbers::<SmallInts, _>(batches, name, |c, row| c.get(row)),
-            false => Ok(vec![None; rows]),
-        };
         let mut dropped = 0;
-        for name in ["dropped_attrs", "dropped_events", "dropped_links"].into_iter().filter(|name| is_read(name)) {
+        for name in ["dropped_attrs", "dropped_events", "dropped_links"].into_iter().filter(|name| has(batches, name)) {
             for batch in batches {
                 let counts: Counts = column(batch, name)?;
                 dropped += counts.iter().flatten().map(u64::from).sum::<u64>();
             }
         }
-        let (services, hosts, threads, senders) = (text("service")?, text("host")?, text("thread")?, text("resource")?);
-        let pids = match is_read("pid") {
-            true => numbers::<Ints, _>(batches, "pid", |c, row| c.get(row))?,
-            false => vec![None; rows],
-        };
-        let ranks = [small("tp_rank")?, small("dp_rank")?, small("pp_rank")?];
-        let (mut numbers_of, mut numbered): (HashMap<Worker, u32>, Vec<Worker>) = Default::default();
-        let workers = repeated(
-            rows,
-            |row| Worker {
-                service: services[row],
-                host: hosts[row],
-                thread: threads[row],
-                pid: pids[row],
-                ranks: ranks.each_ref().map(|ranks| ranks[row]),
-                sender: senders[row],
-            },
-            |worker| match *worker == (Worker { service: worker.service, sender: worker.sender, ..nobody() }) {
-                true => NONE,
-                false => *numbers_of.entry(worker.clone()).or_insert_with(|| {
-                    numbered.push(worker.clone());
-                    numbered.len() as u32 - 1
-                }),
-            },
-        );
-        let (names, phases, statuses) = (text("name")?, text("phase")?, text("status")?);
+        let mut text = |name: &str| text_column(batches, name, texts);
+        let (names, phases, statuses, senders) = (text("name")?, text("phase")?, text("status")?, text("resource")?);
         let (samples, groups) = (text("sample_id")?, text("group_id")?);
+        let (workers, numbered) = workers(batches, &senders, texts)?;
         let mut known: HashMap<(u32, u32), (Kind, u8)> = HashMap::new();
         let kinds = repeated(
-            rows,
+            names.len(),
             |row| (names[row], phases[row]),
             |key| {
                 *known.entry(*key).or_insert_with(|| {
@@ -316,7 +288,8 @@ impl SpanColumns {
                 })
             },
         );
-        let attempts = small("attempt")?.into_iter().map(|attempt| attempt.unwrap_or(0)).collect();
+        let attempts = numbers::<SmallInts, _>(batches, "attempt", |c, row| c.get(row))?;
+        let attempts = attempts.into_iter().map(|attempt| attempt.unwrap_or(0)).collect();
         Ok(SpanColumns {
             names,
             phases,
@@ -331,6 +304,51 @@ impl SpanColumns {
             dropped,
         })
     }
+}
+
+/// The number of each row's worker, and the workers. Batch by batch: a worker has seven columns, of which only the number stays.
+fn workers(batches: &[RecordBatch], senders: &[u32], texts: &mut Texts) -> Result<(Vec<u32>, Vec<Worker>), ArrowError> {
+    let (mut numbers_of, mut numbered): (HashMap<Worker, u32>, Vec<Worker>) = Default::default();
+    let mut out = Vec::with_capacity(senders.len());
+    for batch in batches {
+        let (first, batch) = (out.len(), std::slice::from_ref(batch));
+        let mut text = |name: &str| text_column(batch, name, texts);
+        let (services, hosts, threads) = (text("service")?, text("host")?, text("thread")?);
+        let pids = numbers::<Ints, _>(batch, "pid", |c, row| c.get(row))?;
+        let rank = |name: &str| numbers::<SmallInts, _>(batch, name, |c, row| c.get(row));
+        let ranks = [rank("tp_rank")?, rank("dp_rank")?, rank("pp_rank")?];
+        out.extend(repeated(
+            services.len(),
+            |row| Worker {
+                service: services[row],
+                host: hosts[row],
+                thread: threads[row],
+                pid: pids[row],
+                ranks: ranks.each_ref().map(|ranks| ranks[row]),
+                sender: senders[first + row],
+            },
+            |worker| match *worker == (Worker { service: worker.service, sender: worker.sender, ..nobody() }) {
+                true => NONE,
+                false => *numbers_of.entry(worker.clone()).or_insert_with(|| {
+                    numbered.push(worker.clone());
+                    numbered.len() as u32 - 1
+                }),
+            },
+        ));
+    }
+    Ok((out, numbered))
+}
+
+fn has(batches: &[RecordBatch], name: &str) -> bool {
+    batches.iter().all(|batch| batch.column_by_name(name).is_some())
+}
+
+fn rows(batches: &[RecordBatch]) -> usize {
+    batches.iter().map(RecordBatch::num_rows).sum()
+}
+
+fn text_column(batches: &[RecordBatch], name: &str, texts: &mut Texts) -> Result<Vec<u32>, ArrowError> {
+    if has(batches, name) { texts.column(batches, name) } else { Ok(vec![NONE; rows(batches)]) }
 }
 
 /// What `of` makes of each row's key. Rows that follow each other often have the same.
@@ -350,12 +368,15 @@ fn repeated<K: PartialEq, T: Copy>(rows: usize, key: impl Fn(usize) -> K, mut of
     (0..rows).map(each).collect()
 }
 
-fn numbers<'a, C: Column<'a>, T>(
+fn numbers<'a, C: Column<'a>, T: Clone>(
     batches: &'a [RecordBatch],
     name: &str,
     get: impl Fn(&C, usize) -> Option<T>,
 ) -> Result<Vec<Option<T>>, ArrowError> {
-    let mut out = Vec::with_capacity(batches.iter().map(RecordBatch::num_rows).sum());
+    if !has(batches, name) {
+        return Ok(vec![None; rows(batches)]);
+    }
+    let mut out = Vec::with_capacity(rows(batches));
     for batch in batches {
         let numbers: C = column(batch, name)?;
         out.extend((0..batch.num_rows()).map(|row| get(&numbers, row)));

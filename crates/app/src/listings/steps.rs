@@ -162,7 +162,7 @@ async fn read_together(
     };
     for (step, spans) in steps.iter().zip(engine.spans_of_steps(run, steps, read).await?) {
         let known = engine.compute(move || {
-            let read = StepData::read_connected(&spans.batches, spans.connected, &[], &[]);
+            let read = StepData::read_connected(spans.batches, spans.connected, Vec::new(), &[]);
             read.map(|data| outline(&data))
         });
         out.insert(*step, known.await?.map_err(|e| Problem::internal(e.to_string()))?);

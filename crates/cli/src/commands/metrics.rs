@@ -1,5 +1,6 @@
 //! `rollscope metrics`: the metrics of a step; and what else the command line does with them.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -39,17 +40,30 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
     .await
 }
 
-/// Works out the metrics of every step that was written to a store, where no server does it; `complete`: and large timelines.
+/// Works out the metrics of every step that was written to a store, where no server does it; `complete`: and the answers and the
+/// timeline, so that the first look need not wait for them.
 pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     let answers = Answers::new(Arc::new(store.clone()), QueryLimits::default())?;
     let rules = PerfRules::default();
+    let mut steps_of: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for (run, step) in store.touched_steps() {
         steps::compute(answers.engine(), store, &rules, &run, step)
             .await
             .map_err(|e| anyhow::anyhow!("cannot compute the metrics of step {step} of run {run}: {e}"))?;
-        // Nobody misses it: whoever looks at the step first waits a little longer.
-        if complete && let Err(error) = timeline::prepare(&answers, &run, step, i64::MAX).await {
-            tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
+        steps_of.entry(run).or_default().push(step);
+    }
+    if !complete {
+        return Ok(());
+    }
+    // Nobody misses what fails here: whoever looks at the step first waits a little longer.
+    for (run, steps) in &steps_of {
+        if let Err(error) = answers.prepare_all(run, steps).await {
+            tracing::debug!(run, %error, "cannot prepare the answers about steps");
+        }
+        for step in steps {
+            if let Err(error) = timeline::prepare(&answers, run, *step, i64::MAX).await {
+                tracing::debug!(run, step, %error, "cannot prepare the timeline of a step");
+            }
         }
     }
     Ok(())

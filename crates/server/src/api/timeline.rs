@@ -20,8 +20,6 @@ use crate::problem::Problem;
 use crate::query;
 use crate::run::Run;
 
-/// A page of more would take gigabytes.
-const MAX_ITEMS: usize = 4_000_000;
 const MOST_ITEMS: &str = "an integer from 1000 to 4000000";
 /// Version of the store that a response shows, to pass as `since` next time.
 const VERSION: HeaderName = HeaderName::from_static("rollscope-version");
@@ -110,7 +108,7 @@ pub async fn timeline(
 
 fn detail(params: &mut Params) -> Result<Detail, Problem> {
     let most = params.number::<usize>("most", MOST_ITEMS)?.unwrap_or(timeline::MOST);
-    if !(1000..=MAX_ITEMS).contains(&most) {
+    if !(1000..=timeline::MAX_ITEMS).contains(&most) {
         return Err(Problem::parameter("most", MOST_ITEMS));
     }
     let good = "an integer: nanoseconds since the epoch";

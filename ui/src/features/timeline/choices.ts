@@ -96,9 +96,14 @@ export function spanText(items: Items, i: number): string {
   return `${hex(traceIds.subarray(trace[i] * 16, trace[i] * 16 + 16))}.${hex(spanIds.subarray(i * 8, i * 8 + 8))}`;
 }
 
+const SPAN = /^([0-9a-f]{32})\.([0-9a-f]{16})$/;
+
+/** The span that the address names, if it names one: people cut addresses off. */
+export const spanIn = (text: string | undefined): string | null => (text !== undefined && SPAN.test(text) ? text : null);
+
 /** The item that the address names, -1: none. */
 export function itemOf(items: Items, text: string | undefined): number {
-  const m = /^([0-9a-f]{32})\.([0-9a-f]{16})$/.exec(text ?? '');
+  const m = SPAN.exec(text ?? '');
   if (!m) return -1;
   const { traceIds, trace, spanIds, n } = items;
   let t = -1;

@@ -5,8 +5,9 @@ import type { Scene } from './scene';
 
 /** Parts that are this wide, in pixels, can be told from what they stand for. */
 const COARSE = 2;
-/** Rows that are named in a question. */
+/** Rows that are named in a question, and how long it may get: proxies take addresses of 8 KiB. */
 const MOST_ROWS = 600;
+const MOST_TEXT = 6000;
 
 /** What is in view, as times in the scene and rows. */
 interface View {
@@ -31,7 +32,8 @@ function viewOf(s: Scene, around: number): View {
 /** Samples among the rows; null: rows are something else, or too many to name. What belongs to no sample is always asked for. */
 function samplesOf(s: Scene, rows: readonly number[]): string[] | null {
   if (s.layout.mode !== 'sample' || rows.length > MOST_ROWS) return null;
-  return rows.filter((r) => s.layout.rowKind[r] === 0).map((r) => s.items.samples[s.layout.rowKey[r]]);
+  const names = rows.filter((r) => s.layout.rowKind[r] === 0).map((r) => s.items.samples[s.layout.rowKey[r]]);
+  return encodeURIComponent(JSON.stringify(names)).length > MOST_TEXT ? null : names;
 }
 
 /**

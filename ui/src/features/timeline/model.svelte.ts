@@ -8,7 +8,7 @@ import { themeOf } from '../../base/theme';
 import { readStream, type ArrowStream } from '../../data/arrow';
 import type { Change, DataSource, Focus, RunInfo, StepInfo } from '../../data/types';
 import { TimeAxis } from '../../domain/axis.svelte';
-import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, spanText, stepOf, toggled, windowOf } from './choices';
+import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, spanIn, spanText, stepOf, toggled, windowOf } from './choices';
 import { closer } from './closer';
 import { paletteOf } from './colors';
 import { phaseBins } from './counts';
@@ -204,7 +204,7 @@ export class TimelineModel {
 
   /** The selected span, if another stands for it: then it is asked for by its name. */
   private seek(): void {
-    const [d, { span }] = [this.data.value, this.params];
+    const [d, span] = [this.data.value, spanIn(this.params.span)];
     if (!d?.items.thinned || !span || this.chosen >= 0 || d.apart === span || this.data.loading) return;
     this.#toReveal = true;
     this.fetch(true, d.focus, span);
@@ -226,7 +226,7 @@ export class TimelineModel {
     const isThinned = shown?.items.thinned ?? null;
     // Of an item that stands for spans of several traces, no trace can be taken out.
     const old = focus || isThinned || (shown?.items.n ?? 0) > MOST_JOINED ? null : shown;
-    apart ??= (isThinned && this.params.span) || null;
+    apart ??= (isThinned && spanIn(this.params.span)) || null;
     void this.data.ask(async (signal) => {
       const samples =
         (focus && !this.isLive ? shown?.samples : null) ??
@@ -333,7 +333,8 @@ export class TimelineModel {
     this.version++;
     this.look();
     if (this.chosen >= 0 && this.#toReveal) requestAnimationFrame(() => this.#picture.reveal(this.chosen));
-    this.#toReveal = false;
+    // What was asked for may come with the next answer.
+    if (this.chosen >= 0 || !this.data.loading) this.#toReveal = false;
     this.seek();
   }
 
