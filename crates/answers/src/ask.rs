@@ -17,6 +17,7 @@ use rollscope_query::{Engine, ErrorKind, QueryError, sql_text};
 use rollscope_spans::joins::SKEW_NS;
 use serde::Serialize;
 
+use super::attributes::facts_of;
 use super::critical_path::{CriticalPath, Divided, critical_path, walk};
 use super::difference::{Difference, PhaseChange, Shape, Side, difference};
 use super::extent::Extent;
@@ -44,6 +45,7 @@ const NAMES_NO_STEP: &str = "None of its spans names a training step; set the at
 const ATTRIBUTES: Details = Details {
     columns: "trace_id, span_id, start_attrs, end_attrs",
     of: |spans| super::step::with_attributes(spans, sql_text),
+    keep: facts_of,
 };
 
 /// Answers questions about an engine's steps and runs. Cheap to clone; all clones share what was worked out already.
@@ -240,7 +242,9 @@ impl Answers {
         let (spans, mut details) = (batches.clone(), Vec::new());
         if let Some(which) = self.engine.compute(move || (ATTRIBUTES.of)(&spans)).await? {
             let columns = ATTRIBUTES.columns;
-            details = self.all_rows(&format!("select {columns} from spans where {filter} and ({which})")).await?;
+            let rows = self.all_rows(&format!("select {columns} from spans where {filter} and ({which})")).await?;
+            let facts = move || rows.iter().map(facts_of).collect::<Result<_, _>>();
+            details = self.engine.compute(facts).await?.map_err(unreadable)?;
         }
         Ok(ScopeSpans { batches, details, filter: filter.to_string(), ..ScopeSpans::default() })
     }
@@ -383,16 +387,20 @@ impl Answers {
         })
     }
 
-    /// The same for several steps of a run. Small ones are read together.
-    pub fn prepare_all<'a>(&'a self, run: &'a str, steps: &'a [i64]) -> BoxFuture<'a, Result<(), QueryError>> {
+    /// The same for steps of a run that were written just now, small ones together. Returns false if some are too large for that.
+    pub fn prepare_all<'a>(&'a self, run: &'a str, steps: &'a [i64]) -> BoxFuture<'a, Result<bool, QueryError>> {
         Box::pin(async move {
-            let moment = self.moment(run).await?;
-            let all: Vec<Option<i64>> = steps.iter().copied().map(Some).collect();
-            self.work_out(&moment, &all).await?;
+            let mut usual = Vec::with_capacity(steps.len());
             for step in steps {
+                if self.spans_of_step(run, *step).await? <= MAX_PREPARED_SPANS {
+                    usual.push(Some(*step));
+                }
+            }
+            self.work_out(&self.moment(run).await?, &usual).await?;
+            for step in usual.iter().flatten() {
                 self.prepare(run, *step).await?;
             }
-            Ok(())
+            Ok(usual.len() == steps.len())
         })
     }
 

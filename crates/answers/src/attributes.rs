@@ -1,17 +1,20 @@
 //! The few attributes that answers need, of generations, tool calls and samples: from slime, SGLang and `gen_ai.*`. All values are
 //! JSON text; only finite numbers count, and booleans are not numbers.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
-use arrow::array::RecordBatch;
+use arrow::array::{
+    ArrayRef, FixedSizeBinaryBuilder, Float64Builder, Int64Builder, RecordBatch, StringDictionaryBuilder,
+};
+use arrow::datatypes::Int32Type;
 use arrow::error::ArrowError;
 use hashbrown::HashMap;
-use rollscope_model::read::{Attrs, Ids, column};
+use rollscope_model::read::{Attrs, Floats, Ids, Ints, column};
 use rollscope_model::{SpanId, TraceId, names, pd};
 use rollscope_spans::{Forest, NONE, Texts};
 
 /// What is known of one generation or tool call.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SpanFacts {
     /// A text's number. So is the source.
     pub tool: Option<u32>,
@@ -78,7 +81,45 @@ fn number(value: &str) -> Option<f64> {
 }
 
 impl SpanFacts {
-    fn from_attributes<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>, texts: &mut Texts) -> SpanFacts {
+    /// What each of [`NUMBERS`] is.
+    fn numbers(&mut self) -> [&mut Option<f64>; NUMBERS.len()] {
+        let [bootstrap, forward, transfer, decode] = &mut self.pd;
+        [
+            &mut self.completion_tokens,
+            &mut self.prompt_tokens,
+            &mut self.cached_tokens,
+            &mut self.queue_s,
+            &mut self.prefill_s,
+            &mut self.decode_s,
+            &mut self.throughput,
+            bootstrap,
+            forward,
+            transfer,
+            decode,
+        ]
+    }
+
+    /// What another span tells of the same generation, where this one tells nothing.
+    pub fn fill_from(&mut self, other: &SpanFacts) {
+        self.completion_tokens = self.completion_tokens.or(other.completion_tokens);
+        self.prompt_tokens = self.prompt_tokens.or(other.prompt_tokens);
+        self.cached_tokens = self.cached_tokens.or(other.cached_tokens);
+        self.queue_s = self.queue_s.or(other.queue_s);
+        self.prefill_s = self.prefill_s.or(other.prefill_s);
+        self.decode_s = self.decode_s.or(other.decode_s);
+    }
+}
+
+/// What attributes say, before texts have numbers.
+#[derive(Default)]
+struct Said {
+    tool: Option<String>,
+    source: Option<String>,
+    facts: SpanFacts,
+}
+
+impl Said {
+    fn by<'a>(attributes: impl Iterator<Item = (&'a str, &'a str)>) -> Said {
         let mut facts = SpanFacts::default();
         let mut found: [Option<(usize, &str)>; LISTS.len()] = [None; LISTS.len()];
         for (key, value) in attributes {
@@ -96,8 +137,6 @@ impl SpanFacts {
             }
         }
         let [tool, source, numbers @ ..] = found.map(|found| found.map(|(_, value)| value));
-        let mut number_of = |json: &str| text(json).map(|text| texts.number(&text));
-        (facts.tool, facts.source) = (tool.and_then(&mut number_of), source.and_then(&mut number_of));
         [
             facts.completion_tokens,
             facts.prompt_tokens,
@@ -106,37 +145,147 @@ impl SpanFacts {
             facts.prefill_s,
             facts.decode_s,
         ] = numbers.map(|value| value.and_then(number));
-        facts
+        Said { tool: tool.and_then(text), source: source.and_then(text), facts }
     }
 
-    /// What another span tells of the same generation, where this one tells nothing.
-    pub fn fill_from(&mut self, other: &SpanFacts) {
-        self.completion_tokens = self.completion_tokens.or(other.completion_tokens);
-        self.prompt_tokens = self.prompt_tokens.or(other.prompt_tokens);
-        self.cached_tokens = self.cached_tokens.or(other.cached_tokens);
-        self.queue_s = self.queue_s.or(other.queue_s);
-        self.prefill_s = self.prefill_s.or(other.prefill_s);
-        self.decode_s = self.decode_s.or(other.decode_s);
+    fn is_nothing(&self) -> bool {
+        self.tool.is_none() && self.source.is_none() && self.facts == SpanFacts::default()
+    }
+}
+
+/// The columns of [`facts_of`] that are numbers.
+const NUMBERS: [&str; 11] = [
+    "completion_tokens",
+    "prompt_tokens",
+    "cached_tokens",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "throughput",
+    "bootstrap_s",
+    "forward_s",
+    "transfer_s",
+    "decode_forward_s",
+];
+
+/// What the attributes of spans say, where they say anything: a tenth of the attributes themselves, or less. A column in which nobody says anything
+/// is not there. Rows need `trace_id`, `span_id`, `start_attrs` and `end_attrs`.
+pub fn facts_of(batch: &RecordBatch) -> Result<RecordBatch, ArrowError> {
+    let (traces, spans): (Ids<16>, Ids<8>) = (column(batch, "trace_id")?, column(batch, "span_id")?);
+    let (start, end): (Attrs, Attrs) = (column(batch, "start_attrs")?, column(batch, "end_attrs")?);
+    let (mut trace_ids, mut span_ids) = (FixedSizeBinaryBuilder::new(16), FixedSizeBinaryBuilder::new(8));
+    let (mut tools, mut sources) =
+        (StringDictionaryBuilder::<Int32Type>::new(), StringDictionaryBuilder::<Int32Type>::new());
+    let mut turns = Int64Builder::new();
+    let mut numbers: [Float64Builder; NUMBERS.len()] = std::array::from_fn(|_| Float64Builder::new());
+    for row in 0..batch.num_rows() {
+        let mut said = Said::by(start.row(row).chain(end.row(row)));
+        if said.is_nothing() {
+            continue;
+        }
+        trace_ids.append_value(traces.at(row))?;
+        span_ids.append_value(spans.at(row))?;
+        tools.append_option(said.tool);
+        sources.append_option(said.source);
+        turns.append_option(said.facts.turn);
+        for (column, number) in numbers.iter_mut().zip(said.facts.numbers()) {
+            column.append_option(*number);
+        }
+    }
+    let columns: [(&str, ArrayRef); 5] = [
+        ("trace_id", Arc::new(trace_ids.finish())),
+        ("span_id", Arc::new(span_ids.finish())),
+        ("tool", Arc::new(tools.finish())),
+        ("source", Arc::new(sources.finish())),
+        ("turn", Arc::new(turns.finish())),
+    ];
+    let numbers = numbers.map(|mut column| Arc::new(column.finish()) as ArrayRef);
+    let all = columns.into_iter().chain(NUMBERS.into_iter().zip(numbers));
+    let said = all.filter(|(name, column)| name.ends_with("_id") || column.null_count() < column.len());
+    RecordBatch::try_from_iter_with_nullable(said.map(|(name, column)| (name, column, true)))
+}
+
+/// Facts column by column, because most spans say few of them, and all the same.
+#[derive(Default)]
+struct FactColumns {
+    tools: Vec<u32>,
+    sources: Vec<u32>,
+    /// Those that are known up to a place: none is NaN.
+    turns: Vec<f64>,
+    numbers: [Vec<f64>; NUMBERS.len()],
+}
+
+impl FactColumns {
+    fn len(&self) -> usize {
+        self.tools.len()
+    }
+
+    fn push(&mut self, mut facts: SpanFacts) {
+        let at = self.len();
+        let put = |column: &mut Vec<f64>, value: Option<f64>| {
+            if let Some(value) = value {
+                column.resize(at, f64::NAN);
+                column.push(value);
+            }
+        };
+        put(&mut self.turns, facts.turn.map(|turn| turn as f64));
+        self.numbers.iter_mut().zip(facts.numbers()).for_each(|(column, value)| put(column, *value));
+        self.tools.push(facts.tool.unwrap_or(NONE));
+        self.sources.push(facts.source.unwrap_or(NONE));
+    }
+
+    /// Everything that a batch of [`facts_of`] says.
+    fn extend(&mut self, batch: &RecordBatch, texts: &mut Texts) -> Result<(), ArrowError> {
+        let (at, of) = (self.len(), std::slice::from_ref(batch));
+        let is_there = |name: &str| batch.column_by_name(name).is_some();
+        for (name, column) in [("tool", &mut self.tools), ("source", &mut self.sources)] {
+            match is_there(name) {
+                true => column.extend(texts.column(of, name)?),
+                false => column.resize(at + batch.num_rows(), NONE),
+            }
+        }
+        if is_there("turn") {
+            let turns: Ints = column(batch, "turn")?;
+            self.turns.resize(at, f64::NAN);
+            self.turns.extend(turns.iter().map(|turn| turn.map_or(f64::NAN, |turn| turn as f64)));
+        }
+        for (name, values) in NUMBERS.iter().zip(&mut self.numbers).filter(|(name, _)| is_there(name)) {
+            let numbers: Floats = column(batch, name)?;
+            values.resize(at, f64::NAN);
+            values.extend(numbers.iter().map(|number| number.unwrap_or(f64::NAN)));
+        }
+        Ok(())
+    }
+
+    fn get(&self, at: usize) -> Option<SpanFacts> {
+        let text = |column: &[u32]| column.get(at).copied().filter(|number| *number != NONE);
+        let known = |column: &[f64]| column.get(at).copied().filter(|number| !number.is_nan());
+        let mut facts = SpanFacts::default();
+        for (number, column) in facts.numbers().into_iter().zip(&self.numbers) {
+            *number = known(column);
+        }
+        let turn = known(&self.turns).map(|turn| turn as i64);
+        (at < self.len()).then_some(SpanFacts { tool: text(&self.tools), source: text(&self.sources), turn, ..facts })
     }
 }
 
 /// What is known of spans, where anything is.
 #[derive(Default)]
 pub struct Facts {
-    list: Vec<SpanFacts>,
-    /// By row: the place in the list, or [`NONE`].
+    columns: FactColumns,
+    /// By row: the place in the columns, or [`NONE`].
     places: Vec<u32>,
 }
 
 impl Facts {
-    pub fn get(&self, row: u32) -> Option<&SpanFacts> {
+    pub fn get(&self, row: u32) -> Option<SpanFacts> {
         // `NONE` is beyond any list.
-        self.list.get(*self.places.get(row as usize)? as usize)
+        self.columns.get(*self.places.get(row as usize)? as usize)
     }
 
     pub fn insert(&mut self, row: u32, facts: SpanFacts) {
-        self.places[row as usize] = self.list.len() as u32;
-        self.list.push(facts);
+        self.places[row as usize] = self.columns.len() as u32;
+        self.columns.push(facts);
     }
 
     /// Every row of which anything is known, in order.
@@ -149,23 +298,18 @@ impl Facts {
 #[derive(Default)]
 pub struct FactsById {
     ids: Vec<(TraceId, SpanId)>,
-    facts: Vec<SpanFacts>,
+    columns: FactColumns,
 }
 
 impl FactsById {
-    /// Attributes are most of what is read of a step, so each batch is let go when it is read.
+    /// Of batches that [`facts_of`] has made. Each is let go when it is read.
     pub fn read(batches: Vec<RecordBatch>, texts: &mut Texts) -> Result<FactsById, ArrowError> {
         let mut out = FactsById::default();
+        out.ids.reserve_exact(batches.iter().map(RecordBatch::num_rows).sum());
         for batch in batches {
             let (traces, spans): (Ids<16>, Ids<8>) = (column(&batch, "trace_id")?, column(&batch, "span_id")?);
-            let (start, end): (Attrs, Attrs) = (column(&batch, "start_attrs")?, column(&batch, "end_attrs")?);
-            for row in 0..batch.num_rows() {
-                let found = SpanFacts::from_attributes(start.row(row).chain(end.row(row)), texts);
-                if found != SpanFacts::default() {
-                    out.ids.push((traces.at(row), spans.at(row)));
-                    out.facts.push(found);
-                }
-            }
+            out.ids.extend((0..batch.num_rows()).map(|row| (traces.at(row), spans.at(row))));
+            out.columns.extend(&batch, texts)?;
         }
         Ok(out)
     }
@@ -183,7 +327,7 @@ impl FactsById {
                 places[row as usize] = place as u32;
             }
         }
-        Facts { list: self.facts, places }
+        Facts { columns: self.columns, places }
     }
 }
 
@@ -199,23 +343,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_finite_numbers_count() {
-        let mut texts = Texts::default();
-        let mut read = |attributes: &[(&'static str, &'static str)]| {
-            SpanFacts::from_attributes(attributes.iter().copied(), &mut texts)
+    fn columns_keep_facts() {
+        let some = SpanFacts { tool: Some(3), turn: Some(2), queue_s: Some(0.5), ..SpanFacts::default() };
+        let other = SpanFacts {
+            source: Some(0),
+            pd: [None, Some(1.0), None, Some(2.0)],
+            queue_s: Some(1.5),
+            ..SpanFacts::default()
         };
-        let facts = read(&[
-            ("completion_tokens", "12"),
-            ("queue_time", "true"),
-            ("decode_throughput", "0"),
-            ("name", "\"other\""),
-            ("tool", "\"bash\""),
-        ]);
+        let all = [SpanFacts::default(), some, SpanFacts::default(), other, some];
+        let mut columns = FactColumns::default();
+        all.into_iter().for_each(|facts| columns.push(facts));
+        assert_eq!((0..5).map(|at| columns.get(at).unwrap()).collect::<Vec<_>>(), all);
+        assert_eq!(columns.get(5), None);
+    }
+
+    #[test]
+    fn only_finite_numbers_count() {
+        let said = Said::by(
+            [
+                ("completion_tokens", "12"),
+                ("queue_time", "true"),
+                ("decode_throughput", "0"),
+                ("name", "\"other\""),
+                ("tool", "\"bash\""),
+            ]
+            .into_iter(),
+        );
+        assert_eq!((said.tool.as_deref(), said.source), (Some("bash"), None));
+        assert_eq!(said.facts, SpanFacts { completion_tokens: Some(12.0), ..SpanFacts::default() });
         let both = [("prompt_tokens", "5"), ("gen_ai.usage.input_tokens", "6"), ("llm.token_count.prompt", "7")];
-        assert_eq!(read(&both).prompt_tokens, Some(6.0), "the standard's name is believed");
-        let tool = texts.find("bash");
-        assert!(tool.is_some());
-        assert_eq!(facts, SpanFacts { completion_tokens: Some(12.0), tool, ..SpanFacts::default() });
+        assert_eq!(Said::by(both.into_iter()).facts.prompt_tokens, Some(6.0), "the standard's name is believed");
         assert_eq!(integers("[1,\"2\",null,3.5]"), [1, 2]);
         assert!(integers("oops").is_empty());
     }

@@ -343,8 +343,8 @@ impl<'a> Sweep<'a> {
                 if row as u32 != g.row
                     && let Some(facts) = data.facts.get(row as u32).filter(|_| data.kind[row] == Kind::Generate)
                 {
-                    let of_caller = || data.facts.get(g.row).cloned().unwrap_or_default();
-                    told.entry(g.row).or_insert_with(of_caller).fill_from(facts);
+                    let of_caller = || data.facts.get(g.row).unwrap_or_default();
+                    told.entry(g.row).or_insert_with(of_caller).fill_from(&facts);
                 }
                 // An answer with tokens is one, whoever complained on the way.
                 let answered = |row| data.facts.get(row).is_some_and(|f| f.completion_tokens.is_some());
@@ -423,15 +423,15 @@ impl<'a> Sweep<'a> {
             let row = g.row as usize;
             let next = lost.partition_point(|(_, until)| *until < data.end[row]);
             let given_up = lost.get(next).is_some_and(|(from, _)| *from <= data.start[row]);
-            let facts = told.get(&g.row).or_else(|| data.facts.get(g.row));
-            if let Some(facts) = facts {
+            let facts = told.get(&g.row).copied().or_else(|| data.facts.get(g.row));
+            if let Some(facts) = &facts {
                 divide(facts, g, &mut time, given_up);
             }
             let tokens = facts.and_then(|f| f.completion_tokens).unwrap_or(f64::NAN);
             if tokens.is_finite() {
                 time.tokens += tokens;
             }
-            let known = |of: fn(&SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
+            let known = |of: fn(SpanFacts) -> Option<f64>| facts.and_then(of).unwrap_or(f64::NAN);
             let part = |part: Part| seconds(g.parts[part as usize]);
             // Where its caller reports none of its own, a generation is what the engine sent.
             let up = data.parent[row];

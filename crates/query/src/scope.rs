@@ -20,10 +20,13 @@
 //! **A window of time** has the spans of the run that are there at some time in it, those of other runs in their traces, and
 //! what is connected with them.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
 use arrow::error::ArrowError;
 use futures::future::BoxFuture;
+use futures::{StreamExt, TryStreamExt};
 use hashbrown::HashSet;
 use rollscope_model::TraceId;
 use rollscope_model::names::state;
@@ -33,12 +36,16 @@ use rollscope_spans::{Forest, NONE, Texts};
 
 use crate::engine::Engine;
 use crate::error::{ErrorKind, QueryError};
+use crate::running::Running;
 use crate::sql_text::{sql_text, sql_trace_ids};
 
 pub type Traces = HashSet<TraceId>;
 
 /// Traces that are read with the one whose requests they served, at most.
 pub const MAX_JOINED: usize = 1000;
+
+/// Batches whose details are worked on at the same time.
+const AT_ONCE: usize = 4;
 
 /// Traces that a query lists by name, at most.
 const MAX_LISTED: usize = 200;
@@ -102,6 +109,8 @@ pub struct Details {
     pub columns: &'static str,
     /// Which spans, as an SQL condition, from the columns of all that may belong. `None`: of none.
     pub of: fn(&[RecordBatch]) -> Option<String>,
+    /// What is kept of their rows, which may be much larger: batch by batch, while others are read. It has the column `trace_id`.
+    pub keep: fn(&RecordBatch) -> Result<RecordBatch, ArrowError>,
 }
 
 /// The spans of a scope.
@@ -330,13 +339,16 @@ impl Engine {
         filter: &str,
         spans: Vec<RecordBatch>,
     ) -> Result<Vec<RecordBatch>, QueryError> {
-        let Some(Details { columns, of }) = read.details else { return Ok(Vec::new()) };
-        match self.compute(move || of(&spans)).await? {
-            Some(which) => {
-                self.rows_of(read, format!("select {columns} from spans where {filter} and ({which})")).await
-            }
-            None => Ok(Vec::new()),
-        }
+        let Some(Details { columns, of, keep }) = read.details else { return Ok(Vec::new()) };
+        let Some(which) = self.compute(move || of(&spans)).await? else { return Ok(Vec::new()) };
+        let sql = format!("select {columns} from spans where {filter} and ({which})");
+        let Running { stream, truncated, .. } = self.begin(read, &sql).await?;
+        let kept = stream.map(async |batch| {
+            let batch = batch?;
+            self.compute(move || keep(&batch)).await?.map_err(internal)
+        });
+        let kept = kept.buffered(AT_ONCE).try_collect().await?;
+        if truncated.load(Relaxed) { Err(too_many(read)) } else { Ok(kept) }
     }
 
     /// The run's spans in a window of time, and those of other runs that belong to them, such as a serving engine's.
@@ -398,13 +410,20 @@ impl Engine {
     }
 
     async fn rows_of(&self, read: &ScopeRead, sql: String) -> Result<Vec<RecordBatch>, QueryError> {
-        let running = match read.at_once {
-            true => self.sql_at_once(&sql, read.max_rows).await?,
-            false => self.sql_rows(&sql, read.max_rows).await?,
-        };
-        let (rows, truncated) = running.collect().await?;
-        if truncated { Err(QueryError::new(ErrorKind::Limit, read.too_many.clone())) } else { Ok(rows) }
+        let (rows, truncated) = self.begin(read, &sql).await?.collect().await?;
+        if truncated { Err(too_many(read)) } else { Ok(rows) }
     }
+
+    async fn begin(&self, read: &ScopeRead, sql: &str) -> Result<Running, QueryError> {
+        match read.at_once {
+            true => self.sql_at_once(sql, read.max_rows).await,
+            false => self.sql_rows(sql, read.max_rows).await,
+        }
+    }
+}
+
+fn too_many(read: &ScopeRead) -> QueryError {
+    QueryError::new(ErrorKind::Limit, read.too_many.clone())
 }
 
 /// Reads nothing but what decides.

@@ -8,7 +8,7 @@ use rollscope_spans::joins::Connections;
 use rollscope_spans::{Forest, NONE, State, Texts, Walk};
 
 use super::{SampleRow, StepData, Worker, flag};
-use crate::attributes::{self, FactsById};
+use crate::attributes::{self, FactsById, facts_of};
 use crate::kinds::{Kind, classify, is_generation, is_said_rollout};
 use crate::parallel;
 
@@ -85,15 +85,17 @@ impl StepData {
         attributes: &[RecordBatch],
         samples: &[RecordBatch],
     ) -> Result<StepData, ArrowError> {
-        StepData::read_connected(spans.to_vec(), None, attributes.to_vec(), samples)
+        let facts = attributes.iter().map(facts_of).collect::<Result<_, _>>()?;
+        StepData::read_connected(spans.to_vec(), None, facts, samples)
     }
 
-    /// The same where the forest of the spans as they were given, and what connects them, are known. Rows are given away:
-    /// they take as much memory as what is made of them, and are let go as soon as they are read.
+    /// The same where the forest of the spans as they were given, and what connects them, are known. `facts` are what [`facts_of`]
+    /// has made of attributes. Rows are given away: they take as much memory as what is made of them, and are let go as soon as they are
+    /// read.
     pub fn read_connected(
         spans: Vec<RecordBatch>,
         connected: Option<(Forest, Connections)>,
-        attributes: Vec<RecordBatch>,
+        facts: Vec<RecordBatch>,
         samples: &[RecordBatch],
     ) -> Result<StepData, ArrowError> {
         let mut data = StepData::default();
@@ -111,7 +113,7 @@ impl StepData {
         };
         // Neither needs the other.
         let (connected, (columns, facts)) = parallel::both(connect, || {
-            (SpanColumns::read(&spans, &mut data.texts), FactsById::read(attributes, &mut data.texts))
+            (SpanColumns::read(&spans, &mut data.texts), FactsById::read(facts, &mut data.texts))
         });
         let ((mut forest, connections), columns, facts) = (connected?, columns?, facts?);
         drop(spans);

@@ -7,6 +7,7 @@ use anyhow::Context;
 use futures::StreamExt;
 use rollscope_answers::Answers;
 use rollscope_answers::perf::PerfRules;
+use rollscope_app::listings::steps::list;
 use rollscope_app::{sinks, steps, timeline};
 use rollscope_model::read::{Floats, Ints, Text, column};
 use rollscope_model::time::{now_ns, ns_to_seconds};
@@ -40,8 +41,8 @@ pub async fn run(args: MetricsArgs) -> anyhow::Result<()> {
     .await
 }
 
-/// Works out the metrics of every step that was written to a store, where no server does it; `complete`: and the answers and the
-/// timeline, so that the first look need not wait for them.
+/// Works out the metrics of every step that was written to a store, where no server does it; `complete`: and answers, lists and
+/// timelines, so that the first look need not wait for them.
 pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     let answers = Answers::new(Arc::new(store.clone()), QueryLimits::default())?;
     let rules = PerfRules::default();
@@ -57,8 +58,18 @@ pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     }
     // Nobody misses what fails here: whoever looks at the step first waits a little longer.
     for (run, steps) in &steps_of {
-        if let Err(error) = answers.prepare_all(run, steps).await {
-            tracing::debug!(run, %error, "cannot prepare the answers about steps");
+        match answers.prepare_all(run, steps).await {
+            // What is said of one rests on all.
+            Ok(true) => {
+                if let Err(error) = answers.step_report_json(run, steps.last().copied()).await {
+                    tracing::debug!(run, %error, "cannot prepare a report");
+                }
+            }
+            Ok(false) => {}
+            Err(error) => tracing::debug!(run, %error, "cannot prepare the answers about steps"),
+        }
+        if let Err(error) = list(&answers, run).await {
+            tracing::debug!(run, %error, "cannot prepare the list of steps");
         }
         for step in steps {
             if let Err(error) = timeline::prepare(&answers, run, *step, i64::MAX).await {
