@@ -31,7 +31,7 @@ use super::summary::StepSummary;
 
 /// Spans of one step that are read.
 pub const MAX_STEP_SPANS: usize = 16_000_000;
-/// Spans of a step that is worked out before anybody asks for it: it takes more than a kilobyte of memory per span while that lasts.
+/// Spans of a step that is worked out before anybody asks for it: it takes some 600 bytes of memory per span while that lasts.
 pub const MAX_PREPARED_SPANS: i64 = 2_000_000;
 /// Steps that a run is judged by: the newest, or those nearest to the one asked for.
 pub const MAX_STEPS: usize = 256;
