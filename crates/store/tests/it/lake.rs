@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use arrow::compute::concat_batches;
 use async_trait::async_trait;
-use futures::StreamExt;
 use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{
@@ -1049,9 +1049,10 @@ async fn no_acknowledged_row_is_lost_or_doubled() {
     };
     let (mut steps, mut failures) = (0, Vec::new());
     for seed in first..first + seeds {
-        match run(seed, verbose).await {
-            Ok(n) => steps += n,
-            Err(why) => failures.push(why),
+        match AssertUnwindSafe(run(seed, verbose)).catch_unwind().await {
+            Ok(Ok(n)) => steps += n,
+            Ok(Err(why)) => failures.push(why),
+            Err(_) => failures.push(format!("seed {seed} panicked")),
         }
     }
     println!("lake: {seeds} seeds from {first}, {steps} steps, failures: {failures:?}");
