@@ -387,20 +387,28 @@ impl Answers {
         })
     }
 
-    /// The same for steps of a run that were written just now, small ones together. Returns false if some are too large for that.
-    pub fn prepare_all<'a>(&'a self, run: &'a str, steps: &'a [i64]) -> BoxFuture<'a, Result<bool, QueryError>> {
+    /// The same for steps of a run that were written just now, small ones together; and, where these are all that it has, what is said of
+    /// the last one.
+    pub fn prepare_all<'a>(&'a self, run: &'a str, steps: &'a [i64]) -> BoxFuture<'a, Result<(), QueryError>> {
         Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let is_small = moment.most_rows() <= MAX_PREPARED_SPANS;
             let mut usual = Vec::with_capacity(steps.len());
             for step in steps {
-                if self.spans_of_step(run, *step).await? <= MAX_PREPARED_SPANS {
+                if is_small || self.spans_of_step(run, *step).await? <= MAX_PREPARED_SPANS {
                     usual.push(Some(*step));
                 }
             }
-            self.work_out(&self.moment(run).await?, &usual).await?;
+            self.work_out(&moment, &usual).await?;
             for step in usual.iter().flatten() {
                 self.prepare(run, *step).await?;
             }
-            Ok(usual.len() == steps.len())
+            // Else it might be worked out from steps that are too large.
+            let (all, _) = self.chosen_steps(&moment, None).await?;
+            if all.iter().all(|step| usual.contains(step)) {
+                self.step_report_json(run, all.last().copied().flatten()).await?;
+            }
+            Ok(())
         })
     }
 

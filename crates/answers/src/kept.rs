@@ -50,20 +50,23 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// About how many spans a step has, with those of others that ran beside it, if all were of one size.
-    pub fn rows_per_step(&self) -> i64 {
+    /// Spans of the run and of others that ran beside it, as far as whole segments tell.
+    pub fn most_rows(&self) -> i64 {
         let Some(spans) = self.snapshot.tables.get(&Table::Spans) else { return 0 };
         let own = || spans.segments.iter().filter_map(|segment| segment.part(&self.run));
         let (from, to) = own().fold((i64::MAX, i64::MIN), |(from, to), p| (from.min(p.min_time), to.max(p.max_time)));
         let beside = |segment: &&Arc<Segment>| segment.min_time <= to && segment.max_time >= from;
         let stored: u64 = spans.segments.iter().filter(beside).map(|segment| segment.rows).sum();
         let tail: usize = spans.tail.iter().map(RecordBatch::num_rows).sum();
+        (stored + tail as u64) as i64
+    }
+
+    /// About how many a step has, if all were of one size.
+    pub fn rows_per_step(&self) -> i64 {
         let steps = self.extent.steps().map_or(1, |steps| steps.len().max(1));
-        (stored + tail as u64) as i64 / steps as i64
+        self.most_rows() / steps as i64
     }
 }
-
-impl Moment {}
 
 #[derive(Clone)]
 pub struct KnownStep {

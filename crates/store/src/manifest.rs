@@ -227,6 +227,22 @@ impl Default for Manifest {
     }
 }
 
+/// Of a segment that somebody has deleted who must not.
+pub const MISSING: &str = "it is missing, although a table names it";
+
+impl Unread {
+    /// What is wrong, and what to do about it.
+    pub fn problem(&self) -> String {
+        let Unread { segment: Segment { path, .. }, why } = self;
+        match why.as_str() {
+            MISSING => format!("{path} is left out: {why}; bring it back, or its rows are lost"),
+            _ => format!(
+                "{path} cannot be read ({why}) and is left out; make it readable for the user that runs rollscope, then restart"
+            ),
+        }
+    }
+}
+
 impl Manifest {
     pub fn parse(bytes: &[u8]) -> Result<Manifest, StoreError> {
         #[derive(Deserialize)]

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use futures::StreamExt;
 use rollscope_answers::Answers;
+use rollscope_answers::ask::MAX_STEPS;
 use rollscope_answers::perf::PerfRules;
 use rollscope_app::listings::steps::list;
 use rollscope_app::{sinks, steps, timeline};
@@ -56,17 +57,18 @@ pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     if !complete {
         return Ok(());
     }
-    // Nobody misses what fails here: whoever looks at the step first waits a little longer.
-    for (run, steps) in &steps_of {
-        match answers.prepare_all(run, steps).await {
-            // What is said of one rests on all.
-            Ok(true) => {
-                if let Err(error) = answers.step_report_json(run, steps.last().copied()).await {
-                    tracing::debug!(run, %error, "cannot prepare a report");
-                }
-            }
-            Ok(false) => {}
-            Err(error) => tracing::debug!(run, %error, "cannot prepare the answers about steps"),
+    // Nobody misses what fails here, or what is left out: whoever looks at the step first waits a little longer.
+    let mut left = MAX_STEPS;
+    for (run, mut steps) in steps_of.into_iter().rev() {
+        let run = &run;
+        steps.sort_unstable();
+        let steps = &steps[steps.len().saturating_sub(left)..];
+        left -= steps.len();
+        if steps.is_empty() {
+            break;
+        }
+        if let Err(error) = answers.prepare_all(run, steps).await {
+            tracing::debug!(run, %error, "cannot prepare the answers about steps");
         }
         if let Err(error) = list(&answers, run).await {
             tracing::debug!(run, %error, "cannot prepare the list of steps");

@@ -13,7 +13,7 @@ use super::writer::WRITER;
 use crate::commits::Commits;
 use crate::error::StoreError;
 use crate::identity::IdentitySet;
-use crate::manifest::{Manifest, Segment, Unread};
+use crate::manifest::{MISSING, Manifest, Segment, Unread};
 use crate::segment::{self, Effort, NewSegment};
 use crate::tail::Replaced;
 use crate::wal;
@@ -71,11 +71,8 @@ impl Shared {
     pub(super) async fn flush_but(&self, run_id: &str) -> Result<(), StoreError> {
         let mut commit = self.commit.lock().await;
         let shares = |unread: &&Unread| unread.segment.is_shared() && unread.segment.part(run_id).is_some();
-        if let Some(Unread { segment, why }) = self.state.read().manifest.unread.iter().find(shares) {
-            return Err(StoreError::Unreadable(format!(
-                "{} ({why}), which this run shares with others; make it readable for the user that runs rollscope, then restart",
-                segment.path
-            )));
+        if let Some(unread) = self.state.read().manifest.unread.iter().find(shares) {
+            return Err(StoreError::Unreadable(format!("this run shares a file with others: {}", unread.problem())));
         }
         let mut flushed = async || {
             // A generation left over from a flush that failed was closed before: it goes first.
@@ -187,6 +184,11 @@ impl Shared {
                         Err(why) => return Err(StoreError::Damaged(why)),
                     },
                     Err(StoreError::Unreadable(why)) if !is_deleted_from(&old) => manifest.leave_out(&old.path, &why),
+                    // In a lake: there is nothing left to write again, or to delete.
+                    Err(e) if e.is_missing() => match is_deleted_from(&old) {
+                        true => gone.push(old.path.clone()),
+                        false => manifest.leave_out(&old.path, MISSING),
+                    },
                     Err(e) => return Err(e),
                 }
             }

@@ -544,10 +544,7 @@ impl Store {
             ));
         }
         for item in &manifest.unread {
-            problems.push(format!(
-                "{} cannot be read ({}) and is left out; make it readable for the user that runs rollscope, then restart",
-                item.segment.path, item.why
-            ));
+            problems.push(item.problem());
         }
         let deaths = self.shared.vitals.deaths();
         problems.extend(deaths.iter().map(ToString::to_string));
@@ -565,6 +562,8 @@ impl Store {
         self.shared.closed.store(true, Ordering::Relaxed);
         // In a lake, nothing may be acknowledged behind the last flush: what is left of the log is deleted then.
         if self.shared.node.is_some() {
+            // Nor may a takeover find the log closed half-way.
+            let _nobody_takes_over = self.shared.watch.lock().await;
             self.shared.writer.lock().await.log.close()?;
         }
         let result = self.flush().await;

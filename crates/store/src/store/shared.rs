@@ -22,7 +22,7 @@ use crate::known::KnownSegments;
 use crate::lake::{self, FilesFound, Heir, Listed, NodeEntry, Nodes, SeenNode, Silent, Stuck, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
-use crate::manifest::{Identities, Manifest, Segment, SetAside};
+use crate::manifest::{Identities, MISSING, Manifest, Segment, SetAside};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
@@ -285,6 +285,8 @@ impl Shared {
         let floor = writer.sealed_floor;
         let mut manifest = Manifest::clone(&state.manifest);
         manifest.segments = listed.iter().flat_map(|(_, listed)| listed.segments.iter().cloned()).collect();
+        let paths: HashSet<&str> = manifest.segments.iter().map(|segment| segment.path.as_str()).collect();
+        manifest.unread.retain(|unread| paths.contains(unread.segment.path.as_str()));
         let is_unread = |path: &str| manifest.unread.iter().any(|unread| unread.segment.path == path);
         manifest.segments = manifest.segments.extract_if(.., |s| !is_unread(&s.path)).collect();
         let before: HashSet<&str> = state.manifest.kept().map(|segment| segment.path.as_str()).collect();
@@ -485,7 +487,7 @@ impl Shared {
             // In a lake, others merge and delete. What a table still names was deleted by somebody who must not.
             missing if missing.is_missing() => {
                 self.refresh(&mut *self.commit.lock().await).await?;
-                self.leave_out(path, "it is missing, although a table names it").await
+                self.leave_out(path, MISSING).await
             }
             other => Err(other),
         }

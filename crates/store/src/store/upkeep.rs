@@ -233,8 +233,8 @@ pub(super) async fn compact(shared: &Shared, full: bool) -> Result<(), StoreErro
         for batch in groups_of(segments).into_iter().flat_map(|group| batches_of(group, shared.options.segment_rows)) {
             let saved = batch.len().saturating_sub(files_after(&batch));
             let worth = saved >= MERGE_AT - 1 || (full && (saved > 0 || batch.iter().any(|s| s.level == 0)));
-            if worth && !shared.is_closed() {
-                merge(shared, table, batch, effort).await?;
+            if worth && !shared.is_closed() && !merge(shared, table, batch, effort).await? {
+                return Ok(());
             }
         }
     }
@@ -303,19 +303,22 @@ async fn thin(shared: &Shared) -> Result<(), StoreError> {
         if shared.is_closed() {
             return Ok(());
         }
-        merge(shared, Table::Series, vec![segment], Effort::Thin).await?;
+        if !merge(shared, Table::Series, vec![segment], Effort::Thin).await? {
+            return Ok(());
+        }
     }
     Ok(())
 }
 
-async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Effort) -> Result<(), StoreError> {
+/// False: in a lake, another node does the same, and was quicker. What else there is to merge is looked up again.
+async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Effort) -> Result<bool, StoreError> {
     let bucket_ns = shared.options.series_thin_s as i64 * NS_PER_S;
     let mut parts = Vec::with_capacity(old.len());
     for s in &old {
         match shared.read_segment(s).await {
             Ok(data) => parts.push((s.path.clone(), data)),
             // The others are merged another time, without it.
-            Err(e) => return shared.drop_segment(&s.path, e).await,
+            Err(e) => return shared.drop_segment(&s.path, e).await.map(|()| true),
         }
     }
     // Oldest file first, so that "the first" and "the last" of equal rows keep their meaning.
@@ -334,26 +337,29 @@ async fn merge(shared: &Shared, table: Table, old: Vec<Arc<Segment>>, effort: Ef
     let batches = read.await.map_err(|e| StoreError::Busy(e.to_string()))??;
     let paths: Vec<String> = old.iter().map(|s| s.path.clone()).collect();
     let fresh = shared.build(table, batches, effort, paths.clone()).await?;
+    // A flush may have rewritten one of them meanwhile: then this merge is stale.
+    let is_stale = |manifest: &Manifest| !paths.iter().all(|p| manifest.segments.iter().any(|s| s.path == *p));
+    if is_stale(&shared.state.read().manifest) {
+        return Ok(true);
+    }
     // Nobody knows these files yet, and to write them takes a while.
     let fresh = shared.put_segments(fresh).await?;
     let mut commit = shared.commit.lock().await;
     let mut manifest = Manifest::clone(&shared.state.read().manifest);
-    // A flush may have rewritten one of them meanwhile: then this merge is stale.
-    if !paths.iter().all(|p| manifest.segments.iter().any(|s| s.path == *p)) {
+    if is_stale(&manifest) {
         drop(commit);
         let stale: Vec<String> = fresh.into_iter().map(|(segment, _)| segment.path.clone()).collect();
         shared.discard(&stale).await;
-        return Ok(());
+        return Ok(true);
     }
     manifest.segments.retain(|s| !paths.contains(&s.path));
     manifest.segments.extend(fresh.into_iter().map(|(segment, _)| segment));
     match shared.commit_manifest(&mut commit, manifest, What::default(), |_, _| {}).await {
-        // In a lake, another node was quicker to merge some of them.
-        Err(StoreError::Conflict) => return Ok(()),
+        Err(StoreError::Conflict) => return Ok(false),
         committed => committed?,
     }
     shared.counters.compactions.fetch_add(1, Ordering::Relaxed);
-    Ok(())
+    Ok(true)
 }
 
 /// Duplicates that were not recognised when they came (see `duplicate_check_bytes`) end here.

@@ -438,6 +438,22 @@ async fn a_segment_that_somebody_else_has_deleted_stops_nothing() {
     assert_eq!(seen(&a), expected("r", (0..5).chain(20..25)));
     let health = format!("{:?}", a.health());
     assert!(health.contains(&path) && health.contains("it is missing"), "{health}");
+    // One that this node has written, so that it knows what was in it: a row that replaces some of that comes.
+    let row = |value| crate::once::metrics("r", 0, 1, value);
+    a.append(Table::Metrics, row(1.0)).await.unwrap();
+    a.flush().await.unwrap();
+    let other = world.tables.tables.lock()[&Table::Metrics].0.segments[0].path.clone();
+    world.inner.delete(&Path::from(other.as_str())).await.unwrap();
+    a.append(Table::Metrics, row(2.0)).await.unwrap();
+    a.flush().await.unwrap();
+    assert_eq!(rows(&a, Table::Metrics), 1);
+    assert!(format!("{:?}", a.health()).contains(&other));
+    // Nothing is said of what no table names any more.
+    b.tidy().await.unwrap();
+    assert!(b.delete_run("r").await.unwrap());
+    a.tidy().await.unwrap();
+    let health = a.health();
+    assert!(seen(&a).is_empty() && health.problems.is_empty(), "{health:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
