@@ -157,8 +157,8 @@ pub(crate) async fn adopt_dead(
     Ok(())
 }
 
-/// About so many bytes are copied at once. What comes from senders waits as long.
-const COPY_BYTES: usize = 16 << 20;
+/// About so many bytes are copied at once: a log as a whole, as a rule. What comes from senders waits as long.
+const COPY_BYTES: usize = 256 << 20;
 
 async fn read_numbers(place: &WriterLog, fence: u64) -> Result<Vec<u64>, StoreError> {
     Ok(place.numbers().await?.into_keys().filter(|n| *n < fence).collect())
