@@ -3,13 +3,14 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "src",
     "../spans/src",
     "../names/src",
     "../query/src/scope.rs",
     "../formats/src/export/timeline",
     "../app/src/timeline.rs",
+    "../app/src/listings/steps.rs",
 ];
 
 fn files(at: &Path, out: &mut Vec<PathBuf>) {

@@ -8,7 +8,7 @@ use arrow::error::ArrowError;
 use bytes::Bytes;
 use futures::future::{BoxFuture, join_all};
 use futures::{StreamExt, TryStreamExt};
-use hashbrown::HashMap;
+use hashbrown::{HashMap, HashSet};
 use rollscope_model::read::{self, Ints, Text};
 use rollscope_model::{Table, TraceId};
 use rollscope_query::columns::int_column;
@@ -207,8 +207,11 @@ impl Answers {
         };
         let steps = futures::stream::iter(steps.iter().copied().flatten());
         let missing: Vec<Option<i64>> = steps.map(missing).buffered(READ_AT_ONCE).collect().await;
-        let rows = moment.rows_per_step();
-        let missing: Vec<(i64, i64)> = missing.into_iter().flatten().map(|step| (step, rows)).collect();
+        let missing: Vec<i64> = missing.into_iter().flatten().collect();
+        if missing.len() < 2 {
+            return Ok(());
+        }
+        let missing = self.sizes(moment, missing).await?;
         for steps in together(&missing).into_iter().filter(|steps| steps.len() > 1) {
             let _turn = self.kept.turns.acquire().await;
             // Somebody else may have worked them out meanwhile.
@@ -235,6 +238,24 @@ impl Answers {
             }
         }
         Ok(())
+    }
+
+    /// About how many spans are read of each step: those that name it, and its share of the others, which may belong to it.
+    async fn sizes(&self, moment: &Moment, steps: Vec<i64>) -> Result<Vec<(i64, i64)>, QueryError> {
+        let list = steps.iter().map(i64::to_string).collect::<Vec<_>>().join(", ");
+        let run = sql_text(&moment.run);
+        let sql = format!(
+            "select step, count(*) as spans from spans where run_id = {run} and step in ({list}) group by step"
+        );
+        let mut named: HashMap<i64, i64> = HashMap::new();
+        for batch in self.all_rows(&sql).await? {
+            let values = |name: &str| int_column(&batch, name).map_err(unreadable);
+            let rows = values("step")?.into_iter().zip(values("spans")?);
+            named.extend(rows.filter_map(|(step, spans)| Some((step?, spans?))));
+        }
+        let others = (moment.most_rows() - named.values().sum::<i64>()).max(0);
+        let share = others / moment.extent.steps().map_or(1, |steps| steps.len().max(1)) as i64;
+        Ok(steps.into_iter().map(|step| (step, named.get(&step).copied().unwrap_or(0) + share)).collect())
     }
 
     async fn spans_without_step(&self, columns: &str, filter: &str) -> Result<ScopeSpans, QueryError> {
@@ -399,16 +420,29 @@ impl Answers {
                     usual.push(Some(*step));
                 }
             }
-            self.work_out(&moment, &usual).await?;
+            let mut prepared = self.work_out(&moment, &usual).await;
+            // What fails for one step may go well for the others.
             for step in usual.iter().flatten() {
-                self.prepare(run, *step).await?;
+                prepared = prepared.and(self.prepare(run, *step).await);
             }
             // Else it might be worked out from steps that are too large.
             let (all, _) = self.chosen_steps(&moment, None).await?;
             if all.iter().all(|step| usual.contains(step)) {
                 self.step_report_json(run, all.last().copied().flatten()).await?;
             }
-            Ok(())
+            prepared
+        })
+    }
+
+    /// Those of some steps that spans or samples name. Of others, such as those of metrics, there is nothing to work out.
+    pub fn with_rows<'a>(&'a self, run: &'a str, steps: Vec<i64>) -> BoxFuture<'a, Result<Vec<i64>, QueryError>> {
+        Box::pin(async move {
+            let moment = self.moment(run).await?;
+            let named = match moment.extent.has_rows() {
+                true => self.steps_of(&moment).await?.into_iter().flatten().collect(),
+                false => HashSet::new(),
+            };
+            Ok(steps.into_iter().filter(|step| named.contains(step)).collect())
         })
     }
 

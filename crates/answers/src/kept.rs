@@ -53,18 +53,18 @@ impl Moment {
     /// Spans of the run and of others that ran beside it, as far as whole segments tell.
     pub fn most_rows(&self) -> i64 {
         let Some(spans) = self.snapshot.tables.get(&Table::Spans) else { return 0 };
-        let own = || spans.segments.iter().filter_map(|segment| segment.part(&self.run));
-        let (from, to) = own().fold((i64::MAX, i64::MIN), |(from, to), p| (from.min(p.min_time), to.max(p.max_time)));
+        let stored = spans.segments.iter().filter_map(|segment| segment.part(&self.run));
+        let stored = stored.map(|part| (part.min_time, part.max_time));
+        // What was sent just now is in no segment.
+        let parts = self.snapshot.tail_contents(Table::Spans).flat_map(|contents| &contents.parts);
+        let recent = parts.filter(|part| part.run_id == self.run).map(|part| (part.min_time, part.max_time));
+        let widest = |(from, to): (i64, i64), (min, max): (i64, i64)| (from.min(min), to.max(max));
+        let (from, to) = stored.chain(recent).fold((i64::MAX, i64::MIN), widest);
+        let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
         let beside = |segment: &&Arc<Segment>| segment.min_time <= to && segment.max_time >= from;
         let stored: u64 = spans.segments.iter().filter(beside).map(|segment| segment.rows).sum();
         let tail: usize = spans.tail.iter().map(RecordBatch::num_rows).sum();
         (stored + tail as u64) as i64
-    }
-
-    /// About how many a step has, if all were of one size.
-    pub fn rows_per_step(&self) -> i64 {
-        let steps = self.extent.steps().map_or(1, |steps| steps.len().max(1));
-        self.most_rows() / steps as i64
     }
 }
 

@@ -146,7 +146,9 @@ impl StepWatcher {
         let mut waiting: BTreeMap<(String, i64), Waiting> = BTreeMap::new();
         let mut latest: LruCache<String, i64> = LruCache::new(MAX_RUNS);
         let mut sent = Sent::default();
-        let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0));
+        // Two nodes that take in rows of a step work it out from the same ones, if they wait for those of each other.
+        let settle = Duration::from_secs_f64(self.rules.settle_s.clamp(0.0, 3600.0)).max(self.store.behind_others());
+        let at_least_every = AT_LEAST_EVERY.max(settle);
         let mut unprepared = self.answers.steps_of_newest_runs(MAX_CAUGHT_UP).await;
         // The newest come first. If all were made, those that were made first would have to go for the others.
         let mut room = CAUGHT_UP_SPANS;
@@ -170,7 +172,7 @@ impl StepWatcher {
             }
             let due: Vec<(String, i64)> = waiting
                 .iter()
-                .filter(|(_, w)| now - w.last >= settle || now - w.first >= AT_LEAST_EVERY)
+                .filter(|(_, w)| now - w.last >= settle || now - w.first >= at_least_every)
                 .map(|(key, _)| key.clone())
                 .collect();
             if due.is_empty()

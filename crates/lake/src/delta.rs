@@ -4,7 +4,7 @@
 //! A table is loaded through `deltalake-core`, which knows checkpoints. After that, its versions are followed one by one, which is one request
 //! per version. What rollscope knows about a file beyond the protocol (runs, steps, checksum) is in the tags of its `add`.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 /// What rollscope knows about a file.
 const SEGMENT: &str = "rollscope.segment";
-/// The types of attributes of the table, as of the commit that added the file.
+/// Types of attributes of the table that no file had before the commit that added this one.
 const ATTR_TYPES: &str = "rollscope.attr_types";
 /// A checkpoint is written after this many versions, so that a start need not read them one by one.
 const CHECKPOINT_EVERY: u64 = 50;
@@ -120,7 +120,9 @@ impl Tables for DeltaTables {
     async fn append(&self, table: Table, after: u64, change: &TableChange) -> Result<bool, StoreError> {
         let mut followed = self.tables[table as usize].lock().await;
         let Some(followed) = followed.as_mut().filter(|followed| followed.number == after) else { return Ok(false) };
-        let entry = commit(table, change).get_bytes().map_err(|e| StoreError::Busy(e.to_string()))?;
+        let entry = commit(table, change, &followed.lacking(table, change))
+            .get_bytes()
+            .map_err(|e| StoreError::Busy(e.to_string()))?;
         let log = followed.loaded.log_store();
         match log.write_commit_entry(after + 1, CommitOrBytes::LogBytes(entry.clone()), Uuid::new_v4()).await {
             Ok(()) => {}
@@ -169,6 +171,27 @@ impl Followed {
         Ok(())
     }
 
+    /// The types of attributes that no file will have after a change, but for those that it adds. A table may have thousands of attributes: they
+    /// must not stand in each version again.
+    fn lacking(&self, table: Table, change: &TableChange) -> AttrTypes {
+        let removed: HashSet<String> = change.removed.iter().map(|segment| relative(table, segment)).collect();
+        let kept = self.files.iter().filter(|(path, _)| !removed.contains(*path)).map(|(_, file)| &file.attr_types);
+        let mut lacking = change.attr_types.clone();
+        for types in kept {
+            for (column, keys) in types {
+                let Some(lacking) = lacking.get_mut(column) else { continue };
+                for (key, bits) in keys {
+                    // All kinds of values that were seen of an attribute are named together.
+                    if lacking.get(key).is_some_and(|wanted| bits & wanted == *wanted) {
+                        lacking.remove(key);
+                    }
+                }
+            }
+        }
+        lacking.retain(|_, keys| !keys.is_empty());
+        lacking
+    }
+
     fn version(&self) -> TableVersion {
         let mut segments: Vec<Arc<Segment>> = self.files.values().map(|file| file.segment.clone()).collect();
         // The name of a file begins with the time at which it was written.
@@ -209,14 +232,14 @@ async fn create(table: Table, loaded: &DeltaTable) -> Result<(), StoreError> {
     }
 }
 
-fn commit(table: Table, change: &TableChange) -> CommitData {
+fn commit(table: Table, change: &TableChange, attr_types: &AttrTypes) -> CommitData {
     let now = chrono::Utc::now().timestamp_millis();
     let mut actions = Vec::new();
     for (i, segment) in change.added.iter().enumerate() {
         let about = serde_json::to_string(segment.as_ref()).expect("a segment is plain data");
         let mut tags = HashMap::from([(SEGMENT.to_string(), Some(about))]);
-        if i == 0 && !change.attr_types.is_empty() {
-            let types = serde_json::to_string(&change.attr_types).expect("types are plain data");
+        if i == 0 && !attr_types.is_empty() {
+            let types = serde_json::to_string(attr_types).expect("types are plain data");
             tags.insert(ATTR_TYPES.to_string(), Some(types));
         }
         actions.push(Action::Add(Add {
@@ -278,9 +301,10 @@ fn file(table: Table, add: &Add) -> Result<File, StoreError> {
     let tag = |name: &str| add.tags.as_ref().and_then(|tags| tags.get(name)?.as_deref());
     let foreign = |why: &str| {
         StoreError::Damaged(format!(
-            "the file {} of the table {} was written by another program ({why}); others may read the tables of a lake, not change them",
+            "the file {} of the table {name} was written by another program ({why}); others may read the tables of a lake, not change them. \
+             To go on, delete the versions in {name}/_delta_log from that one on, if rollscope has written none after it",
             add.path,
-            table.name()
+            name = table.name()
         ))
     };
     let segment = tag(SEGMENT).ok_or_else(|| foreign("it has no description"))?;
@@ -294,4 +318,50 @@ fn file(table: Table, add: &Add) -> Result<File, StoreError> {
 
 fn failed(table: Table, e: &DeltaTableError) -> StoreError {
     StoreError::Busy(format!("cannot read the table {}: {e}", table.name()))
+}
+
+#[cfg(test)]
+mod tests {
+    use object_store::ObjectStoreExt;
+    use object_store::memory::InMemory;
+    use object_store::path::Path;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn attributes_stand_in_one_version_until_their_file_is_removed() {
+        let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
+        let tables = DeltaTables::new(objects.clone());
+        let segment = |name: &str| {
+            let path = format!("spans/{name}.parquet");
+            Arc::new(Segment { table: "spans".into(), run_id: "r".into(), path, ..Segment::default() })
+        };
+        let types = |keys: &[(&str, u8)]| {
+            let keys = keys.iter().map(|(key, bits)| (key.to_string(), *bits)).collect();
+            AttrTypes::from([("attrs".to_string(), keys)])
+        };
+        let mut after = tables.read(Table::Spans).await.unwrap().number;
+        let mut append = async |added: &str, removed: &[&str], known: &[(&str, u8)]| {
+            let change = TableChange {
+                added: vec![segment(added)],
+                removed: removed.iter().map(|name| segment(name)).collect(),
+                is_new: true,
+                attr_types: types(known),
+                marks: Vec::new(),
+            };
+            assert!(tables.append(Table::Spans, after, &change).await.unwrap());
+            after += 1;
+            assert_eq!(tables.read(Table::Spans).await.unwrap().attr_types, types(known));
+            let entry = objects.get(&Path::from(format!("spans/_delta_log/{after:020}.json"))).await.unwrap();
+            let entry = String::from_utf8(entry.bytes().await.unwrap().to_vec()).unwrap();
+            ["alpha", "beta", "gamma"].into_iter().filter(|key| entry.contains(key)).collect::<Vec<_>>()
+        };
+        assert_eq!(append("1", &[], &[("alpha", 1), ("beta", 1)]).await, ["alpha", "beta"]);
+        assert!(append("2", &[], &[("alpha", 1), ("beta", 1)]).await.is_empty());
+        assert_eq!(append("3", &[], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await, ["beta", "gamma"]);
+        assert_eq!(append("4", &["1"], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await, ["alpha"]);
+        assert_eq!(append("5", &["2", "3", "4"], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await.len(), 3);
+        let fresh = DeltaTables::new(objects.clone()).read(Table::Spans).await.unwrap();
+        assert_eq!((fresh.segments.len(), fresh.attr_types), (1, types(&[("alpha", 1), ("beta", 3), ("gamma", 2)])));
+    }
 }

@@ -120,8 +120,9 @@ fn follow(
                 let started = Instant::now();
                 changes.borrow_and_update();
                 let snapshot = source.snapshot();
-                indexer.pass(&snapshot, handle)?;
+                let passed = indexer.pass(&snapshot, handle);
                 indexer.commit()?;
+                passed?;
                 {
                     let mut status = status.lock();
                     *status = Status { version: snapshot.version, added: indexer.added, failure: None };
@@ -208,13 +209,15 @@ impl<'s> Indexer<'s> {
             seen.extend(address.map(|address| (address, batch.clone())));
         }
         self.seen = seen;
+        // One that cannot be read keeps no other from being found.
+        let mut covered = Ok(());
         for segment in &table.segments {
             if !self.covered.runs_of.contains_key(&segment.path) {
-                self.cover(snapshot, table, segment, handle)?;
+                covered = covered.and(self.cover(snapshot, table, segment, handle));
             }
         }
         self.forget_runs(table);
-        self.forget(snapshot, table, handle)
+        covered.and(self.forget(snapshot, table, handle))
     }
 
     /// Runs of which nothing is left.

@@ -4,7 +4,8 @@
 //! A row has a mark: a hash of what changes when the row is replaced. A step has the sum of its rows' marks, which does not
 //! depend on how rows are ordered or divided: it stays the same when rows move from the tail to segments, when segments are
 //! merged, and after a restart. Rows without a step are summed by when they begin and end, in slices of time: whether they
-//! belong to a step is a matter of when they were.
+//! belong to a step is a matter of when they were. One that begins long before a step and ends long after it counts, too:
+//! spans of the step may be below it.
 //!
 //! A segment carries its census in its own metadata.
 
@@ -14,6 +15,7 @@ use arrow::array::{ArrayRef, RecordBatch};
 use rollscope_model::Table;
 use rollscope_model::read::{Ints, column};
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::identity::row_hashes;
 
@@ -26,8 +28,12 @@ const SLICE_BITS: u32 = 34;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Census {
     steps: BTreeMap<i64, u64>,
-    /// Rows without a step, by slice of time.
+    /// Rows without a step, by the slices of time in which they begin and end.
     unnamed: BTreeMap<i64, u64>,
+    /// Of rows without a step, those that began in a slice or before it and go on after it, where that changes. Their marks stay the same
+    /// when they end.
+    #[serde(default)]
+    lasting: BTreeMap<i64, u64>,
 }
 
 /// What changes when a row of the table is replaced, and what its readers look at. None: it has no steps to speak of.
@@ -61,7 +67,7 @@ impl Census {
     /// Of all rows of a batch. `None` where a table has no census, or where there is too much to sum up.
     pub fn of(table: Table, batch: &RecordBatch) -> Option<Census> {
         let census = Census::of_rows(batch, &Census::marks(table, batch)?, 0..batch.num_rows())?;
-        (census.steps.len() + census.unnamed.len() <= MAX_SUMS).then_some(census)
+        (census.steps.len() + census.unnamed.len() + census.lasting.len() <= MAX_SUMS).then_some(census)
     }
 
     /// A mark for each row of a batch.
@@ -89,17 +95,31 @@ impl Census {
                     }
                 }
                 (None, _) => {
-                    let start = starts.get(row).unwrap_or(0) >> SLICE_BITS;
+                    let start_ns = starts.get(row).unwrap_or(0);
+                    let start = start_ns >> SLICE_BITS;
                     add(&mut census.unnamed, start, mark);
                     let end = ends.as_ref().and_then(|ends| ends.get(row)).map(|end| end >> SLICE_BITS);
                     if let Some(end) = end.filter(|end| *end != start) {
                         add(&mut census.unnamed, end, mark.rotate_left(32));
+                    }
+                    // There is a whole slice between its start and its end, or it is open.
+                    if end.is_none_or(|end| end > start + 1) {
+                        let mark = xxh3_64(&start_ns.to_le_bytes());
+                        add(&mut census.lasting, start, mark);
+                        if let Some(end) = end {
+                            add(&mut census.lasting, end - 1, mark.wrapping_neg());
+                        }
                     }
                 }
             }
         }
         if let Some((of, sum)) = run {
             add(&mut census.steps, of, sum);
+        }
+        let mut going_on = 0u64;
+        for change in census.lasting.values_mut() {
+            going_on = going_on.wrapping_add(*change);
+            *change = going_on;
         }
         Some(census)
     }
@@ -113,10 +133,12 @@ impl Census {
         self.steps.get(&step).copied().unwrap_or(0)
     }
 
-    /// The rows that name no step and begin or end between two times, or a little before or after.
+    /// The rows that name no step and are there between two times, or a little before or after.
     pub fn unnamed(&self, from: i64, to: i64) -> u64 {
-        let slices = self.unnamed.range(from >> SLICE_BITS..=(to >> SLICE_BITS).max(from >> SLICE_BITS));
-        slices.fold(0, |sum, (_, of)| sum.wrapping_add(*of))
+        let first = from >> SLICE_BITS;
+        let slices = self.unnamed.range(first..=(to >> SLICE_BITS).max(first));
+        let lasting = self.lasting.range(..first).next_back().map_or(0, |(_, sum)| *sum);
+        slices.fold(lasting, |sum, (_, of)| sum.wrapping_add(*of))
     }
 
     /// All rows.

@@ -12,10 +12,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, OnceLock};
 
 use arrow::array::cast::AsArray;
-use arrow::array::{BooleanArray, RecordBatch};
+use arrow::array::{Array, BooleanArray, RecordBatch};
 use arrow::compute::{concat_batches, filter_record_batch};
 use arrow::datatypes::Int64Type;
 use rollscope_model::Table;
+use rollscope_model::read::{Text, column};
 use rollscope_model::tables::Keep;
 
 use crate::attr_types;
@@ -152,6 +153,17 @@ fn replaces(table: Table, old_open: bool) -> bool {
         Keep::FirstClosed => old_open,
         Keep::Last => true,
     }
+}
+
+/// A row of a run that says no more than that there is one: a server writes it when the first rows of a run come, and nobody has said anything
+/// of the run yet.
+fn says_nothing(table: Table, batch: &RecordBatch, row: usize) -> bool {
+    if table != Table::Runs {
+        return false;
+    }
+    let is_null = |name: &str| batch.column_by_name(name).is_none_or(|values| values.is_null(row));
+    let status = column::<Text>(batch, "status").ok().and_then(|status| status.get(row));
+    ["config", "tags", "ended_ns"].into_iter().all(is_null) && status.is_none_or(|status| status == "running")
 }
 
 /// What the writer knows of a table, for recognising rows. Readers do not need it.
@@ -545,7 +557,7 @@ impl State {
                         continue;
                     };
                     let run = run_of(&chunk.batch, row);
-                    if replaces(table, other.open.contains(&key)) {
+                    if replaces(table, other.open.contains(&key)) && !says_nothing(table, &chunk.batch, row) {
                         if Arc::make_mut(replaced).insert(key) {
                             count(Arc::make_mut(replaced_of), run);
                         }

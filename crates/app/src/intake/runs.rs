@@ -3,6 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
 
 use lru::LruCache;
 use parking_lot::Mutex;
@@ -18,11 +19,14 @@ use crate::query::{int_column, sql_text, text_column};
 
 /// Ids remembered, those used last. Others are looked up again.
 const REMEMBERED: NonZeroUsize = NonZeroUsize::new(100_000).unwrap();
+/// In a lake, a run is looked up again after this time.
+const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 pub struct Runs {
     store: Store,
     engine: Engine,
-    known: Mutex<LruCache<String, ()>>,
+    /// With when they were last seen to be there.
+    known: Mutex<LruCache<String, Instant>>,
     /// One at a time, so that two messages of a new run do not both write it.
     entering: tokio::sync::Mutex<()>,
 }
@@ -37,8 +41,12 @@ impl Runs {
     }
 
     fn unknown<'a>(&self, seen: &'a [RunSeen]) -> Vec<&'a RunSeen> {
+        // In a lake, another node may have deleted it.
+        let forgets = self.store.node_name().is_some();
         let mut known = self.known.lock();
-        seen.iter().filter(|run| known.get(&run.run_id).is_none()).collect()
+        let mut is_known =
+            |run: &RunSeen| known.get(&run.run_id).is_some_and(|at| !forgets || at.elapsed() < LOOK_AGAIN);
+        seen.iter().filter(|run| !is_known(run)).collect()
     }
 
     pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Problem> {
@@ -103,9 +111,9 @@ impl Runs {
     }
 
     fn remember<'a>(&self, ids: impl Iterator<Item = &'a String>) {
-        let mut known = self.known.lock();
+        let (mut known, now) = (self.known.lock(), Instant::now());
         ids.for_each(|id| {
-            known.put(id.clone(), ());
+            known.put(id.clone(), now);
         });
     }
 

@@ -60,12 +60,16 @@ pub async fn work_out(store: &Store, complete: bool) -> anyhow::Result<()> {
     // Nobody misses what fails here, or what is left out: whoever looks at the step first waits a little longer.
     let mut left = MAX_STEPS;
     for (run, mut steps) in steps_of.into_iter().rev() {
+        if left == 0 {
+            break;
+        }
         let run = &run;
         steps.sort_unstable();
+        let steps = answers.with_rows(run, steps).await.unwrap_or_default();
         let steps = &steps[steps.len().saturating_sub(left)..];
         left -= steps.len();
         if steps.is_empty() {
-            break;
+            continue;
         }
         if let Err(error) = answers.prepare_all(run, steps).await {
             tracing::debug!(run, %error, "cannot prepare the answers about steps");

@@ -37,6 +37,11 @@ impl Found {
         Ok(Found { files, writers })
     }
 
+    /// Paths of files that are there.
+    pub fn files(&self) -> HashSet<&str> {
+        self.files.iter().map(String::as_str).collect()
+    }
+
     /// Those that no table names and nobody can commit any more.
     pub fn left_over(self, is_live: impl Fn(&str) -> bool) -> HashSet<String> {
         let is_over = |path: &String| {

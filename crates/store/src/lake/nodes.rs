@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions, UpdateVersion};
 use parking_lot::Mutex;
@@ -24,9 +24,11 @@ const READ_AGAIN: Duration = Duration::from_secs(60);
 const READ_AGAIN_SOON: Duration = Duration::from_secs(5);
 /// The role of a node that only works for others.
 pub const WORKER: &str = "worker";
-/// After so many times the silence of a node that has ended, the entry of a worker is deleted.
+/// After so many times the silence of a node that has ended, its entry is deleted if it has left nothing.
 const FORGOTTEN: u32 = 10;
 const NODES: &str = "nodes";
+/// Entries that are read at the same time.
+const READ_AT_ONCE: usize = 16;
 /// How often an entry is written at once.
 const TRIES: usize = 3;
 /// How often a node says that it is there.
@@ -217,23 +219,20 @@ impl Node {
 /// All writers that nodes name.
 pub(super) async fn named(root: &Root) -> Result<HashSet<String>, StoreError> {
     let entries: Vec<ObjectMeta> = root.objects.list(Some(&Path::from(NODES))).try_collect().await?;
-    let mut named = HashSet::new();
-    for about in entries {
+    let read = |about: ObjectMeta| async move {
         match root.get(about.location.as_ref()).await {
             // Whoever cannot be read may be alive.
-            Ok(bytes) => named.extend(
-                serde_json::from_slice::<Node>(&bytes)
-                    .map_err(|e| {
-                        StoreError::Damaged(format!("{}: {e}; delete it if its node is gone", about.location))
-                    })?
-                    .writers(),
-            ),
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map(Node::writers)
+                .map_err(|e| StoreError::Damaged(format!("{}: {e}; delete it if its node is gone", about.location))),
             // It has just left.
-            Err(e) if e.is_missing() => {}
-            Err(e) => return Err(e),
+            Err(e) if e.is_missing() => Ok(HashSet::new()),
+            Err(e) => Err(e),
         }
-    }
-    Ok(named)
+    };
+    let named: Vec<HashSet<String>> =
+        futures::stream::iter(entries.into_iter().map(read)).buffer_unordered(READ_AT_ONCE).try_collect().await?;
+    Ok(named.into_iter().flatten().collect())
 }
 
 /// Looks at the other nodes again and again.
@@ -258,6 +257,11 @@ impl Watch {
         Watch { seen: HashMap::new(), looked: Instant::now(), patience }
     }
 
+    /// Nobody has been silent up to now.
+    pub fn begin_again(&mut self) {
+        self.seen.clear();
+    }
+
     /// The nodes that have been silent for long, and have left something.
     pub async fn silent(&mut self, own: &NodeEntry) -> Result<Vec<Silent>, StoreError> {
         let root = &own.root;
@@ -274,19 +278,24 @@ impl Watch {
                     if since.elapsed() < self.patience {
                         continue;
                     }
-                    let node: Node = match root.get(&path).await {
-                        Ok(bytes) => serde_json::from_slice(&bytes).unwrap_or_default(),
-                        Err(e) if e.is_missing() => continue,
-                        Err(e) => return Err(e),
+                    // What a list says of an object is not enough for changing it under a condition: on Google Cloud, its version is missing.
+                    let found = match root.objects.get(&about.location).await {
+                        Ok(found) => found,
+                        Err(object_store::Error::NotFound { .. }) => continue,
+                        Err(e) => return Err(e.into()),
                     };
-                    // It writes its entry again if it is there after all.
-                    if node.role == WORKER && since.elapsed() > self.patience * FORGOTTEN {
-                        root.delete(&path).await?;
-                        continue;
-                    }
-                    let writers = node.writers();
-                    if !writers.is_empty() {
-                        silent.push(Silent { about, writers });
+                    let about = found.meta.clone();
+                    let writers = serde_json::from_slice(&found.bytes().await?).map(Node::writers);
+                    match writers {
+                        // A worker, or one that was taken over. It writes its entry again if it is there after all.
+                        Ok(writers) if writers.is_empty() => {
+                            if since.elapsed() > self.patience * FORGOTTEN {
+                                root.delete(&path).await?;
+                            }
+                        }
+                        Ok(writers) => silent.push(Silent { about, writers }),
+                        // It says so each time that [`named`] is asked.
+                        Err(_) => {}
                     }
                 }
                 _ => drop(self.seen.insert(path, (about, Instant::now()))),
@@ -301,7 +310,7 @@ impl Watch {
         let options = PutOptions::from(PutMode::Update(seen));
         let node = Node { version: env!("CARGO_PKG_VERSION").into(), ..Node::default() };
         if let Err(e) = own.root.objects.put_opts(&silent.about.location, node.to_json().into(), options).await {
-            tracing::debug!(node = %silent.about.location, error = %e, "cannot sign off for another node");
+            tracing::warn!(node = %silent.about.location, error = %e, "cannot sign off for another node");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::concat_batches;
-use futures::future::try_join_all;
+use futures::future::join_all;
 use rollscope_model::Table;
 
 use super::adopt::find_numbers;
@@ -55,6 +55,8 @@ pub(crate) struct OthersLogs {
     limit: usize,
     /// Parts that are there and were not read, because there was no room.
     pub left_out: usize,
+    /// Logs of which a part could not be read, and why.
+    pub unreadable: BTreeMap<Arc<str>, String>,
 }
 
 /// What has changed since the last look.
@@ -82,25 +84,38 @@ struct Room {
 impl OthersLogs {
     pub fn new(own: &str, limit: usize) -> OthersLogs {
         let (parts, adopted) = (BTreeMap::new(), HashSet::new());
-        OthersLogs { own: own.into(), parts, adopted, limit, left_out: 0 }
+        OthersLogs { own: own.into(), parts, adopted, limit, left_out: 0, unreadable: BTreeMap::new() }
     }
 
-    /// Looks what is there, and reads what is new. If this fails, nothing has changed.
+    /// Looks what is there, and reads what is new. If this fails, nothing has changed. A log of which a part cannot be read waits, the others
+    /// do not.
     pub async fn look(&mut self, root: &Root) -> Result<Seen, StoreError> {
         let mut listed = self.list(root).await?;
         if !self.gone(&listed).is_empty() {
             // A log that is adopted is first put elsewhere, perhaps where the list has been already.
             listed = self.list(root).await?;
         }
-        let gone = self.gone(&listed);
+        let mut gone = self.gone(&listed);
         let mut found = BTreeMap::new();
+        self.unreadable.clear();
         let left_out = loop {
             let (wanted, left_out) = self.wanted(&listed, &gone, &found);
             if wanted.is_empty() {
                 break left_out;
             }
-            found.extend(read(root, wanted).await?);
+            for ((writer, number), read) in read(root, wanted).await {
+                match read {
+                    // What comes after a part that cannot be read may replace what is in it.
+                    _ if self.unreadable.contains_key(&writer) => {}
+                    Ok(read) => drop(found.insert((writer, number), read)),
+                    Err(e) => drop(self.unreadable.insert(writer, e.to_string())),
+                }
+            }
         };
+        if !self.unreadable.is_empty() {
+            // What is gone may have been copied to a part that cannot be read.
+            gone.clear();
+        }
         let is_missing = found.values().any(Option::is_none);
         let read: Vec<Read> = found.into_values().flatten().collect();
         // Whoever has copied a log has left out what is in the tables.
@@ -158,7 +173,9 @@ impl OthersLogs {
     /// what one does not need is for the others. Of a log the beginning is read: what comes later may replace what is in it.
     fn wanted(&self, listed: &Listed, gone: &HashSet<Key>, found: &Found) -> (Vec<Key>, usize) {
         let (mut wanted, mut packed, mut left_out) = (Vec::new(), 0, 0);
-        let of_others = listed.iter().filter(|(writer, _)| !self.adopted.contains(*writer));
+        let is_read =
+            |writer: &String| !self.adopted.contains(writer) && !self.unreadable.contains_key(writer.as_str());
+        let of_others = listed.iter().filter(|(writer, _)| is_read(writer));
         let mut logs: Vec<Room> = of_others.map(|(writer, parts)| self.room(writer, parts, gone, found)).collect();
         logs.sort_by_key(Room::needed);
         let (mut left, mut sharing) = (self.limit, logs.len());
@@ -225,21 +242,18 @@ impl Room {
     }
 }
 
-/// Reads parts, all at once.
-async fn read(root: &Root, wanted: Vec<Key>) -> Result<Vec<(Key, Option<Read>)>, StoreError> {
-    let get = |key: Key| async move {
-        let (writer, number) = key.clone();
+/// Reads parts, all at once. The answers are in the order of what is wanted.
+async fn read(root: &Root, wanted: Vec<Key>) -> Vec<(Key, Result<Option<Read>, StoreError>)> {
+    let get = |(writer, number): Key| async move {
         let place = WriterLog { objects: root.objects.clone(), writer: writer.to_string() };
-        match place.get(number).await {
-            Err(e) if e.is_missing() => Ok((key, None)),
-            bytes => {
-                let bytes = bytes?;
-                let read = tokio::task::spawn_blocking(move || Read::of(&bytes, writer, number));
-                Ok((key, Some(read.await.map_err(|e| StoreError::Busy(e.to_string()))?)))
-            }
-        }
+        let bytes = match place.get(number).await {
+            Err(e) if e.is_missing() => return Ok(None),
+            bytes => bytes?,
+        };
+        let read = tokio::task::spawn_blocking(move || Read::of(&bytes, writer, number)).await;
+        read.map(Some).map_err(|e| StoreError::Busy(e.to_string()))
     };
-    try_join_all(wanted.into_iter().map(get)).await
+    join_all(wanted.into_iter().map(|key| async { (key.clone(), get(key).await) })).await
 }
 
 impl Read {

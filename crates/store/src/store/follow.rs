@@ -112,7 +112,7 @@ impl Follower {
     fn problems(&self) -> Vec<String> {
         let failing = self.failing.as_ref().map(|(since, why)| {
             let seconds = since.elapsed().as_secs();
-            format!("the logs of other nodes cannot be read for {seconds} s ({why}); what they take in is shown later")
+            format!("logs of other nodes cannot be read for {seconds} s ({why}); what they take in is shown later")
         });
         let left_out = self.logs.left_out;
         let too_much = (left_out > 0).then(|| {
@@ -131,13 +131,15 @@ impl Shared {
         let mut follower = self.follower.lock().await;
         let Some(follower) = follower.as_mut() else { return Ok(()) };
         let followed = self.try_follow(follower).await;
-        match &followed {
-            Ok(()) => follower.failing = None,
+        let failure = match &followed {
+            Ok(()) => follower.logs.unreadable.values().next().cloned(),
             Err(e) => {
                 self.note_fence(e);
-                follower.failing.get_or_insert((Instant::now(), String::new())).1 = e.to_string();
+                Some(e.to_string())
             }
-        }
+        };
+        follower.failing =
+            failure.map(|why| (follower.failing.take().map_or_else(Instant::now, |(since, _)| since), why));
         *self.follow_problems.lock() = follower.problems();
         followed
     }

@@ -71,6 +71,8 @@ struct Start {
 const QUEUE: usize = 512;
 /// How long the start of a node waits until it has read the logs of others.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// In a lake, what another node writes to the tables when it is due is seen here after this time: it is written, and looked at.
+const FLUSH_AND_REFRESH: Duration = Duration::from_secs(15);
 
 /// A handle; clones share the store. [`Store::close`] flushes and releases the folder.
 #[derive(Clone)]
@@ -610,6 +612,13 @@ impl Store {
         let is_there = |node: &SeenNode| node.is_there() || !is_fenced && node.about.name == own.name;
         let watching = nodes.iter().filter(|node| node.writes && is_there(node) && node.about.alarms == own.alarms);
         watching.map(|node| node.about.name.clone()).min()
+    }
+
+    /// How long it may take until rows are there that another node of a lake has acknowledged. No time for one that follows the logs of the
+    /// others, and in a folder.
+    pub fn behind_others(&self) -> Duration {
+        let is_behind = self.shared.node.is_some() && self.shared.state.read().theirs.is_none();
+        if is_behind { self.shared.options.flush_age() + FLUSH_AND_REFRESH } else { Duration::ZERO }
     }
 
     /// In a lake: small files that all nodes may change. `None` in a folder.

@@ -22,7 +22,7 @@ use crate::known::KnownSegments;
 use crate::lake::{self, FilesFound, Heir, Listed, NodeEntry, Nodes, SeenNode, Silent, Stuck, Watch};
 use crate::lock::Lock;
 use crate::logs::Logs;
-use crate::manifest::{Identities, MISSING, Manifest, Segment, SetAside};
+use crate::manifest::{Identities, MISSING, Manifest, Segment, SetAside, Unread};
 use crate::options::StoreOptions;
 use crate::root::Root;
 use crate::segment::{self, Effort, NewSegment};
@@ -341,6 +341,14 @@ impl Shared {
         listed.iter().flat_map(of).collect()
     }
 
+    /// In a lake: how many of the nodes that are there come before this one. All could do the same upkeep; what two do at once, one does in vain.
+    pub(super) fn nodes_before(&self) -> u32 {
+        let Some(own) = &self.node else { return 0 };
+        let nodes = self.nodes.read();
+        let before = |node: &&SeenNode| node.writes && node.is_there() && node.about.name.as_str() < own.name();
+        nodes.iter().filter(before).count() as u32
+    }
+
     /// In a lake: says that this node is there.
     pub(super) async fn beat(&self) -> Result<(), StoreError> {
         let Some(node) = &self.node else { return Ok(()) };
@@ -349,13 +357,16 @@ impl Shared {
         node.beat(rows, log_rows, &HashSet::new()).await
     }
 
-    /// In a lake: deletes what processes have left that were killed. Returns the number of files.
+    /// In a lake: deletes what processes have left that were killed, and looks for what others have deleted. Returns the number of files that
+    /// were deleted.
     pub(super) async fn clean(&self) -> Result<usize, StoreError> {
         if self.node.is_none() {
             return Ok(0);
         }
+        let before = self.state.read().manifest.clone();
         let found = FilesFound::look(&self.root).await?;
         self.refresh(&mut *self.commit.lock().await).await?;
+        self.note_missing(&before, &found.files()).await?;
         let manifest = self.state.read().manifest.clone();
         let live: HashSet<&str> = manifest.kept().map(|segment| segment.path.as_str()).collect();
         let now = found.left_over(|path| live.contains(path));
@@ -371,6 +382,30 @@ impl Shared {
         Ok(deleted)
     }
 
+    /// Leaves out segments of which somebody has deleted the file, so that nothing stumbles over them, and takes up again those that are back.
+    /// `before`: as it was before the files were listed.
+    async fn note_missing(&self, before: &Manifest, files: &HashSet<&str>) -> Result<(), StoreError> {
+        for segment in before.segments.iter().filter(|segment| !files.contains(segment.path.as_str())) {
+            if let Err(e) = self.read_segment(segment).await {
+                self.drop_segment(&segment.path, e).await?;
+            }
+        }
+        let is_back = |unread: &Unread| unread.why == MISSING && files.contains(unread.segment.path.as_str());
+        let _commit = self.commit.lock().await;
+        let _writer = self.writer.lock().await;
+        let mut state = self.state.write();
+        if state.manifest.unread.iter().any(is_back) {
+            let mut manifest = Manifest::clone(&state.manifest);
+            let back: Vec<Unread> = manifest.unread.extract_if(.., |unread| is_back(unread)).collect();
+            manifest.segments.extend(back.into_iter().map(|unread| Arc::new(unread.segment)));
+            state.manifest = Arc::new(manifest);
+            state.version += 1;
+            state.settled = state.version;
+            self.changes.send_replace(state.version);
+        }
+        Ok(())
+    }
+
     /// In a lake: another writer has taken over.
     pub(super) fn note_fence(&self, error: &StoreError) {
         if matches!(error, StoreError::Fenced) {
@@ -382,6 +417,11 @@ impl Shared {
     pub(super) async fn adopt_silent(&self) -> Result<(), StoreError> {
         let (Some(node), mut watch) = (&self.node, self.watch.lock().await) else { return Ok(()) };
         let Some(watch) = watch.as_mut() else { return Ok(()) };
+        // Whoever cannot say that it is there must not take silence for an end: perhaps nobody can write.
+        if self.unheard.lock().is_some() {
+            watch.begin_again();
+            return Ok(());
+        }
         let silent = watch.silent(node).await?;
         let orphans = lake::orphans(&self.root, &node.writer).await?;
         let mut dead: Vec<(HashSet<String>, Option<Silent>)> = vec![(orphans, None)];
@@ -401,6 +441,11 @@ impl Shared {
             adopted?;
             if let Some(silent) = silent {
                 watch.settle(node, silent).await;
+            }
+            drop(commits);
+            // Each may have left as much as one tail may hold.
+            if self.flush_due() {
+                self.flush().await?;
             }
         }
         Ok(())

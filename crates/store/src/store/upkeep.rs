@@ -19,6 +19,8 @@ use crate::segment::{self, Effort};
 
 /// Retention, thinning and merging rest this long in between.
 const TIDY_EVERY: Duration = Duration::from_secs(10);
+/// In a lake: and so many times as long for each node that does it before this one.
+const TIDY_RARELY: u32 = 6;
 /// How often files are looked for that no table names. What was found once is deleted the next time: by then, no query reads it.
 const CLEAN_EVERY: Duration = Duration::from_secs(3600);
 /// Segments below this share of the target are small.
@@ -29,7 +31,7 @@ const MERGE_AT: usize = 6;
 const MERGE_BYTES: u64 = 512 << 20;
 
 pub(super) async fn run(weak: WeakShared) {
-    let mut tidied = Instant::now();
+    let (mut refreshed, mut tidied) = (Instant::now(), Instant::now());
     loop {
         {
             let Some(shared) = weak.upgrade() else { return };
@@ -49,12 +51,18 @@ pub(super) async fn run(weak: WeakShared) {
                 tracing::warn!(error = %e, "cannot flush the live tail; it stays in the log");
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
-            if tidied.elapsed() >= TIDY_EVERY {
-                if let Err(e) = tidy(&shared).await {
+            if refreshed.elapsed() >= TIDY_EVERY {
+                let done = if tidied.elapsed() >= TIDY_EVERY * (1 + TIDY_RARELY * shared.nodes_before()) {
+                    tidied = Instant::now();
+                    tidy(&shared).await
+                } else {
+                    refresh(&shared).await
+                };
+                if let Err(e) = done {
                     shared.note_fence(&e);
                     tracing::warn!(error = %e, "background maintenance failed; trying again later");
                 }
-                tidied = Instant::now();
+                refreshed = Instant::now();
             }
             shared.check_unreadable().await;
             shared.delete_doomed().await;
@@ -152,10 +160,15 @@ async fn next_beat(weak: &WeakShared) -> Option<Arc<Shared>> {
     weak.upgrade().filter(|shared| !shared.is_closed() && !shared.is_fenced.load(Ordering::Relaxed))
 }
 
+/// In a lake: takes in what others have committed.
+async fn refresh(shared: &Shared) -> Result<(), StoreError> {
+    shared.refresh(&mut *shared.commit.lock().await).await
+}
+
 /// Retention, thinning, merging, and the media of deleted runs.
 pub(super) async fn tidy(shared: &Shared) -> Result<(), StoreError> {
     let tidied = async {
-        shared.refresh(&mut *shared.commit.lock().await).await?;
+        refresh(shared).await?;
         expire(shared).await?;
         thin(shared).await?;
         compact(shared, false).await

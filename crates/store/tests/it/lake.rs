@@ -25,6 +25,8 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use rollscope_model::Table;
 use rollscope_model::attrs::Value;
+use rollscope_model::build::{NewRun, RunsBuilder};
+use rollscope_model::read::{Text, column};
 use rollscope_store::{
     AboutNode, Lake, ReadOnlyStore, SnapshotSource, Store, StoreError, StoreOptions, TableChange, TableVersion, Tables,
 };
@@ -387,8 +389,46 @@ async fn the_log_of_a_silent_node_is_taken_over_by_another() {
     assert!(world.log_objects().await.is_empty());
     assert_eq!(world.read().await, expected("r", 0..26));
     drop(a);
+    b.adopt_silent().await.unwrap();
+    b.adopt_silent().await.unwrap();
+    let nodes = || async { world.inner.list(Some(&Path::from("nodes"))).map(|o| o.unwrap().location).collect().await };
+    let named: Vec<Path> = nodes().await;
+    assert_eq!(named, [Path::from("nodes/b.json")], "nothing is left of it");
+    world.inner.put(&Path::from("nodes/c.json"), "{".into()).await.unwrap();
+    for _ in 0..3 {
+        assert!(b.adopt_silent().await.is_err(), "whoever cannot be read may be alive");
+    }
+    let named: Vec<Path> = nodes().await;
+    assert_eq!(named.len(), 2);
+    world.inner.delete(&Path::from("nodes/c.json")).await.unwrap();
     let a = world.open("a").await.unwrap();
     assert_eq!(seen(&a), expected("r", 0..26), "it comes back with nothing to take over");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_log_that_cannot_be_read_keeps_no_other_from_being_shown() {
+    let world = World::new(1);
+    let node = world.open("c").await.unwrap();
+    let (a, b) = (world.open("a").await.unwrap(), world.open("b").await.unwrap());
+    let entry = world.inner.get(&Path::from("nodes/a.json")).await.unwrap().bytes().await.unwrap();
+    let entry = String::from_utf8(entry.to_vec()).unwrap();
+    let writer = entry.split("\"writer\":\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap();
+    a.append(Table::Spans, spans("r", 0, 1)).await.unwrap();
+    a.append(Table::Spans, spans("r", 1, 1)).await.unwrap();
+    b.append(Table::Spans, spans("r", 10, 5)).await.unwrap();
+    *world.weather.refused.lock() = writer.into();
+    node.follow().await.unwrap();
+    assert_eq!(seen(&node), expected("r", 10..15));
+    assert!(node.health().problems.iter().any(|p| p.contains("logs of other nodes cannot be read")));
+    // What has left the log of another stays to be seen.
+    b.flush().await.unwrap();
+    node.follow().await.unwrap();
+    assert_eq!(seen(&node), expected("r", 10..15));
+    world.weather.refused.lock().clear();
+    node.follow().await.unwrap();
+    assert_eq!(seen(&node), expected("r", (0..2).chain(10..15)));
+    assert_eq!(node.health().problems, Vec::<String>::new());
+    assert_eq!(node.stats().followed_rows, 2);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -454,6 +494,68 @@ async fn a_segment_that_somebody_else_has_deleted_stops_nothing() {
     a.tidy().await.unwrap();
     let health = a.health();
     assert!(seen(&a).is_empty() && health.problems.is_empty(), "{health:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_missing_is_noticed_before_anybody_reads_it_and_taken_up_when_it_is_back() {
+    let world = World::new(1);
+    let a = world.open("a").await.unwrap();
+    a.append(Table::Spans, spans("r", 0, 10)).await.unwrap();
+    a.flush().await.unwrap();
+    a.append(Table::Spans, spans("r", 10, 10)).await.unwrap();
+    a.flush().await.unwrap();
+    let path = world.tables.tables.lock()[&Table::Spans].0.segments[0].path.clone();
+    let path = Path::from(path);
+    let data = world.inner.get(&path).await.unwrap().bytes().await.unwrap();
+    world.inner.delete(&path).await.unwrap();
+    assert_eq!(a.clean().await.unwrap(), 0);
+    assert_eq!(seen(&a).len(), 10);
+    let health = format!("{:?}", a.health());
+    assert!(health.contains(path.as_ref()) && health.contains("it is missing"), "{health}");
+    world.inner.put(&path, data.into()).await.unwrap();
+    a.clean().await.unwrap();
+    assert_eq!(seen(&a), expected("r", 0..20));
+    assert_eq!(a.health().problems, Vec::<String>::new());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_was_said_of_a_run_stays_when_another_node_only_knows_that_there_is_one() {
+    let world = World::new(1);
+    let (a, b) = (world.open("a").await.unwrap(), world.open("ingest").await.unwrap());
+    let row = |config: Option<&str>, status: &str| {
+        let mut rows = RunsBuilder::default();
+        rows.push(&NewRun { run_id: "r", config, status: Some(status), updated_ns: 7, ..NewRun::default() });
+        rows.finish().unwrap()
+    };
+    let configs = async || {
+        a.tidy().await.unwrap();
+        let all = crate::batches(&a, Table::Runs);
+        let texts = all.iter().flat_map(|batch| {
+            let (configs, states): (Text, Text) = (column(batch, "config").unwrap(), column(batch, "status").unwrap());
+            let text = |values: &Text, row| values.get(row).unwrap_or("none").to_string();
+            (0..batch.num_rows()).map(|row| [text(&configs, row), text(&states, row)].join(" ")).collect::<Vec<_>>()
+        });
+        texts.collect::<Vec<String>>()
+    };
+    // One node is told what the run is, the other one gets rows of it. Both orders of flushing.
+    for (one, other) in [(&a, &b), (&b, &a)] {
+        one.append(Table::Runs, row(Some("{}"), "finished")).await.unwrap();
+        other.append(Table::Runs, row(None, "running")).await.unwrap();
+        one.flush().await.unwrap();
+        other.flush().await.unwrap();
+        assert_eq!(configs().await, ["{} finished"]);
+        assert!(a.delete_run("r").await.unwrap());
+        b.tidy().await.unwrap();
+    }
+    b.append(Table::Runs, row(None, "running")).await.unwrap();
+    a.append(Table::Runs, row(Some("{}"), "running")).await.unwrap();
+    b.flush().await.unwrap();
+    a.flush().await.unwrap();
+    assert_eq!(configs().await, ["{} running"]);
+    // What somebody says later counts.
+    b.append(Table::Runs, row(None, "failed")).await.unwrap();
+    b.flush().await.unwrap();
+    assert_eq!(configs().await, ["none failed"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -972,6 +1074,8 @@ async fn run(seed: u64, verbose: bool) -> std::result::Result<u64, String> {
                 nodes[at] = None;
             }
         }
+        // Where some logs cannot be read, those of others are looked at all the same.
+        let _ = store.follow().await;
         world.set_weather(0);
         check(&world.read().await, &model, seed, step)?;
         check_tables(&world, &model, seed, step, false).await?;

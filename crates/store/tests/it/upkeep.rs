@@ -286,6 +286,27 @@ async fn the_census_of_a_step_changes_with_its_rows_and_with_nothing_else() {
     assert_ne!(census(&store, 7).await, open);
 }
 
+/// Spans of a step may be below one that began long before it and ends long after it.
+#[test]
+fn a_census_knows_of_what_goes_on_all_the_time() {
+    const MINUTE: i64 = 60_000_000_000;
+    let census = |start: i64, end: Option<i64>| {
+        let batch = spans_with("a", 0, 1, |span| {
+            (span.step, span.start_ns, span.end_ns) = (None, start * MINUTE, end.map(|end| end * MINUTE));
+        });
+        Census::of(Table::Spans, &batch).unwrap()
+    };
+    let at = |census: &Census, minute: i64| census.unnamed(minute * MINUTE, (minute + 1) * MINUTE);
+    let closed = census(10, Some(100));
+    let during = at(&closed, 50);
+    assert!(during != 0 && at(&closed, 12) == during && at(&closed, 98) == during);
+    assert_eq!((at(&closed, 5), at(&closed, 102)), (0, 0));
+    let open = census(10, None);
+    assert_eq!(at(&open, 50), during, "its end changes nothing for those in between");
+    assert_ne!(at(&open, 102), at(&closed, 102));
+    assert_ne!(at(&census(11, Some(100)), 50), during);
+}
+
 #[tokio::test]
 async fn what_was_worked_out_from_a_run_goes_with_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -31,8 +31,9 @@ pub struct Focus {
     pub rows: Option<HashSet<String>>,
 }
 
-/// Halvings of the whole time, from the longest part to the shortest.
-const LONGEST: i32 = 2;
+/// Halvings of the whole time, from the longest part to the shortest. The longest is twice the whole time: all spans of a row and lane that look
+/// alike are one item then.
+const LONGEST: i32 = -1;
 const SHORTEST: i32 = 22;
 /// Spans of one part that look different, at most. Others stay apart.
 const MAX_KINDS: usize = 64;
