@@ -19,3 +19,4 @@ pub mod secret;
 pub mod sinks;
 pub mod steps;
 pub mod timeline;
+mod work;

@@ -18,33 +18,53 @@ use std::collections::BTreeMap;
 
 use arrow::array::RecordBatch;
 use rollscope_model::build::{ConversationsBuilder, NewConversation};
+use rollscope_model::limits::CONVERSATION_BYTES;
 use rollscope_model::names::{self, state};
 use rollscope_model::read::{self, Spans};
 use serde_json::{Map, Value, json};
 
 use crate::conversation::count;
+use events::Finished;
 
 /// Largest number in a name such as `gen_ai.prompt.17.content`, and deepest name.
 const MAX_INDEX: usize = 100_000;
 const MAX_NAME_DEPTH: usize = 12;
 
-/// The conversations in a batch of spans. `None` if there are none, which is a quick check.
-pub fn from_spans(batch: &RecordBatch) -> Option<RecordBatch> {
-    let spans = Spans::of(batch).ok()?;
+/// JSON values that the messages of one conversation may have: each is two bytes of text or more, and about seventy of memory.
+pub(crate) const MAX_VALUES: usize = 1 << 20;
+
+/// How many values a text has at most, with those of JSON that is written as text inside it.
+pub(crate) fn most_values(json: &[u8]) -> usize {
+    1 + memchr::memchr3_iter(b',', b'[', b'{', json).count()
+}
+
+/// The conversations in a batch of spans, and how many are too large to be kept. That there are none is a quick check.
+pub fn from_spans(batch: &RecordBatch) -> Finished {
+    let mut done = Finished::default();
+    let Ok(spans) = Spans::of(batch) else { return done };
     // The bytes of all keys of all rows lie in one buffer. Earlier conventions have the telling word in the names of events.
     let keys = [&spans.start_attrs, &spans.end_attrs, &spans.events.attrs].map(read::Attrs::key_bytes);
     if !keys.into_iter().any(tells) && !tells(spans.events.name.bytes()) {
-        return None;
+        return done;
     }
     let mut rows = ConversationsBuilder::default();
     let mut any = false;
     for row in 0..spans.len() {
-        if let Some(talk) = talk(&spans, row) {
-            push(&mut rows, &spans, row, &talk);
-            any = true;
+        let Some(talk) = talk(&spans, row) else { continue };
+        match talk.and_then(|talk| push(&mut rows, &spans, row, talk)) {
+            Ok(()) => any = true,
+            Err(TooLarge) => done.rejected += 1,
         }
     }
-    any.then(|| rows.finish().ok()).flatten()
+    done.batch = any.then(|| rows.finish().ok()).flatten();
+    if done.rejected > 0 {
+        done.reasons.push(format!(
+            "the messages of a model call have more than {CONVERSATION_BYTES} bytes or {MAX_VALUES} JSON values; its span is \
+             stored without them ({})",
+            done.rejected
+        ));
+    }
+    done
 }
 
 fn tells(bytes: &[u8]) -> bool {
@@ -52,6 +72,9 @@ fn tells(bytes: &[u8]) -> bool {
         .iter()
         .any(|needle| memchr::memmem::find(bytes, needle).is_some())
 }
+
+/// What a span tells is larger than a conversation may be.
+struct TooLarge;
 
 struct Talk {
     messages: Vec<Value>,
@@ -62,12 +85,18 @@ struct Talk {
 
 pub type Attrs = BTreeMap<String, Value>;
 
-fn attrs_of(attrs: &read::Attrs, row: usize, into: &mut Attrs) {
+/// `values`: how many were read of the span so far.
+fn attrs_of(attrs: &read::Attrs, row: usize, into: &mut Attrs, values: &mut usize) -> Result<(), TooLarge> {
     for (key, json) in attrs.row(row).filter(|(key, _)| interesting(key)) {
+        *values += most_values(json.as_bytes());
+        if *values > MAX_VALUES {
+            return Err(TooLarge);
+        }
         if let Ok(value) = serde_json::from_str(json) {
             into.insert(key.to_string(), value);
         }
     }
+    Ok(())
 }
 
 fn interesting(key: &str) -> bool {
@@ -96,21 +125,15 @@ fn interesting(key: &str) -> bool {
         )
 }
 
-fn talk(spans: &Spans, row: usize) -> Option<Talk> {
+/// What a span has said of a model call. `None` if it is about none.
+fn talk(spans: &Spans, row: usize) -> Option<Result<Talk, TooLarge>> {
     if spans.state.get(row) != Some(state::CLOSED) {
         return None;
     }
     let mut attrs = Attrs::new();
-    attrs_of(&spans.start_attrs, row, &mut attrs);
-    attrs_of(&spans.end_attrs, row, &mut attrs);
     let mut events = Vec::new();
-    for i in spans.events.of(row) {
-        let name = spans.events.name.at(i);
-        if name.starts_with("gen_ai.") {
-            let mut of_event = Attrs::new();
-            attrs_of(&spans.events.attrs, i, &mut of_event);
-            events.push((name, of_event));
-        }
+    if let Err(too_large) = told(spans, row, &mut attrs, &mut events) {
+        return Some(Err(too_large));
     }
     let messages = call_messages(&attrs, &events);
     if messages.is_empty() {
@@ -121,16 +144,41 @@ fn talk(spans: &Spans, row: usize) -> Option<Talk> {
         metadata.insert("duration_s".into(), json!((end - spans.start_ns.at(row)) as f64 / 1e9));
     }
     let reward = ["rl.reward", "reward"].iter().find_map(|name| attrs.get(*name)?.as_f64());
-    Some(Talk { messages, metadata, finish, reward })
+    Some(Ok(Talk { messages, metadata, finish, reward }))
 }
 
-fn push(rows: &mut ConversationsBuilder, spans: &Spans, row: usize, talk: &Talk) {
+/// The attributes of a span and of its events.
+fn told<'s>(
+    spans: &'s Spans,
+    row: usize,
+    attrs: &mut Attrs,
+    events: &mut Vec<(&'s str, Attrs)>,
+) -> Result<(), TooLarge> {
+    let mut values = 0;
+    attrs_of(&spans.start_attrs, row, attrs, &mut values)?;
+    attrs_of(&spans.end_attrs, row, attrs, &mut values)?;
+    for i in spans.events.of(row) {
+        let name = spans.events.name.at(i);
+        if name.starts_with("gen_ai.") {
+            let mut of_event = Attrs::new();
+            attrs_of(&spans.events.attrs, i, &mut of_event, &mut values)?;
+            events.push((name, of_event));
+        }
+    }
+    Ok(())
+}
+
+fn push(rows: &mut ConversationsBuilder, spans: &Spans, row: usize, talk: Talk) -> Result<(), TooLarge> {
     let (run, trace, span) = (spans.run_id.at(row), spans.trace_id.at(row), spans.span_id.at(row));
     let counts = count(&talk.messages);
     let status = match spans.status.get(row) {
         Some("error") => "failed",
         _ => ended(talk.finish.as_deref()),
     };
+    let (messages, metadata) = (Value::Array(talk.messages).to_string(), Value::Object(talk.metadata).to_string());
+    if messages.len() + metadata.len() > CONVERSATION_BYTES {
+        return Err(TooLarge);
+    }
     rows.push(&NewConversation {
         id: &format!("{run}/{}/{}", hex::encode(trace), hex::encode(span)),
         run_id: run,
@@ -140,8 +188,8 @@ fn push(rows: &mut ConversationsBuilder, spans: &Spans, row: usize, talk: &Talk)
         group_id: spans.group_id.get(row),
         trace_id: Some(trace),
         span_id: Some(span),
-        messages: &Value::from(talk.messages.clone()).to_string(),
-        metadata: Some(&Value::from(talk.metadata.clone()).to_string()),
+        messages: &messages,
+        metadata: Some(&metadata),
         reward: talk.reward,
         status: Some(status),
         message_count: counts.messages,
@@ -152,6 +200,7 @@ fn push(rows: &mut ConversationsBuilder, spans: &Spans, row: usize, talk: &Talk)
         logged_ns: spans.end_ns.get(row).unwrap_or(spans.start_ns.at(row)),
         ..NewConversation::default()
     });
+    Ok(())
 }
 
 /// The model, the tokens and why it ended: what is known of a call beside its messages.
@@ -314,44 +363,73 @@ fn event_message(name: &str, attrs: &Attrs) -> Option<Value> {
 
 /// `PREFIX.3.message.role` and its like as a list of nested values.
 fn unflatten(attrs: &Attrs, prefix: &str) -> Vec<Value> {
-    let mut list: BTreeMap<usize, Value> = BTreeMap::new();
+    let mut list: BTreeMap<usize, Tree> = BTreeMap::new();
     let start = format!("{prefix}.");
     for (key, value) in attrs.range(start.clone()..).take_while(|(key, _)| key.starts_with(&start)) {
-        let path: Vec<&str> = key[start.len()..].split('.').collect();
+        let path: Vec<&str> = key[start.len()..].split('.').take(MAX_NAME_DEPTH + 1).collect();
         let Some(index) = path[0].parse().ok().filter(|n| *n <= MAX_INDEX) else { continue };
         if path.len() < 2 || path.len() > MAX_NAME_DEPTH {
             continue;
         }
-        put(list.entry(index).or_insert_with(|| json!({})), &path[1..], value);
+        list.entry(index).or_default().put(&path[1..], value);
     }
-    list.into_values().collect()
+    list.into_values().map(Tree::into_value).collect()
 }
 
-fn put(into: &mut Value, path: &[&str], value: &Value) {
-    let Some((first, rest)) = path.split_first() else {
-        *into = value.clone();
-        return;
-    };
-    match first.parse::<usize>() {
-        Ok(index) if index <= MAX_INDEX => {
-            if !into.is_array() {
-                *into = Value::Array(Vec::new());
-            }
-            let items = into.as_array_mut().expect("made above");
-            // Numbers that come out of order or with gaps: names are sorted as text, so 10 comes before 2.
-            while items.len() <= index && items.len() < 4096 {
-                items.push(Value::Null);
-            }
-            if let Some(slot) = items.get_mut(index) {
-                put(slot, rest, value);
-            }
+/// Nested values that are put together from the last parts of names. Numbers come out of order (names are sorted as text, so 10
+/// comes before 2) and may have gaps, which are left out: a name of a few bytes would make thousands of values.
+#[derive(Default)]
+enum Tree<'a> {
+    #[default]
+    Empty,
+    Leaf(&'a Value),
+    List(BTreeMap<usize, Tree<'a>>),
+    Fields(BTreeMap<&'a str, Tree<'a>>),
+}
+
+impl<'a> Tree<'a> {
+    /// What came before under the same name and is of another kind gives way.
+    fn put(&mut self, path: &[&'a str], value: &'a Value) {
+        let Some((first, rest)) = path.split_first() else {
+            *self = Tree::Leaf(value);
+            return;
+        };
+        let inner = match first.parse::<usize>() {
+            Ok(index) if index <= MAX_INDEX => self.list().entry(index).or_default(),
+            _ => self.fields().entry(*first).or_default(),
+        };
+        inner.put(rest, value);
+    }
+
+    fn list(&mut self) -> &mut BTreeMap<usize, Tree<'a>> {
+        if !matches!(self, Tree::List(_)) {
+            *self = Tree::List(BTreeMap::new());
         }
-        _ => {
-            if !into.is_object() {
-                *into = json!({});
+        match self {
+            Tree::List(items) => items,
+            _ => unreachable!("made above"),
+        }
+    }
+
+    fn fields(&mut self) -> &mut BTreeMap<&'a str, Tree<'a>> {
+        if !matches!(self, Tree::Fields(_)) {
+            *self = Tree::Fields(BTreeMap::new());
+        }
+        match self {
+            Tree::Fields(fields) => fields,
+            _ => unreachable!("made above"),
+        }
+    }
+
+    fn into_value(self) -> Value {
+        match self {
+            Tree::Empty => Value::Null,
+            Tree::Leaf(value) => value.clone(),
+            Tree::List(items) => Value::Array(items.into_values().map(Tree::into_value).collect()),
+            Tree::Fields(fields) => {
+                let fields = fields.into_iter().map(|(name, inner)| (name.to_string(), inner.into_value()));
+                Value::Object(fields.collect())
             }
-            let slot = into.as_object_mut().expect("made above").entry((*first).to_string()).or_insert(Value::Null);
-            put(slot, rest, value);
         }
     }
 }

@@ -21,6 +21,22 @@ pub enum Error {
 
 type Result<T> = std::result::Result<T, Error>;
 
+/// How many values a text has at most, itself included: before each of the others is a comma or the bracket that it is the first in.
+pub fn count_values(json: &[u8]) -> usize {
+    let (mut r, mut count) = (Reader::new(json), 1);
+    while let Some(byte) = json.get(r.pos) {
+        if *byte == b'"' {
+            if r.skip_string().is_err() {
+                break;
+            }
+        } else {
+            count += usize::from(matches!(byte, b',' | b'[' | b'{'));
+            r.pos += 1;
+        }
+    }
+    count
+}
+
 #[derive(Clone)]
 pub struct Reader<'a> {
     bytes: &'a [u8],
@@ -335,6 +351,15 @@ mod tests {
             assert!(matches!(string(text), Err(Error::Text { .. })), "{text}");
         }
         assert!(matches!(Reader::new(b"\"\xff\"").string(), Err(Error::Text { at: 1 })));
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (text, count) in
+            [("", 1), ("5", 1), ("[0,0,[1]]", 5), (r#"{"a,[":"b\",{","c":{"d":null}}"#, 4), ("[\"a,b", 2)]
+        {
+            assert_eq!(count_values(text.as_bytes()), count, "{text}");
+        }
     }
 
     #[test]

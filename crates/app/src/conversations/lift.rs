@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::media::sniff;
+use crate::work::work;
 
 /// Most files of one conversation, and how deep they may be nested.
 const MAX_MEDIA: usize = 256;
@@ -25,31 +26,38 @@ pub async fn media(store: &Store, batch: RecordBatch) -> Result<RecordBatch, Sto
     }
     let mut lifted: Vec<String> = Vec::with_capacity(batch.num_rows());
     for text in messages.iter().map(Option::unwrap_or_default) {
-        let parsed = text.contains("data:image/").then(|| serde_json::from_str::<Value>(text).ok()).flatten();
-        let Some(mut value) = parsed else {
-            lifted.push(text.to_string());
+        let text = text.to_string();
+        if !text.contains("data:image/") {
+            lifted.push(text);
             continue;
-        };
-        let mut found = Vec::new();
-        take(&mut value, &mut found, 0);
+        }
+        let (text, found) = work(move || of_text(text)).await?;
         for data in found {
             store.media_put(data).await?;
         }
-        lifted.push(value.to_string());
+        lifted.push(text);
     }
     let mut columns: Vec<ArrayRef> = batch.columns().to_vec();
     columns[at] = Arc::new(StringArray::from(lifted));
     Ok(RecordBatch::try_new(batch.schema(), columns)?)
 }
 
-/// The same for one message.
-pub async fn message(store: &Store, message: &mut Value) -> Result<(), StoreError> {
+/// The messages of one conversation without their images, and these. A text that is not JSON stays as it is.
+fn of_text(text: String) -> (String, Vec<Vec<u8>>) {
+    match serde_json::from_str::<Value>(&text) {
+        Ok(mut value) => {
+            let found = message(&mut value);
+            (value.to_string(), found)
+        }
+        Err(_) => (text, Vec::new()),
+    }
+}
+
+/// Takes the images out of one message, or out of all of a conversation.
+pub fn message(message: &mut Value) -> Vec<Vec<u8>> {
     let mut found = Vec::new();
     take(message, &mut found, 0);
-    for data in found {
-        store.media_put(data).await?;
-    }
-    Ok(())
+    found
 }
 
 /// Replaces parts that are images by their hashes, and collects the bytes.

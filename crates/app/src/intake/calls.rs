@@ -11,6 +11,7 @@ use rollscope_store::Store;
 use crate::conversations::lift;
 use crate::problem::Problem;
 use crate::query::{collect, sql_text, text_column};
+use crate::work::work;
 
 /// Ids looked up by one query.
 const LOOKED_UP: usize = 500;
@@ -36,8 +37,13 @@ impl ModelCalls {
 
     pub async fn keep(&self, mut calls: Calls) -> Result<Kept, Problem> {
         // Before they are compared with what is stored: there the images are out already.
-        for message in calls.messages_mut() {
-            lift::message(&self.store, message).await?;
+        let (mut calls, images) = work(move || {
+            let images: Vec<Vec<u8>> = calls.messages_mut().flat_map(lift::message).collect();
+            (calls, images)
+        })
+        .await?;
+        for image in images {
+            self.store.media_put(image).await?;
         }
         let _turn = self.joining.lock().await;
         self.join(&mut calls).await.map_err(|problem| {

@@ -16,6 +16,8 @@ use crate::query::{float_column, int_column, sql_text, text_column};
 
 /// Memory for the totals of all sources. Past this the sources that were quiet longest are looked up again.
 const MAX_BYTES: usize = 128 << 20;
+/// What a source takes beside its names and its totals.
+const ENTRY_BYTES: usize = 256;
 /// A series that was quiet for longer than this begins again at zero, which rates take for a restart.
 const LOOK_BACK_NS: i64 = 86_400_000_000_000;
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -25,9 +27,9 @@ type Key = (String, String);
 /// None: to be looked up.
 type Shared = Arc<tokio::sync::Mutex<Option<Source>>>;
 
-#[derive(Default)]
 struct Entry {
     source: Shared,
+    /// With its key: a source without totals takes memory too.
     bytes: usize,
     used: u64,
 }
@@ -36,6 +38,39 @@ struct Entry {
 struct Sources {
     entries: HashMap<Key, Entry>,
     turn: u64,
+}
+
+fn key_bytes((run, target): &Key) -> usize {
+    run.len() + target.len() + ENTRY_BYTES
+}
+
+impl Sources {
+    fn share(&mut self, key: &Key) -> Shared {
+        self.turn += 1;
+        let new = || Entry { source: Shared::default(), bytes: key_bytes(key), used: 0 };
+        let entry = self.entries.entry(key.clone()).or_insert_with(new);
+        entry.used = self.turn;
+        entry.source.clone()
+    }
+
+    /// Forgets the sources that were quiet longest if all take more than `most`. Then an eighth becomes free, so that the next
+    /// new sources do not sort all of them again.
+    fn forget_down_to(&mut self, most: usize) {
+        let mut total: usize = self.entries.values().map(|e| e.bytes).sum();
+        if total <= most {
+            return;
+        }
+        // Nobody waits for a source that only this table knows.
+        let idle = self.entries.iter().filter(|(_, e)| Arc::strong_count(&e.source) == 1);
+        let mut idle: Vec<(u64, Key)> = idle.map(|(key, e)| (e.used, key.clone())).collect();
+        idle.sort_unstable();
+        for (_, key) in idle {
+            if total <= most - most / 8 {
+                break;
+            }
+            total -= self.entries.remove(&key).map_or(0, |e| e.bytes);
+        }
+    }
 }
 
 pub struct Deltas {
@@ -90,12 +125,7 @@ impl Deltas {
     }
 
     fn shared(&self, key: &Key) -> Shared {
-        let mut sources = self.sources.lock();
-        sources.turn += 1;
-        let turn = sources.turn;
-        let entry = sources.entries.entry(key.clone()).or_default();
-        entry.used = turn;
-        entry.source.clone()
+        self.sources.lock().share(key)
     }
 
     /// The last totals that the store has of a source.
@@ -135,16 +165,10 @@ impl Counted<'_> {
         for (key, source) in held {
             let bytes = source.as_ref().map_or(0, Source::bytes);
             if let Some(entry) = sources.entries.get_mut(&key) {
-                entry.bytes = bytes;
+                entry.bytes = key_bytes(&key) + bytes;
             }
         }
-        let mut total: usize = sources.entries.values().map(|e| e.bytes).sum();
-        while total > MAX_BYTES {
-            // Nobody waits for a source that only this table knows.
-            let idle = sources.entries.iter().filter(|(_, e)| Arc::strong_count(&e.source) == 1);
-            let Some(key) = idle.min_by_key(|(_, e)| e.used).map(|(key, _)| key.clone()) else { break };
-            total -= sources.entries.remove(&key).map_or(0, |e| e.bytes);
-        }
+        sources.forget_down_to(MAX_BYTES);
     }
 }
 
@@ -153,5 +177,29 @@ impl Drop for Counted<'_> {
         for (_, source) in &mut self.held {
             **source = None;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_without_totals_are_forgotten_too() {
+        let key = |n: usize| ("run".to_string(), format!("service/{n:04}"));
+        let mut sources = Sources::default();
+        let held = sources.share(&key(0));
+        (1..1000).for_each(|n| drop(sources.share(&key(n))));
+        let each = key_bytes(&key(0));
+        sources.forget_down_to(1000 * each);
+        assert_eq!(sources.entries.len(), 1000);
+        sources.forget_down_to(800 * each);
+        assert_eq!(sources.entries.len(), 700);
+        // The one that is in use is the oldest. The others that stay are the newest.
+        assert!(sources.entries.contains_key(&key(0)) && !sources.entries.contains_key(&key(300)));
+        assert!(sources.entries.contains_key(&key(999)));
+        drop(held);
+        sources.forget_down_to(600 * each);
+        assert!(!sources.entries.contains_key(&key(0)));
     }
 }

@@ -9,21 +9,22 @@ mod deltas;
 mod runs;
 
 use arrow::array::RecordBatch;
-use rollscope_formats::conversations::events::Calls;
+use rollscope_formats::conversations::events::{Calls, Finished};
 use rollscope_formats::import::otlp::{Decoded, DecodedLogs, Delta, RunRecord, RunSeen};
 use rollscope_formats::import::remote_write;
 use rollscope_formats::{call_tokens, conversations};
 use rollscope_model::Table;
 use rollscope_query::Engine;
-use rollscope_store::{Appended, Store, StoreError};
+use rollscope_store::{Store, StoreError};
 
 use crate::conversations::lift;
 use crate::problem::Problem;
+use crate::work::work;
 use calls::ModelCalls;
 use deltas::Deltas;
 use runs::Runs;
 
-/// What became of a message's rows. Right even where the message failed half-way.
+/// What became of the rows of a message or a batch. Right even where a message failed half-way.
 #[derive(Debug, Default)]
 pub struct Receipt {
     pub accepted: u64,
@@ -93,6 +94,8 @@ impl Intake {
             let appended = append(store, table, batch).await?;
             receipt.accepted += appended.accepted;
             receipt.duplicates += appended.duplicates;
+            receipt.rejected += appended.rejected;
+            receipt.reasons.extend(appended.reasons);
         }
         if let Some(counted) = counted {
             counted.stored();
@@ -101,12 +104,18 @@ impl Intake {
     }
 }
 
-/// Appends a batch, with the conversations and tokens that its spans tell of, and lifts the images out of messages.
-pub async fn append(store: &Store, table: Table, batch: RecordBatch) -> Result<Appended, StoreError> {
+/// Appends a batch, with the conversations and tokens that its spans tell of, and lifts the images out of messages. Rejected are
+/// conversations that are too large; their spans are stored.
+pub async fn append(store: &Store, table: Table, batch: RecordBatch) -> Result<Receipt, StoreError> {
     // Model calls on spans are conversations too.
-    let is_spans = table == Table::Spans;
-    let talks = if is_spans { conversations::from_spans(&batch) } else { None };
-    let tokens = if is_spans { call_tokens::from_spans(&batch) } else { None };
+    let (talks, tokens) = match table {
+        Table::Spans => {
+            let spans = batch.clone();
+            work(move || (conversations::from_spans(&spans), call_tokens::from_spans(&spans))).await?
+        }
+        _ => (Finished::default(), None),
+    };
+    let Finished { batch: talks, rejected, reasons } = talks;
     let batch = match table {
         Table::Conversations => lift::media(store, batch).await?,
         _ => batch,
@@ -129,7 +138,7 @@ pub async fn append(store: &Store, table: Table, batch: RecordBatch) -> Result<A
         }
     };
     let (appended, (), ()) = tokio::try_join!(store.append(table, batch), keep_talks, keep_tokens)?;
-    Ok(appended)
+    Ok(Receipt { accepted: appended.accepted, duplicates: appended.duplicates, rejected, reasons })
 }
 
 /// What one message brought, of any signal.

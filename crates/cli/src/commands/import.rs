@@ -124,18 +124,25 @@ pub async fn file(
         })
     });
     let mut new = 0;
+    let (mut left_out, mut why) = (0, Vec::new());
     while let Some((table, batch)) = batches.recv().await {
         if table == Table::Runs {
             runs.widen(&batch)?;
         } else {
             // The deletion of a run must not come between an image and the conversation that has it.
             let _held = store.hold_runs().await;
-            let accepted = intake::append(store, table, batch).await?.accepted;
+            let appended = intake::append(store, table, batch).await?;
+            left_out += appended.rejected;
+            if why.is_empty() {
+                why = appended.reasons;
+            }
             // Rows of other tables replace what was there, so whether they are new is not known here.
-            new += if table == Table::Spans { accepted } else { 0 };
+            new += if table == Table::Spans { appended.accepted } else { 0 };
         }
     }
-    let imported = reader.await.context("the reader failed")??;
+    let mut imported = reader.await.context("the reader failed")??;
+    imported.rejected += left_out;
+    imported.reasons.extend(why);
     drop(bar);
     Ok((imported, new, format))
 }

@@ -19,7 +19,9 @@ fn talk(attrs: &[(&str, Attr)], events: &[NewEvent]) -> Vec<Value> {
         events,
         ..NewSpan::default()
     });
-    let Some(batch) = from_spans(&spans.finish().unwrap()) else { return Vec::new() };
+    let done = from_spans(&spans.finish().unwrap());
+    assert_eq!((done.rejected, done.reasons.len()), (0, 0), "{:?}", done.reasons);
+    let Some(batch) = done.batch else { return Vec::new() };
     assert_eq!(batch.num_rows(), 1);
     let text = |name: &str| read::column::<read::Text>(&batch, name).unwrap().at(0).to_string();
     assert_eq!(text("id"), format!("r/{}/{}", "01".repeat(16), "02".repeat(8)));
@@ -134,4 +136,36 @@ fn prompts_as_one_text_and_half_written_things() {
     let gap =
         talk(&[("gen_ai.prompt.7.content", "x".into()), ("gen_ai.prompt.0.tool_calls.90000.name", "y".into())], &[]);
     assert_eq!(gap.len(), 2);
+    assert_eq!(gap[0]["tool_calls"].as_array().map(Vec::len), Some(1));
+}
+
+#[test]
+fn numbers_in_names_make_no_values_that_nobody_sent() {
+    let path = ".4095".repeat(8);
+    let names: Vec<String> = (0..1024).map(|n| format!("gen_ai.prompt.0.content.{n}{path}")).collect();
+    let attrs: Vec<(&str, Attr)> = names.iter().map(|name| (name.as_str(), "x".into())).collect();
+    let found = talk(&attrs, &[]);
+    assert_eq!(found[0]["content"].as_array().map(Vec::len), Some(1024));
+    let text = Value::from(found).to_string();
+    assert!(text.len() < 64 << 10, "{} bytes", text.len());
+}
+
+#[test]
+fn messages_that_are_too_large_are_left_out_and_counted() {
+    let values = format!("[{}0]", "0,".repeat(MAX_VALUES));
+    let mut spans = SpansBuilder::default();
+    for (n, prompt) in [(1, "x".repeat(CONVERSATION_BYTES)), (2, "small".to_string()), (3, values)] {
+        spans.push(&NewSpan {
+            run_id: "r",
+            trace_id: [n; 16],
+            span_id: [n; 8],
+            name: "chat",
+            end_ns: Some(1),
+            end_attrs: &[("gen_ai.prompt", prompt.into())],
+            ..NewSpan::default()
+        });
+    }
+    let done = from_spans(&spans.finish().unwrap());
+    assert_eq!((done.batch.map(|batch| batch.num_rows()), done.rejected), (Some(1), 2));
+    assert!(done.reasons[0].ends_with("(2)"), "{:?}", done.reasons);
 }

@@ -1,5 +1,6 @@
 //! `merge_attrs(a, b)`, what the virtual column `spans.attrs` is made of, and `attr_keys(col)`.
 
+use std::collections::HashSet;
 use std::sync::{Arc, LazyLock};
 
 use arrow::array::cast::AsArray;
@@ -14,6 +15,8 @@ use super::lookup::{check_source, json_keys, normalise};
 use super::udf;
 
 pub const MERGE: &str = "merge_attrs";
+/// Of as many keys or fewer a set costs more than it saves.
+const FEW: usize = 16;
 
 pub fn merge_attrs() -> Arc<ScalarUDF> {
     static FUNCTION: LazyLock<Arc<ScalarUDF>> =
@@ -74,9 +77,15 @@ fn merge(a: &MapArray, b: &MapArray) -> Result<MapArray> {
     };
     for row in 0..a.len() {
         let mut length = 0;
+        let of_b = range(b, row).map(|j| b_keys.value(j));
+        let many: Option<HashSet<&str>> = (of_b.len() > FEW).then(|| of_b.clone().collect());
         for i in range(a, row) {
             let key = a_keys.value(i);
-            if !range(b, row).any(|j| b_keys.value(j) == key) {
+            let is_in_b = match &many {
+                Some(keys) => keys.contains(key),
+                None => of_b.clone().any(|other| other == key),
+            };
+            if !is_in_b {
                 keys.append_value(key);
                 values.append_value(a_values.value(i));
                 length += 1;

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use promql_parser::parser::token;
 use promql_parser::parser::{AggregateExpr, LabelModifier};
 
-use super::eval::{Context, Failed, Value, eval as eval_expr};
+use super::eval::{Context, Failed, Value, Watch, eval as eval_expr};
 use super::functions::{number_text, scalar};
 use super::{ABSENT, Labels, Row, is_absent, window};
 
@@ -25,6 +25,7 @@ pub fn eval(e: &AggregateExpr, cx: &Context) -> Result<Vec<Row>, Failed> {
     let mut index: HashMap<Labels, usize> = HashMap::new();
     let mut groups: Vec<(Labels, Vec<Row>)> = Vec::new();
     for row in rows {
+        cx.still_wanted()?;
         let labels = group_labels(&row.labels, &e.modifier);
         let place = *index.entry(labels.clone()).or_insert_with(|| {
             groups.push((labels, Vec::new()));
@@ -33,13 +34,18 @@ pub fn eval(e: &AggregateExpr, cx: &Context) -> Result<Vec<Row>, Failed> {
         groups[place].1.push(row);
     }
     let steps = cx.steps.count();
+    let mut watch = cx.watch();
     match e.op.id() {
         token::T_TOPK | token::T_BOTTOMK => {
             let k = parameter(e, cx)?;
             let top = e.op.id() == token::T_TOPK;
-            Ok(groups.into_iter().flat_map(|(_, rows)| pick(rows, &k, top)).collect())
+            let mut out = Vec::new();
+            for (_, rows) in groups {
+                out.extend(pick(rows, &k, top, &mut watch)?);
+            }
+            Ok(out)
         }
-        token::T_COUNT_VALUES => count_values(e, cx, groups, steps),
+        token::T_COUNT_VALUES => count_values(e, cx, groups, &mut watch),
         op => {
             let phi = if op == token::T_QUANTILE { parameter(e, cx)? } else { Vec::new() };
             let fold: fn(&mut Vec<f64>, f64) -> f64 = match op {
@@ -55,20 +61,21 @@ pub fn eval(e: &AggregateExpr, cx: &Context) -> Result<Vec<Row>, Failed> {
                 _ => return Err(format!("the aggregation {} is not supported", e.op)),
             };
             let mut present = Vec::new();
-            Ok(groups
-                .into_iter()
-                .map(|(labels, rows)| {
-                    let values = (0..steps).map(|step| {
-                        present.clear();
-                        present.extend(rows.iter().map(|r| r.values[step]).filter(|v| !is_absent(*v)));
-                        match present.is_empty() {
-                            true => ABSENT,
-                            false => fold(&mut present, phi.get(step).copied().unwrap_or(0.0)),
-                        }
+            let mut out = Vec::with_capacity(groups.len());
+            for (labels, rows) in groups {
+                let mut values = Vec::with_capacity(steps);
+                for step in 0..steps {
+                    watch.pass(rows.len())?;
+                    present.clear();
+                    present.extend(rows.iter().map(|r| r.values[step]).filter(|v| !is_absent(*v)));
+                    values.push(match present.is_empty() {
+                        true => ABSENT,
+                        false => fold(&mut present, phi.get(step).copied().unwrap_or(0.0)),
                     });
-                    Row { labels, values: values.collect() }
-                })
-                .collect())
+                }
+                out.push(Row { labels, values });
+            }
+            Ok(out)
         }
     }
 }
@@ -78,9 +85,10 @@ fn parameter(e: &AggregateExpr, cx: &Context) -> Result<Vec<f64>, Failed> {
 }
 
 /// At every step the `k` largest or smallest; the others are absent there. NaN comes last in both cases.
-fn pick(mut rows: Vec<Row>, k: &[f64], top: bool) -> Vec<Row> {
+fn pick(mut rows: Vec<Row>, k: &[f64], top: bool, watch: &mut Watch) -> Result<Vec<Row>, Failed> {
     let mut kept = vec![false; rows.len()];
     for (step, k) in k.iter().enumerate() {
+        watch.pass(rows.len())?;
         kept.fill(false);
         let mut order: Vec<usize> = (0..rows.len()).filter(|i| !is_absent(rows[*i].values[step])).collect();
         let value = |i: usize| rows[i].values[step];
@@ -107,15 +115,16 @@ fn pick(mut rows: Vec<Row>, k: &[f64], top: bool) -> Vec<Row> {
         });
     }
     rows.retain(|r| r.values.iter().any(|v| !is_absent(*v)));
-    rows
+    Ok(rows)
 }
 
 fn count_values(
     e: &AggregateExpr,
     cx: &Context,
     groups: Vec<(Labels, Vec<Row>)>,
-    steps: usize,
+    watch: &mut Watch,
 ) -> Result<Vec<Row>, Failed> {
+    let steps = cx.steps.count();
     let Some(Value::Text(name)) = e.param.as_deref().map(|p| eval_expr(p, cx)).transpose()? else {
         return Err("count_values expects a label name as its first argument".into());
     };
@@ -125,6 +134,7 @@ fn count_values(
         let mut counts: Vec<(String, Vec<f64>)> = Vec::new();
         for row in &rows {
             for (step, v) in row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v)) {
+                watch.pass(1)?;
                 let text = number_text(*v);
                 let place = match index.get(&text) {
                     Some(place) => *place,

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use datafusion::common::DataFusionError;
 use futures::future::BoxFuture;
 use promql_parser::label::Matcher;
 use promql_parser::parser::value::ValueType;
@@ -235,8 +236,10 @@ impl Engine {
                 data.insert(key, Arc::new(source::read_selector(&state, &table, &wanted, &mut budget).await?));
             }
             let room = Room::new(budget.samples);
-            let cx = Context::new(steps, lookback, max_steps, &data, &room);
-            eval::answer(&query.expr, &cx).map_err(datafusion::common::DataFusionError::Plan)
+            // It is stopped when the caller gets a timeout, and when the caller has gone. Until it ends, it keeps its turn.
+            let why_stopped = || table.progress().why_stopped();
+            let cx = Context::new(steps, lookback, max_steps, &data, &room).until(&why_stopped);
+            eval::answer(&query.expr, &cx).map_err(|e| DataFusionError::External(Box::new(e)))
         })
         .await
     }

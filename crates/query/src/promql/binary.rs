@@ -68,37 +68,35 @@ pub fn eval(e: &BinaryExpr, cx: &Context) -> Result<Value, Failed> {
             Ok(Value::Scalar(a.iter().zip(&b).map(|(a, b)| apply(op, *a, *b, *a, as_bool)).collect()))
         }
         (Value::Vector(rows), Value::Scalar(b)) => {
-            with_scalar(rows, op, as_bool, |i, v| apply(op, v, b[i], v, as_bool)).map(Value::Vector)
+            with_scalar(rows, op, as_bool, cx, |i, v| apply(op, v, b[i], v, as_bool)).map(Value::Vector)
         }
         (Value::Scalar(a), Value::Vector(rows)) => {
-            with_scalar(rows, op, as_bool, |i, v| apply(op, a[i], v, v, as_bool)).map(Value::Vector)
+            with_scalar(rows, op, as_bool, cx, |i, v| apply(op, a[i], v, v, as_bool)).map(Value::Vector)
         }
-        (Value::Vector(a), Value::Vector(b)) if set => Ok(Value::Vector(set_operation(op, a, b, modifier))),
+        (Value::Vector(a), Value::Vector(b)) if set => set_operation(op, a, b, modifier, cx).map(Value::Vector),
         (Value::Vector(a), Value::Vector(b)) => vectors(op, a, b, modifier, cx).map(Value::Vector),
         _ => Err(format!("the operator {} does not accept strings", e.op)),
     }
 }
 
 fn with_scalar(
-    rows: Vec<Row>,
+    mut rows: Vec<Row>,
     op: TokenId,
     as_bool: bool,
+    cx: &Context,
     value: impl Fn(usize, f64) -> f64,
 ) -> Result<Vec<Row>, Failed> {
     let drops_name = !is_comparison(op) || as_bool;
-    merge(
-        rows.into_iter()
-            .map(|mut row| {
-                for (i, v) in row.values.iter_mut().enumerate().filter(|(_, v)| !is_absent(**v)) {
-                    *v = value(i, *v);
-                }
-                if drops_name {
-                    row.labels = row.labels.without_name();
-                }
-                row
-            })
-            .collect(),
-    )
+    for row in &mut rows {
+        cx.still_wanted()?;
+        for (i, v) in row.values.iter_mut().enumerate().filter(|(_, v)| !is_absent(**v)) {
+            *v = value(i, *v);
+        }
+        if drops_name {
+            row.labels = row.labels.without_name();
+        }
+    }
+    merge(rows)
 }
 
 /// The labels by which both sides are matched.
@@ -110,57 +108,94 @@ fn signature(labels: &Labels, modifier: &BinModifier) -> Labels {
     }
 }
 
-fn by_signature(rows: &[Row], modifier: &BinModifier) -> HashMap<Labels, Vec<usize>> {
-    let mut out: HashMap<Labels, Vec<usize>> = HashMap::new();
-    for (i, row) in rows.iter().enumerate() {
-        out.entry(signature(&row.labels, modifier)).or_default().push(i);
-    }
-    out
+/// Which series of one signature has a value at a step, by its position.
+#[derive(Clone, Copy)]
+enum Partner {
+    Nobody,
+    One(u32),
+    /// The first of them.
+    Several(u32),
 }
 
-fn set_operation(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier) -> Vec<Row> {
+/// The partners of each signature, by step. Where labels change over time, a signature has many, one at a step: going through
+/// all of them at every step would take too long.
+fn partners_of(rows: &[Row], modifier: &BinModifier, cx: &Context) -> Result<HashMap<Labels, Vec<Partner>>, Failed> {
+    let mut out: HashMap<Labels, Vec<Partner>> = HashMap::new();
+    for (place, row) in rows.iter().enumerate() {
+        cx.still_wanted()?;
+        let partners =
+            out.entry(signature(&row.labels, modifier)).or_insert_with(|| vec![Partner::Nobody; row.values.len()]);
+        for (partner, _) in partners.iter_mut().zip(&row.values).filter(|(_, v)| !is_absent(**v)) {
+            *partner = match *partner {
+                Partner::Nobody => Partner::One(place as u32),
+                Partner::One(first) | Partner::Several(first) => Partner::Several(first),
+            };
+        }
+    }
+    Ok(out)
+}
+
+fn set_operation(
+    op: TokenId,
+    a: Vec<Row>,
+    b: Vec<Row>,
+    modifier: &BinModifier,
+    cx: &Context,
+) -> Result<Vec<Row>, Failed> {
     let steps = a.first().or(b.first()).map_or(0, |r| r.values.len());
-    let presence = |rows: &[Row]| {
+    let presence = |rows: &[Row]| -> Result<HashMap<Labels, Vec<bool>>, Failed> {
         let mut there: HashMap<Labels, Vec<bool>> = HashMap::new();
         for row in rows {
+            cx.still_wanted()?;
             let seen = there.entry(signature(&row.labels, modifier)).or_insert_with(|| vec![false; steps]);
             row.values.iter().zip(seen).for_each(|(v, seen)| *seen |= !is_absent(*v));
         }
-        there
+        Ok(there)
     };
-    let masked = |rows: Vec<Row>, there: &HashMap<Labels, Vec<bool>>, keep_where: bool| {
-        rows.into_iter()
-            .filter_map(|mut row| {
-                let seen = there.get(&signature(&row.labels, modifier));
-                for (i, v) in row.values.iter_mut().enumerate() {
-                    if seen.is_some_and(|s| s[i]) != keep_where {
-                        *v = ABSENT;
-                    }
+    let masked = |rows: Vec<Row>, there: &HashMap<Labels, Vec<bool>>, keep_where: bool| -> Result<Vec<Row>, Failed> {
+        let mut out = Vec::new();
+        for mut row in rows {
+            cx.still_wanted()?;
+            let seen = there.get(&signature(&row.labels, modifier));
+            for (i, v) in row.values.iter_mut().enumerate() {
+                if seen.is_some_and(|s| s[i]) != keep_where {
+                    *v = ABSENT;
                 }
-                row.values.iter().any(|v| !is_absent(*v)).then_some(row)
-            })
-            .collect::<Vec<Row>>()
+            }
+            if row.values.iter().any(|v| !is_absent(*v)) {
+                out.push(row);
+            }
+        }
+        Ok(out)
     };
     match op {
-        token::T_LAND => masked(a, &presence(&b), true),
-        token::T_LUNLESS => masked(a, &presence(&b), false),
+        token::T_LAND => masked(a, &presence(&b)?, true),
+        token::T_LUNLESS => masked(a, &presence(&b)?, false),
         _ => {
-            let there = presence(&a);
+            let there = presence(&a)?;
             let mut out = a;
+            // The left side may have the same labels twice; the first counts.
+            let mut index: HashMap<Labels, usize> = HashMap::with_capacity(out.len());
+            for (place, row) in out.iter().enumerate() {
+                index.entry(row.labels.clone()).or_insert(place);
+            }
             // A series that is on both sides is one series.
-            for extra in masked(b, &there, false) {
-                match out.iter_mut().find(|r| r.labels == extra.labels) {
-                    Some(row) => {
-                        for (v, x) in row.values.iter_mut().zip(extra.values) {
+            for extra in masked(b, &there, false)? {
+                match index.get(&extra.labels) {
+                    Some(place) => {
+                        for (v, x) in out[*place].values.iter_mut().zip(extra.values) {
                             if is_absent(*v) {
                                 *v = x;
                             }
                         }
                     }
-                    None => out.push(extra),
+                    None => {
+                        index.insert(extra.labels.clone(), out.len());
+                        out.push(extra);
+                    }
                 }
             }
-            out
+            Ok(out)
         }
     }
 }
@@ -170,46 +205,50 @@ fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier, cx: &C
     let swapped = matches!(modifier.card, VectorMatchCardinality::OneToMany(_));
     let (many, one) = if swapped { (b, a) } else { (a, b) };
     let one_to_one = matches!(modifier.card, VectorMatchCardinality::OneToOne);
-    let partners = by_signature(&one, modifier);
+    let partners = partners_of(&one, modifier, cx)?;
     let as_bool = modifier.return_bool;
     let drops_name = !is_comparison(op) || as_bool;
     let mut out: Vec<Row> = Vec::new();
     // One to one: which steps of a signature have had their match.
     let mut used: HashMap<Labels, Vec<bool>> = HashMap::new();
     for row in &many {
+        cx.still_wanted()?;
         let key = signature(&row.labels, modifier);
-        let Some(candidates) = partners.get(&key) else { continue };
+        let Some(partner_at) = partners.get(&key) else { continue };
         let taken = used.entry(key).or_insert_with(|| vec![false; row.values.len()]);
         // As a rule there is one partner; where labels change over time there are several, one at a step.
         let mut results: Vec<(Labels, Vec<f64>)> = Vec::new();
         let mut last: Option<(usize, usize)> = None;
         for (i, v) in row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v)) {
-            let mut there = candidates.iter().filter(|c| !is_absent(one[**c].values[i]));
-            let Some(partner) = there.next() else { continue };
-            if there.next().is_some() {
-                let side = if swapped { "left" } else { "right" };
-                return Err(format!(
-                    "found duplicate series for the match group on the {side} hand-side of the operation, such as {}: \
-                     many-to-many matching is not allowed: matching labels must be unique on one side",
-                    one[*partner].labels
-                ));
-            }
+            let partner = match partner_at[i] {
+                Partner::Nobody => continue,
+                Partner::One(place) => place as usize,
+                Partner::Several(first) => {
+                    let side = if swapped { "left" } else { "right" };
+                    return Err(format!(
+                        "found duplicate series for the match group on the {side} hand-side of the operation, such \
+                         as {}: many-to-many matching is not allowed: matching labels must be unique on one side",
+                        one[first as usize].labels
+                    ));
+                }
+            };
             if one_to_one && std::mem::replace(&mut taken[i], true) {
                 return Err(
                     "multiple matches for labels: many-to-one matching must be explicit (group_left/group_right)"
                         .to_string(),
                 );
             }
-            let other = one[*partner].values[i];
+            let other = one[partner].values[i];
             let (l, r) = if swapped { (other, *v) } else { (*v, other) };
             let result = apply(op, l, r, l, as_bool);
             if is_absent(result) {
                 continue;
             }
             let place = match last {
-                Some((known, place)) if known == *partner => place,
+                Some((known, place)) if known == partner => place,
                 _ => {
-                    let labels = result_labels(&row.labels, &one[*partner].labels, modifier, drops_name);
+                    cx.still_wanted()?;
+                    let labels = result_labels(&row.labels, &one[partner].labels, modifier, drops_name);
                     match results.iter().position(|(l, _)| *l == labels) {
                         Some(place) => place,
                         None => {
@@ -220,7 +259,7 @@ fn vectors(op: TokenId, a: Vec<Row>, b: Vec<Row>, modifier: &BinModifier, cx: &C
                     }
                 }
             };
-            last = Some((*partner, place));
+            last = Some((partner, place));
             results[place].1[i] = result;
         }
         out.extend(results.into_iter().map(|(labels, values)| Row { labels, values }));

@@ -10,11 +10,14 @@ use promql_parser::parser::{AtModifier, Expr, MatrixSelector, Offset, SubqueryEx
 use super::source::{Stored, Wanted};
 use super::window::{Resets, Window, find_resets};
 use super::{ABSENT, Labels, Row, aggregate, binary, functions, is_absent};
+use crate::error::{ErrorKind, QueryError};
 
 /// Deepest nesting of an expression.
 const MAX_DEPTH: usize = 100;
-/// Series times steps from which on the work is shared out over two threads.
+/// Series times steps from which on the work is shared out over several threads.
 const PARALLEL: usize = 100_000;
+/// Values that an evaluation goes through before it looks again whether it is still wanted.
+const VALUES_PER_LOOK: usize = 1 << 16;
 /// Longer durations mean the same as this one (35,000 years). Sums of them, one for each level of nesting, do not overflow.
 const FOREVER_MS: i64 = 1 << 50;
 
@@ -64,7 +67,34 @@ pub struct Context<'a> {
     /// Steps that one window of a subquery may have.
     pub max_steps: usize,
     pub room: &'a Room,
+    why_stopped: &'a WhyStopped<'a>,
     pub depth: usize,
+}
+
+/// Why an evaluation must end, once it must: it was cancelled, its time is over, or its client has gone. To abort its task does
+/// not help, because an evaluation never waits.
+pub type WhyStopped<'a> = dyn Fn() -> Option<QueryError> + Sync + 'a;
+
+fn goes_on() -> Option<QueryError> {
+    None
+}
+
+/// Counts what is gone through, and looks from time to time whether the answer is still wanted.
+pub struct Watch<'a> {
+    cx: &'a Context<'a>,
+    since_look: usize,
+}
+
+impl Watch<'_> {
+    /// This many values more are gone through. Fails as [`Context::still_wanted`] does.
+    pub fn pass(&mut self, values: usize) -> Result<(), Failed> {
+        self.since_look += values;
+        if self.since_look < VALUES_PER_LOOK {
+            return Ok(());
+        }
+        self.since_look = 0;
+        self.cx.still_wanted()
+    }
 }
 
 /// How many samples and values a query may still hold. Code that creates new ones takes from this first. Nothing is given
@@ -123,7 +153,26 @@ fn offset_ms(offset: &Option<Offset>) -> i64 {
 impl<'a> Context<'a> {
     /// Of a whole query.
     pub fn new(steps: Steps, lookback: i64, max_steps: usize, data: &'a Data, room: &'a Room) -> Self {
-        Context { steps, query: steps, lookback, default_step: 60_000, data, max_steps, room, depth: 0 }
+        let why_stopped = &goes_on;
+        Context { steps, query: steps, lookback, default_step: 60_000, data, max_steps, room, why_stopped, depth: 0 }
+    }
+
+    /// The same, as long as this gives no error.
+    pub fn until(self, why_stopped: &'a WhyStopped<'a>) -> Self {
+        Context { why_stopped, ..self }
+    }
+
+    /// Fails once nobody waits for the answer any more. Code that goes through series asks this for each of them.
+    pub fn still_wanted(&self) -> Result<(), Failed> {
+        match (self.why_stopped)() {
+            Some(error) => Err(error.message),
+            None => Ok(()),
+        }
+    }
+
+    /// For code that goes through many values of one series, or through many series at one step.
+    pub fn watch(&self) -> Watch<'_> {
+        Watch { cx: self, since_look: 0 }
     }
 
     /// The fixed time of an `@`, if there is one.
@@ -227,13 +276,13 @@ pub fn wanted(expr: &Expr, cx: &Context, out: &mut HashMap<String, Wanted>) -> R
 
 pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
     let n = cx.steps.count();
-    Ok(match expr {
+    let value = match expr {
         Expr::NumberLiteral(number) => Value::Scalar(vec![number.val; n]),
         Expr::StringLiteral(text) => Value::Text(text.val.clone()),
         Expr::Paren(e) => eval(&e.expr, cx)?,
         Expr::Unary(e) => match eval(&e.expr, cx)? {
             Value::Scalar(values) => Value::Scalar(values.into_iter().map(|v| -v).collect()),
-            Value::Vector(rows) => Value::Vector(functions::map_rows(rows, |v| -v)?),
+            Value::Vector(rows) => Value::Vector(functions::map_rows(rows, cx, |v| -v)?),
             Value::Text(_) => return Err("a string cannot be negated".into()),
         },
         Expr::VectorSelector(vs) => Value::Vector(instant(vs, cx, false)?),
@@ -247,7 +296,9 @@ pub fn eval(expr: &Expr, cx: &Context) -> Result<Value, Failed> {
         Expr::Binary(e) => binary::eval(e, cx)?,
         Expr::Call(call) => functions::call(call, cx)?,
         Expr::Extension(_) => return Err("extensions are not supported".into()),
-    })
+    };
+    cx.still_wanted()?;
+    Ok(value)
 }
 
 /// An instant vector at every step: the last sample within the lookback, unless it is stale. With `times`, the sample's
@@ -272,26 +323,41 @@ pub fn instant(vs: &VectorSelector, cx: &Context, times: bool) -> Result<Vec<Row
                 }
             })
             .collect();
-        Row { labels: series.labels.clone(), values }
+        Ok(Row { labels: series.labels.clone(), values })
     });
     Ok(rows?.into_iter().filter(|r| r.values.iter().any(|v| !is_absent(*v))).collect())
 }
 
-/// Does the same for every series, on two threads if there is much to do.
-fn over_series<T: Sync>(cx: &Context, series: &[T], work: impl Fn(&T) -> Row + Sync) -> Result<Vec<Row>, Failed> {
+/// Does the same for every series, on several threads if there is much to do.
+fn over_series<T: Sync>(
+    cx: &Context,
+    series: &[T],
+    work: impl Fn(&T) -> Result<Row, Failed> + Sync,
+) -> Result<Vec<Row>, Failed> {
     let steps = cx.steps.count();
     cx.room.take(series.len(), steps)?;
+    let work_on = |part: &[T]| -> Result<Vec<Row>, Failed> {
+        let mut rows = Vec::with_capacity(part.len());
+        for one in part {
+            cx.still_wanted()?;
+            rows.push(work(one)?);
+        }
+        Ok(rows)
+    };
     if series.len() < 2 || series.len() * steps < PARALLEL {
-        return Ok(series.iter().map(work).collect());
+        return work_on(series);
     }
     let threads = std::thread::available_parallelism().map_or(2, usize::from).min(8);
     let share = series.len().div_ceil(threads);
-    Ok(std::thread::scope(|scope| {
-        let work = &work;
-        let parts: Vec<_> =
-            series.chunks(share).map(|part| scope.spawn(move || part.iter().map(work).collect::<Vec<Row>>())).collect();
-        parts.into_iter().flat_map(|part| part.join().expect("work does not panic")).collect()
-    }))
+    std::thread::scope(|scope| {
+        let work_on = &work_on;
+        let parts: Vec<_> = series.chunks(share).map(|part| scope.spawn(move || work_on(part))).collect();
+        let mut rows = Vec::with_capacity(series.len());
+        for part in parts {
+            rows.extend(part.join().expect("work does not panic")?);
+        }
+        Ok(rows)
+    })
 }
 
 /// A range argument of a function: from the store, or made by a subquery.
@@ -308,7 +374,8 @@ pub fn windows(
             let at = cx.times(&vs.at, &vs.offset);
             let rows = over_series(cx, cx.stored(vs), |series| {
                 let (times, values) = series.clean();
-                slide(labels_of(&series.labels), times, values, series.resets(), &at, millis(*range), &work)
+                let values = slide(cx, times, values, series.resets(), &at, millis(*range), &work)?;
+                Ok(Row { labels: labels_of(&series.labels), values })
             });
             functions::merge(rows?)
         }
@@ -321,12 +388,14 @@ pub fn windows(
             };
             cx.room.take(rows.len(), cx.steps.count())?;
             let at = cx.times(&sub.at, &sub.offset);
-            let slid = rows.into_iter().map(|row| {
+            let slid = rows.into_iter().map(|row| -> Result<Row, Failed> {
+                cx.still_wanted()?;
                 let points = row.values.iter().enumerate().filter(|(_, v)| !is_absent(**v));
                 let (times, values): (Vec<i64>, Vec<f64>) = points.map(|(i, v)| (inner.steps.at(i), *v)).unzip();
-                slide(labels_of(&row.labels), &times, &values, &find_resets(&values), &at, millis(sub.range), &work)
+                let values = slide(cx, &times, &values, &find_resets(&values), &at, millis(sub.range), &work)?;
+                Ok(Row { labels: labels_of(&row.labels), values })
             });
-            functions::merge(slid.collect())
+            functions::merge(slid.collect::<Result<_, _>>()?)
         }
         other => Err(format!("{other} is not a range vector; add a range such as [5m] to a selector")),
     }
@@ -334,24 +403,29 @@ pub fn windows(
 
 /// One function over the windows of one series.
 fn slide(
-    labels: Labels,
+    cx: &Context,
     times: &[i64],
     values: &[f64],
     resets: &[usize],
     at: &[i64],
     range: i64,
     work: &impl Fn(&Window, usize) -> Option<f64>,
-) -> Row {
+) -> Result<Vec<f64>, Failed> {
     let (mut from, mut to) = (0, 0);
-    let out = at.iter().enumerate().map(|(step, t)| {
+    let mut watch = cx.watch();
+    let mut out = Vec::with_capacity(at.len());
+    for (step, t) in at.iter().enumerate() {
         while to < times.len() && times[to] <= *t {
             to += 1;
         }
         while from < to && times[from] <= t - range {
             from += 1;
         }
+        // Windows may be long and overlap, so that each sample is gone through again and again.
+        watch.pass(to - from + 1)?;
         if from == to {
-            return ABSENT;
+            out.push(ABSENT);
+            continue;
         }
         let window = Window {
             times: &times[from..to],
@@ -360,13 +434,19 @@ fn slide(
             start: t - range,
             end: *t,
         };
-        work(&window, step).unwrap_or(ABSENT)
-    });
-    Row { labels, values: out.collect() }
+        out.push(work(&window, step).unwrap_or(ABSENT));
+    }
+    Ok(out)
 }
 
 /// The answer of a whole query.
-pub fn answer(expr: &Expr, cx: &Context) -> Result<PromAnswer, Failed> {
+pub fn answer(expr: &Expr, cx: &Context) -> Result<PromAnswer, QueryError> {
+    let refused = |text: String| (cx.why_stopped)().unwrap_or_else(|| QueryError::new(ErrorKind::Plan, text));
+    answer_in_words(expr, cx).map_err(refused)
+}
+
+fn answer_in_words(expr: &Expr, cx: &Context) -> Result<PromAnswer, Failed> {
+    cx.still_wanted()?;
     let mut bare = expr;
     while let Expr::Paren(e) = bare {
         bare = &e.expr;

@@ -122,15 +122,8 @@ pub fn merge(rows: Vec<Row>) -> Result<Vec<Row>, Failed> {
 }
 
 /// A function of each value; the name of the metric goes.
-pub fn map_rows(rows: Vec<Row>, f: impl Fn(f64) -> f64) -> Result<Vec<Row>, Failed> {
-    merge(
-        rows.into_iter()
-            .map(|mut row| {
-                row.values.iter_mut().filter(|v| !is_absent(**v)).for_each(|v| *v = f(*v));
-                Row { labels: row.labels.without_name(), values: row.values }
-            })
-            .collect(),
-    )
+pub fn map_rows(rows: Vec<Row>, cx: &Context, f: impl Fn(f64) -> f64) -> Result<Vec<Row>, Failed> {
+    by_step(rows, cx, |_, v| f(v))
 }
 
 pub fn scalar(expr: &Expr, cx: &Context) -> Result<Vec<f64>, Failed> {
@@ -172,7 +165,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
     let arg = |i: usize| args.get(i).copied().ok_or_else(|| format!("{name} expects more arguments"));
     let steps = cx.steps.count();
     if let Some(f) = plain(name) {
-        return Ok(Value::Vector(map_rows(vector(arg(0)?, cx)?, f)?));
+        return Ok(Value::Vector(map_rows(vector(arg(0)?, cx)?, cx, f)?));
     }
     if let Some(f) = over_time(name) {
         return Ok(Value::Vector(windows(arg(0)?, cx, keeps_name(name), |w, _| f(w))?));
@@ -184,7 +177,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
         };
         // A number that is no date has none of its parts.
         let date = |v: f64| DateTime::from_timestamp(v as i64, 0).filter(|_| v.is_finite());
-        return Ok(Value::Vector(map_rows(rows, |v| date(v).map_or(f64::NAN, f))?));
+        return Ok(Value::Vector(map_rows(rows, cx, |v| date(v).map_or(f64::NAN, f))?));
     }
     Ok(match name {
         "time" => Value::Scalar(now(cx)),
@@ -210,7 +203,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
                 inner = &e.expr;
             }
             match inner {
-                Expr::VectorSelector(vs) => Value::Vector(map_rows(instant(vs, cx, true)?, |v| v)?),
+                Expr::VectorSelector(vs) => Value::Vector(map_rows(instant(vs, cx, true)?, cx, |v| v)?),
                 other => {
                     let times = now(cx);
                     let mut rows = vector(other, cx)?;
@@ -219,7 +212,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
                             *v = *t;
                         }
                     }
-                    Value::Vector(map_rows(rows, |v| v)?)
+                    Value::Vector(map_rows(rows, cx, |v| v)?)
                 }
             }
         }
@@ -240,7 +233,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
                     v.max(low[i]).min(high[i])
                 }
             };
-            Value::Vector(by_step(rows, clamp)?)
+            Value::Vector(by_step(rows, cx, clamp)?)
         }
         "round" => {
             let rows = vector(arg(0)?, cx)?;
@@ -249,7 +242,7 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
                 None => vec![1.0; steps],
             };
             // The inverse, because 1/10 is not a double but 10 is.
-            Value::Vector(by_step(rows, |i, v| {
+            Value::Vector(by_step(rows, cx, |i, v| {
                 let inverse = 1.0 / nearest[i];
                 (v * inverse + 0.5).floor() / inverse
             })?)
@@ -291,15 +284,15 @@ pub fn call(call: &Call, cx: &Context) -> Result<Value, Failed> {
         }
         "histogram_quantile" => {
             let q = scalar(arg(0)?, cx)?;
-            by_buckets(vector(arg(1)?, cx)?, steps, |i, buckets| window::histogram_quantile(q[i], buckets))
+            by_buckets(vector(arg(1)?, cx)?, cx, |i, buckets| window::histogram_quantile(q[i], buckets))?
         }
         "histogram_fraction" => {
             let (lower, upper) = (scalar(arg(0)?, cx)?, scalar(arg(1)?, cx)?);
             let fraction =
                 |i: usize, buckets: &mut Vec<Bucket>| window::histogram_fraction(lower[i], upper[i], buckets);
-            by_buckets(vector(arg(2)?, cx)?, steps, fraction)
+            by_buckets(vector(arg(2)?, cx)?, cx, fraction)?
         }
-        "histogram_count" => by_buckets(vector(arg(0)?, cx)?, steps, |_, buckets| window::histogram_count(buckets)),
+        "histogram_count" => by_buckets(vector(arg(0)?, cx)?, cx, |_, buckets| window::histogram_count(buckets))?,
         "label_replace" => label_replace(&args, cx)?,
         "label_join" => label_join(&args, cx)?,
         _ => return Err(format!("the function {name} is not supported")),
@@ -310,17 +303,15 @@ fn now(cx: &Context) -> Vec<f64> {
     cx.steps.iter().map(|t| t as f64 / 1000.0).collect()
 }
 
-fn by_step(rows: Vec<Row>, f: impl Fn(usize, f64) -> f64) -> Result<Vec<Row>, Failed> {
-    merge(
-        rows.into_iter()
-            .map(|mut row| {
-                for (i, v) in row.values.iter_mut().enumerate().filter(|(_, v)| !is_absent(**v)) {
-                    *v = f(i, *v);
-                }
-                Row { labels: row.labels.without_name(), values: row.values }
-            })
-            .collect(),
-    )
+fn by_step(mut rows: Vec<Row>, cx: &Context, f: impl Fn(usize, f64) -> f64) -> Result<Vec<Row>, Failed> {
+    for row in &mut rows {
+        cx.still_wanted()?;
+        for (i, v) in row.values.iter_mut().enumerate().filter(|(_, v)| !is_absent(**v)) {
+            *v = f(i, *v);
+        }
+        row.labels = row.labels.without_name();
+    }
+    merge(rows)
 }
 
 fn plain(name: &str) -> Option<fn(f64) -> f64> {
@@ -386,9 +377,10 @@ fn over_time(name: &str) -> Option<fn(&Window) -> Option<f64>> {
         "stddev_over_time" => |w| Some(window::variance(w.values).sqrt()),
         "stdvar_over_time" => |w| Some(window::variance(w.values)),
         "mad_over_time" => |w| {
-            let median = window::quantile(0.5, &mut w.values.to_vec());
-            let mut apart: Vec<f64> = w.values.iter().map(|v| (v - median).abs()).collect();
-            Some(window::quantile(0.5, &mut apart))
+            let mut values = w.values.to_vec();
+            let median = window::quantile(0.5, &mut values);
+            values.iter_mut().for_each(|v| *v = (*v - median).abs());
+            Some(window::quantile(0.5, &mut values))
         },
         _ => return None,
     })
@@ -432,32 +424,35 @@ fn selector_labels(expr: &Expr) -> Labels {
 }
 
 /// One value per step of every classic histogram: its buckets are the series that differ in `le` only.
-fn by_buckets(rows: Vec<Row>, steps: usize, value: impl Fn(usize, &mut Vec<Bucket>) -> f64) -> Value {
+fn by_buckets(rows: Vec<Row>, cx: &Context, value: impl Fn(usize, &mut Vec<Bucket>) -> f64) -> Result<Value, Failed> {
     let dropped = ["le".to_string(), NAME.to_string()];
     let mut groups: HashMap<Labels, Vec<(f64, Vec<f64>)>> = HashMap::new();
     for row in rows {
+        cx.still_wanted()?;
         // A series without a bound, or with one that is not a number, is not a bucket.
         let Ok(bound) = row.labels.get("le").parse::<f64>() else { continue };
         groups.entry(row.labels.drop(&dropped)).or_default().push((bound, row.values));
     }
+    let steps = cx.steps.count();
+    let mut watch = cx.watch();
     let mut buckets = Vec::new();
-    let mut out: Vec<Row> = groups
-        .into_iter()
-        .map(|(labels, series)| {
-            let values = (0..steps).map(|i| {
-                buckets.clear();
-                let there = series.iter().filter(|(_, v)| !is_absent(v[i]));
-                buckets.extend(there.map(|(bound, v)| Bucket { bound: *bound, count: v[i] }));
-                match buckets.is_empty() {
-                    true => ABSENT,
-                    false => value(i, &mut buckets),
-                }
+    let mut out: Vec<Row> = Vec::with_capacity(groups.len());
+    for (labels, series) in groups {
+        let mut values = Vec::with_capacity(steps);
+        for i in 0..steps {
+            watch.pass(series.len())?;
+            buckets.clear();
+            let there = series.iter().filter(|(_, v)| !is_absent(v[i]));
+            buckets.extend(there.map(|(bound, v)| Bucket { bound: *bound, count: v[i] }));
+            values.push(match buckets.is_empty() {
+                true => ABSENT,
+                false => value(i, &mut buckets),
             });
-            Row { labels, values: values.collect() }
-        })
-        .collect();
+        }
+        out.push(Row { labels, values });
+    }
     out.sort_by(|a, b| a.labels.cmp(&b.labels));
-    Value::Vector(out)
+    Ok(Value::Vector(out))
 }
 
 fn label_name(name: &str) -> Result<(), Failed> {
@@ -495,6 +490,7 @@ fn label_replace(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     let regex = patterns::compile(&format!("^(?s:{pattern})$")).map_err(|e| format!("label_replace: {e}"))?;
     // `$1x` means group 1 in Go only up to the end of the word; Rust reads the same.
     let rows = rows.into_iter().map(|row| {
+        cx.still_wanted()?;
         let mut value = String::new();
         match regex.captures(row.labels.get(&source)) {
             None => return Ok(row),
@@ -514,6 +510,7 @@ fn label_join(args: &[&Expr], cx: &Context) -> Result<Value, Failed> {
     label_name(&target)?;
     let sources: Vec<String> = sources.iter().map(|s| text_argument(s, cx)).collect::<Result<_, _>>()?;
     let rows = rows.into_iter().map(|row| {
+        cx.still_wanted()?;
         let mut value = String::new();
         for (n, source) in sources.iter().enumerate() {
             value.push_str(if n > 0 { &separator } else { "" });

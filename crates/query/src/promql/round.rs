@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use futures::future::BoxFuture;
 use rollscope_model::Table;
@@ -13,12 +14,16 @@ use super::labels::{Labels, NAME};
 use super::source::{self, Budget, Stored, Wanted, matches};
 use crate::Engine;
 use crate::error::QueryError;
+use crate::limits::QueryLimits;
 use crate::progress::Progress;
+use crate::running::timed_out;
 
 /// What was read for a round.
 pub struct PromRound {
     at: i64,
     limits: PromLimits,
+    /// How long each answer may take.
+    query_limits: QueryLimits,
     wanted: HashMap<String, Wanted>,
     data: Data,
     /// What could not be read, by selector, and why.
@@ -55,7 +60,14 @@ impl Engine {
             all.to = all.to.max(one.to);
         }
         Box::pin(async move {
-            let mut round = PromRound { at, limits: limits.clone(), wanted, data: Data::new(), unread: HashMap::new() };
+            let mut round = PromRound {
+                at,
+                limits: limits.clone(),
+                query_limits: self.limits().clone(),
+                wanted,
+                data: Data::new(),
+                unread: HashMap::new(),
+            };
             let all: Vec<Wanted> = round.wanted.values().cloned().collect();
             match self.series_of(all, limits).await {
                 Ok(series) => round.share_out(&series),
@@ -103,7 +115,7 @@ impl PromRound {
         }
     }
 
-    /// The answer to one of the queries that the round was read for.
+    /// The answer to one of the queries that the round was read for, within the engine's `timeout`.
     pub fn answer(&self, query: &PromQuery) -> Result<PromAnswer, QueryError> {
         let needed = wants(query, self.at, &self.limits).map_err(refused)?;
         if let Some(error) = needed.keys().find_map(|key| self.unread.get(key)) {
@@ -111,8 +123,11 @@ impl PromRound {
         }
         let room = Room::new(self.limits.promql_max_samples);
         let lookback = self.limits.lookback_ms();
+        let started = Instant::now();
+        let is_late = || started.elapsed() >= self.query_limits.timeout;
+        let why_stopped = || is_late().then(|| timed_out(&self.query_limits));
         let cx = Context::new(at_once(self.at), lookback, self.limits.promql_max_steps, &self.data, &room);
-        eval::answer(&query.expr, &cx).map_err(refused)
+        eval::answer(&query.expr, &cx.until(&why_stopped))
     }
 
     /// What a query computed counts for those after it as if it had been stored.

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use arrow::array::{RecordBatch, StringArray};
 use arrow::datatypes::DataType;
+use datafusion::common::runtime::SpawnedTask;
 use datafusion::common::{DFSchema, DataFusionError, Result, ScalarValue};
 use datafusion::execution::SessionState;
 use datafusion::logical_expr::{Expr, col, lit};
@@ -232,12 +233,13 @@ async fn read(
     let partitions = plan.output_partitioning().partition_count();
     let streams = execute_stream_partitioned(plan, state.task_ctx())?;
     debug_assert_eq!(streams.len(), partitions);
-    // Each partition is decoded and sorted out on its own; what they found is joined afterwards.
+    // Each partition is decoded and sorted out on its own; what they found is joined afterwards. These tasks end with the query,
+    // which tasks of Tokio's would not.
     let tasks: Vec<_> = streams
         .into_iter()
         .map(|mut stream| {
             let (selectors, limit) = (selectors.clone(), budget.samples);
-            tokio::spawn(async move {
+            SpawnedTask::spawn(async move {
                 let mut found = FoundSeries::default();
                 while let Some(batch) = stream.next().await {
                     found.take(&batch?, &selectors)?;

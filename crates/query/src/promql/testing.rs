@@ -5,20 +5,30 @@ use std::sync::Arc;
 
 use promql_parser::parser;
 
-use super::eval::{self, Context, Data, PromAnswer, Room, Steps, wanted};
+use super::eval::{self, Context, Data, PromAnswer, Room, Steps, WhyStopped, wanted};
 use super::source::{Stored, matches};
 use super::{ABSENT, Labels, PromQuery};
+use crate::error::{ErrorKind, QueryError};
 
 const MAX_STEPS: usize = 11_000;
 const MAX_VALUES: usize = 1 << 20;
 
 pub(super) fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i64) -> Result<PromAnswer, String> {
-    let expr = parser::parse(text)?;
-    let steps = Steps { start, end, step };
+    ask_until(text, stored, Steps { start, end, step }, &|| None).map_err(|error| error.message)
+}
+
+pub(super) fn ask_until(
+    text: &str,
+    stored: Vec<Stored>,
+    steps: Steps,
+    why_stopped: &WhyStopped,
+) -> Result<PromAnswer, QueryError> {
+    let refused = |text: String| QueryError::new(ErrorKind::Plan, text);
+    let expr = parser::parse(text).map_err(refused)?;
     let empty = Data::new();
     let room = Room::new(MAX_VALUES);
     let mut needed = HashMap::new();
-    wanted(&expr, &Context::new(steps, 300_000, MAX_STEPS, &empty, &room), &mut needed)?;
+    wanted(&expr, &Context::new(steps, 300_000, MAX_STEPS, &empty, &room), &mut needed).map_err(refused)?;
     let stored: Vec<Arc<Stored>> = stored.into_iter().map(Arc::new).collect();
     let data: Data = needed
         .into_iter()
@@ -31,7 +41,7 @@ pub(super) fn ask(text: &str, stored: Vec<Stored>, start: i64, end: i64, step: i
             (key, Arc::new(found.collect()))
         })
         .collect();
-    eval::answer(&expr, &Context::new(steps, 300_000, MAX_STEPS, &data, &room))
+    eval::answer(&expr, &Context::new(steps, 300_000, MAX_STEPS, &data, &room).until(why_stopped))
 }
 
 pub(super) fn stored(labels: &[(&str, &str)], samples: &[(i64, f64)]) -> Stored {

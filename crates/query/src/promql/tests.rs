@@ -2,13 +2,15 @@
 //! itself is tested with the real one, in `tests/test_prometheus.py`.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use proptest::prelude::*;
 
-use super::eval::PromAnswer;
+use super::eval::{Points, PromAnswer, Steps};
 use super::source::Stored;
-use super::testing::{ask, stored};
-use super::{ABSENT, window};
+use super::testing::{ask, ask_until, stored};
+use super::{ABSENT, Labels, window};
+use crate::error::{ErrorKind, QueryError};
 
 /// The values of an instant query, as `labels => value`.
 fn instant(text: &str, stored: Vec<Stored>, at: i64) -> Vec<(String, f64)> {
@@ -22,6 +24,14 @@ fn instant(text: &str, stored: Vec<Stored>, at: i64) -> Vec<(String, f64)> {
 fn counter(labels: &[(&str, &str)]) -> Stored {
     let samples: Vec<(i64, f64)> = (0..100).map(|i| (i * 10_000, i as f64 * 5.0)).collect();
     stored(labels, &samples)
+}
+
+/// The series of a range query.
+fn rows(text: &str, stored: Vec<Stored>, steps: Steps) -> Vec<(Labels, Points)> {
+    match ask(text, stored, steps.start, steps.end, steps.step).unwrap() {
+        PromAnswer::Vector(rows) => rows,
+        other => panic!("{other:?}"),
+    }
 }
 
 fn close(a: f64, b: f64) -> bool {
@@ -91,6 +101,131 @@ fn vectors_are_matched() {
     assert!(ask("a * on() sum(b)", all(), 1, 1, 1).unwrap_err().contains("many-to-one"));
     assert!(ask("1 > 2", vec![], 1, 1, 1).unwrap_err().to_lowercase().contains("bool"));
     assert_eq!(instant("1 + 2 * 3 ^ 2", vec![], 1)[0].1, 19.0);
+}
+
+/// A series that is on both sides is one series. The plain definition compares every series with every other.
+#[test]
+fn either_of_many_series() {
+    let steps = Steps { start: 0, end: 800_000, step: 400_000 };
+    let series = || {
+        let one = |i: i32| {
+            let id = i.to_string();
+            let samples = [(0, f64::from(i % 7)), (400_000, f64::from(i % 5)), (800_000, f64::from(i % 3))];
+            stored(&[("__name__", "m"), ("id", id.as_str())], &samples)
+        };
+        (0..2000).map(one).collect::<Vec<Stored>>()
+    };
+    let some = "m{id=~\"1.*\"} > 3";
+    let mut expected = rows(some, series(), steps);
+    for (labels, points) in rows("m", series(), steps) {
+        match expected.iter_mut().find(|(known, _)| *known == labels) {
+            Some((_, have)) => {
+                let missing = |(at, _): &(i64, f64)| have.iter().all(|(t, _)| t != at);
+                let more: Points = points.into_iter().filter(missing).collect();
+                have.extend(more);
+                have.sort_by_key(|(at, _)| *at);
+            }
+            None => expected.push((labels, points)),
+        }
+    }
+    let mut found = rows(&format!("{some} or m"), series(), steps);
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    expected.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(found.len(), 2000);
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_partner_may_change_over_time() {
+    let one = |version: &str, samples: &[(i64, f64)]| {
+        stored(&[("__name__", "info"), ("id", "1"), ("version", version)], samples)
+    };
+    let series = |first_ends: i64| {
+        vec![
+            stored(&[("__name__", "m"), ("id", "1")], &[(0, 10.0), (1000, 20.0), (2000, 30.0), (3000, 40.0)]),
+            one("1", &[(0, 1.0), (first_ends, ABSENT)]),
+            one("2", &[(1000, 2.0), (2000, ABSENT)]),
+        ]
+    };
+    let query = "m * on(id) group_left(version) info";
+    let found = rows(query, series(1000), Steps { start: 0, end: 3000, step: 1000 });
+    let found: Vec<(String, Points)> = found.into_iter().map(|(labels, points)| (labels.to_string(), points)).collect();
+    assert_eq!(
+        found,
+        [
+            ("{id=\"1\", version=\"1\"}".to_string(), vec![(0, 10.0)]),
+            ("{id=\"1\", version=\"2\"}".to_string(), vec![(1000, 40.0)]),
+        ]
+    );
+    // Both at once: the first is named.
+    let why = ask(query, series(2000), 0, 3000, 1000).unwrap_err();
+    assert!(why.contains("right hand-side") && why.contains("version=\"1\""), "{why}");
+}
+
+fn cancelled() -> Option<QueryError> {
+    Some(QueryError::new(ErrorKind::Cancelled, "the query was cancelled"))
+}
+
+/// One of each kind of work.
+const WORK: [&str; 14] = [
+    "-c",
+    "c > 3",
+    "round(c)",
+    "rate(c[5m])",
+    "quantile_over_time(0.5, c[5m])",
+    "mad_over_time(c[5m:1s])",
+    "sum by (id) (c)",
+    "topk(3, c)",
+    "count_values(\"v\", c)",
+    "histogram_quantile(0.5, c)",
+    "c or c offset 1m",
+    "c and c unless c offset 1h",
+    "c / on(id) group_left() c",
+    "label_replace(c, \"x\", \"$1\", \"id\", \"(.*)\")",
+];
+
+fn counters() -> Vec<Stored> {
+    let one = |i: i32| {
+        let number = i.to_string();
+        counter(&[("__name__", "c"), ("id", number.as_str()), ("le", number.as_str())])
+    };
+    (0..20).map(one).collect()
+}
+
+#[test]
+fn a_stopped_evaluation_gives_no_answer() {
+    let at_once = Steps { start: 0, end: 0, step: 1 };
+    let over_time = Steps { start: 0, end: 600_000, step: 10_000 };
+    for text in WORK.into_iter().chain(["1", "vector(1)", "c", "c[5m]", "c[5m:1s]", "\"text\"", "nothing"]) {
+        for steps in [at_once, over_time] {
+            let error = ask_until(text, counters(), steps, &cancelled).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Cancelled, "{text}: {error}");
+        }
+    }
+}
+
+/// It looks in the middle of its work, and ends with the first look at which it is stopped.
+#[test]
+fn an_evaluation_ends_soon_after_it_is_stopped() {
+    let steps = Steps { start: 0, end: 600_000, step: 10_000 };
+    // One series, so that it is its windows that are gone through for long.
+    let windows = "quantile_over_time(0.5, vector(time())[2h:1s])";
+    for text in WORK.into_iter().chain([windows]) {
+        let looks = AtomicUsize::new(0);
+        let never = || -> Option<QueryError> {
+            looks.fetch_add(1, Relaxed);
+            None
+        };
+        ask_until(text, counters(), steps, &never).unwrap();
+        let middle = looks.load(Relaxed) / 2;
+        assert!(middle >= 3, "{text}: {middle}");
+        looks.store(0, Relaxed);
+        let in_the_middle = || if looks.fetch_add(1, Relaxed) < middle { None } else { cancelled() };
+        let error = ask_until(text, counters(), steps, &in_the_middle).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Cancelled, "{text}: {error}");
+        // The look that stopped it, and the one that gave the reason.
+        assert_eq!(looks.load(Relaxed), middle + 2, "{text}");
+    }
 }
 
 #[test]
@@ -189,6 +324,30 @@ proptest! {
         } else {
             prop_assert!(value >= 0.0 && value <= (n - 1) as f64, "{value}");
         }
+    }
+
+    /// Nothing is sorted for it. NaN would come first.
+    #[test]
+    fn a_quantile_is_that_of_sorted_values(
+        values in prop::collection::vec(
+            prop::sample::select(vec![
+                -0.0, 0.0, 1.0, 1.5, -2.5, 1e300, f64::NAN, -f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MIN_POSITIVE,
+            ]),
+            1..60,
+        ),
+        phi in prop_oneof![Just(0.0f64), Just(0.5), Just(1.0), 0.0f64..=1.0],
+    ) {
+        let mut sorted = values.clone();
+        sorted.sort_by(|a, b| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(b)));
+        let rank = phi * (sorted.len() - 1) as f64;
+        let (lower, weight) = (rank.floor() as usize, rank - rank.floor());
+        let upper = (lower + 1).min(sorted.len() - 1);
+        let expected = sorted[lower] * (1.0 - weight) + sorted[upper] * weight;
+        let found = window::quantile(phi, &mut values.clone());
+        prop_assert!(
+            found.to_bits() == expected.to_bits() || (found.is_nan() && expected.is_nan()),
+            "{phi} of {values:?}: {found} {expected}"
+        );
     }
 
     /// The sum keeps what plain adding loses.

@@ -174,7 +174,7 @@ pub fn min(values: &[f64]) -> f64 {
     values.iter().copied().fold(f64::NAN, |a, b| if b < a || a.is_nan() { b } else { a })
 }
 
-/// Prometheus's quantile: linear between the two nearest ranks.
+/// Prometheus's quantile: linear between the two nearest ranks. Leaves the values in another order.
 pub fn quantile(phi: f64, values: &mut [f64]) -> f64 {
     if values.is_empty() || phi.is_nan() {
         return f64::NAN;
@@ -185,13 +185,15 @@ pub fn quantile(phi: f64, values: &mut [f64]) -> f64 {
     if phi > 1.0 {
         return f64::INFINITY;
     }
-    // NaN counts as the smallest.
-    values.sort_by(|a, b| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(b)));
     let rank = phi * (values.len() - 1) as f64;
-    let lower = rank.floor().max(0.0) as usize;
-    let upper = (lower + 1).min(values.len() - 1);
     let weight = rank - rank.floor();
-    values[lower] * (1.0 - weight) + values[upper] * weight
+    // NaN counts as the smallest.
+    let order = |a: &f64, b: &f64| b.is_nan().cmp(&a.is_nan()).then(a.total_cmp(b));
+    // Sorting all of them would take longer, and only two are needed.
+    let (_, lower, above) = values.select_nth_unstable_by(rank.floor().max(0.0) as usize, order);
+    let lower = *lower;
+    let upper = above.iter().copied().min_by(order).unwrap_or(lower);
+    lower * (1.0 - weight) + upper * weight
 }
 
 /// A cumulative bucket: its upper bound and how many were at most that.

@@ -113,6 +113,11 @@ impl SnapshotTable {
         SnapshotTable { table, schema: schema(table), snapshot, reader, ids, progress }
     }
 
+    /// How far the query is that the table is for, and whether it is still wanted.
+    pub(crate) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
     /// Leaves only the rows of the tail for which `predicate` is true. For predicates that few batches have rows for: an
     /// operator would make an empty batch of every column for each of the others.
     pub(crate) fn narrow_tail(&mut self, predicate: &dyn PhysicalExpr) -> Result<()> {

@@ -124,6 +124,21 @@ async fn the_end_wins_in_merged_attributes() {
 }
 
 #[tokio::test]
+async fn the_end_wins_where_both_have_many_attributes() {
+    let store = Stored::new();
+    let names: Vec<String> = (0..60).map(|n| format!("k{n}")).collect();
+    let list = |numbers: std::ops::Range<usize>, value: i64| {
+        names[numbers].iter().map(|name| (name.as_str(), Value::Int(value))).collect::<Vec<_>>()
+    };
+    let mut b = SpansBuilder::default();
+    let (at_start, at_end) = (list(0..40, 1), list(20..60, 2));
+    b.push(&NewSpan { run_id: "a", name: "x", start_attrs: &at_start, end_attrs: &at_end, ..NewSpan::default() });
+    store.add_tail(Table::Spans, b.finish().unwrap());
+    let wanted: Vec<String> = (0..60).map(|n| format!("k{n}: {}", if n < 20 { 1 } else { 2 })).collect();
+    assert_eq!(lines(&store.engine(), "select attrs from spans").await, [format!("{{{}}}", wanted.join(", "))]);
+}
+
+#[tokio::test]
 async fn json_text_is_read_like_attributes() {
     let store = Stored::new();
     store.add_segment(Table::Spans, &spans("a", 0, 100));

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use arrow::array::RecordBatch;
 use futures::StreamExt;
 use rollscope_model::Table;
+use rollscope_query::promql::{PromLimits, PromQuery};
 use rollscope_query::{Engine, ErrorKind, QueryLimits};
 
 use crate::fixture::{Stored, spans, try_rows, value};
@@ -228,6 +229,42 @@ async fn a_query_without_rows_ends_when_nobody_waits_for_it() {
         assert_eq!(active(&engine), 0);
         assert_eq!(value(&engine, "select 1").await, "1", "{sql}");
     }
+}
+
+/// Goes through windows for minutes, without a sample in the store.
+fn stubborn_promql() -> PromQuery {
+    let nested = (0..40).fold("vector(time())".to_string(), |inner, _| format!("max_over_time({inner}[11000s:1s])"));
+    PromQuery::parse(&nested).unwrap()
+}
+
+#[tokio::test]
+async fn a_slow_promql_query_is_stopped() {
+    let engine = Stored::new().engine_with(QueryLimits { timeout: Duration::from_millis(300), ..limits() });
+    let error = engine.promql(stubborn_promql(), 0, 0, 1, &PromLimits::default()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Limit);
+    assert!(error.message.contains("timeout = 0.3 s"), "{error}");
+    assert_eq!(active(&engine), 0);
+}
+
+#[tokio::test]
+async fn a_promql_query_gives_its_turn_back_when_it_is_cancelled_and_when_nobody_waits_for_it() {
+    let engine = Stored::new().engine_with(QueryLimits { max_concurrent: 1, ..limits() });
+    for moment in [0, 20, 500] {
+        let other = engine.clone();
+        let limits = PromLimits::default();
+        let query = tokio::spawn(async move { other.promql(stubborn_promql(), 0, 0, 1, &limits).await });
+        until(|| active(&engine) == 1).await;
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        assert!(engine.cancel(engine.running()[0].id));
+        assert_eq!(query.await.unwrap().unwrap_err().kind, ErrorKind::Cancelled, "after {moment} ms");
+        // There is one turn. Had the query kept it, this would wait for the time limit.
+        assert_eq!(value(&engine, "select 1").await, "1", "after {moment} ms");
+    }
+    let limits = PromLimits::default();
+    let answer = engine.promql(stubborn_promql(), 0, 0, 1, &limits);
+    assert!(tokio::time::timeout(Duration::from_millis(500), answer).await.is_err());
+    assert_eq!(active(&engine), 0);
+    assert_eq!(value(&engine, "select 1").await, "1");
 }
 
 #[tokio::test]

@@ -1,9 +1,11 @@
 //! Many PromQL queries about one moment, read in one pass.
 
+use std::time::Duration;
+
 use rollscope_model::Table;
 use rollscope_model::build::{NewPoint, SeriesBuilder};
-use rollscope_query::Engine;
 use rollscope_query::promql::{Labels, PromAnswer, PromLimits, PromQuery};
+use rollscope_query::{Engine, ErrorKind, QueryLimits};
 
 use crate::fixture::Stored;
 
@@ -101,4 +103,15 @@ async fn one_query_that_is_too_large_fails_alone() {
     let round = engine.promql_round(queries.iter(), AT, &limits).await;
     assert!(round.answer(&queries[0]).unwrap_err().message.contains("promql_max_samples"));
     assert_eq!(shown(round.answer(&queries[1]).unwrap()).len(), 1);
+}
+
+#[tokio::test]
+async fn an_answer_of_a_round_has_the_timeout_of_a_query() {
+    let engine = Stored::new().engine_with(QueryLimits { timeout: Duration::ZERO, ..QueryLimits::default() });
+    let (limits, query) = (PromLimits::default(), PromQuery::parse("vector(1) + 2").unwrap());
+    // There is nothing to read for it.
+    let round = engine.promql_round(std::iter::once(&query), AT, &limits).await;
+    let error = round.answer(&query).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Limit);
+    assert!(error.message.contains("timeout"), "{error}");
 }

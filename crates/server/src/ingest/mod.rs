@@ -27,6 +27,7 @@ use rollscope_formats::import::prometheus::Kinds;
 use rollscope_model::Table;
 use rollscope_query::Engine;
 use rollscope_store::{Store, StoreError};
+use tokio::sync::Semaphore;
 
 use crate::config::Limits;
 use crate::metrics::{Counters, IngestCounters, Protocol, add};
@@ -36,9 +37,10 @@ pub use level::{HIGHEST as HIGHEST_LEVEL, TraceLevel};
 use lines::Lines;
 pub use stacks::StackRequests;
 
-/// Larger messages are decoded off the threads that serve sockets.
+/// Larger messages are decoded off the threads that serve sockets, and so are all that are compressed: a few kilobytes may become
+/// as much as a message may have.
 const INLINE_PROTOBUF_BYTES: usize = 256 << 10;
-/// JSON and compressed messages cost more a byte.
+/// JSON costs more per byte, and so does snappy, which becomes 32 times as long at most.
 const INLINE_OTHER_BYTES: usize = 64 << 10;
 
 /// What the rows are.
@@ -154,7 +156,7 @@ struct Inner {
     /// What senders of 1.0 declared. They repeat it every minute.
     kinds: Mutex<Arc<Kinds>>,
     /// Limits how many large messages are decoded at the same time: one per processor.
-    workers: tokio::sync::Semaphore,
+    workers: Arc<Semaphore>,
 }
 
 impl Ingest {
@@ -186,7 +188,7 @@ impl Ingest {
                 limits: limits.clone(),
                 series_limits: series_limits.clone(),
                 kinds: Mutex::default(),
-                workers: tokio::sync::Semaphore::new(workers),
+                workers: Arc::new(Semaphore::new(workers)),
             }),
         }
     }
@@ -290,11 +292,7 @@ impl Ingest {
             ));
         }
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        let permit =
-            inner.workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
-        let task = tokio::task::spawn_blocking(move || line(message, limit, &options));
-        let line = task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))??;
-        drop(permit);
+        let line = self.work(false, move || line(message, limit, &options)).await?;
         if line.spans > 0 {
             lines.append(line.text, line.spans).await?;
             add(&counters.accepted, line.spans);
@@ -304,15 +302,12 @@ impl Ingest {
 
     async fn decode(&self, message: Message) -> Result<(Rows, Charge), Refusal> {
         let inner = &self.inner;
-        let inline = match (message.form, message.encoding) {
-            (Form::Protobuf, Encoding::Identity) => INLINE_PROTOBUF_BYTES,
-            _ => INLINE_OTHER_BYTES,
-        };
+        let inline = is_inline(message.form, message.encoding, message.bytes.len());
         let (limit, options) = (inner.limits.max_message_bytes, inner.options.clone());
-        self.work(message.bytes.len() <= inline, move || decode(message, limit, &options)).await
+        self.work(inline, move || decode(message, limit, &options)).await
     }
 
-    /// Decodes here, or off the threads that serve sockets.
+    /// Decodes here, or off the threads that serve sockets. There it counts as work until it is done, even if the sender hangs up.
     async fn work<T: Send + 'static>(
         &self,
         inline: bool,
@@ -321,11 +316,24 @@ impl Ingest {
         if inline {
             return decode();
         }
-        let workers = &self.inner.workers;
-        let _permit = workers.acquire().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
-        let task = tokio::task::spawn_blocking(decode);
+        let workers = self.inner.workers.clone();
+        let permit =
+            workers.acquire_owned().await.map_err(|_| Refusal::Internal("the server is shutting down".into()))?;
+        let task = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            decode()
+        });
         task.await.map_err(|e| Refusal::Internal(format!("decoding failed: {e}")))?
     }
+}
+
+/// Is a message of so many bytes decoded on the thread that serves its socket?
+fn is_inline(form: Form, encoding: Encoding, len: usize) -> bool {
+    let most = match form {
+        Form::Protobuf => INLINE_PROTOBUF_BYTES,
+        Form::Json => INLINE_OTHER_BYTES,
+    };
+    encoding == Encoding::Identity && len <= most
 }
 
 /// A message, ready to be written, with the memory it was given.
@@ -369,4 +377,20 @@ fn decode(mut message: Message, limit: usize, options: &DecodeOptions) -> Result
         (Signal::Logs, Form::Json) => otlp::decode_logs_json(&bytes, options)?.into(),
     };
     Ok((rows, message.charge))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_small_messages_that_are_not_compressed_are_decoded_inline() {
+        assert!(is_inline(Form::Protobuf, Encoding::Identity, INLINE_PROTOBUF_BYTES));
+        assert!(!is_inline(Form::Protobuf, Encoding::Identity, INLINE_PROTOBUF_BYTES + 1));
+        assert!(is_inline(Form::Json, Encoding::Identity, INLINE_OTHER_BYTES));
+        assert!(!is_inline(Form::Json, Encoding::Identity, INLINE_OTHER_BYTES + 1));
+        for encoding in [Encoding::Gzip, Encoding::Zstd, Encoding::Deflate] {
+            assert!(!is_inline(Form::Protobuf, encoding, 10), "{encoding:?}");
+        }
+    }
 }

@@ -10,10 +10,11 @@ mod request;
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 
-use crate::import::otlp::DecodeError;
+use crate::import::otlp::{DecodeError, check_traces};
 
 /// A protobuf `ExportTraceServiceRequest` as one line of OTLP JSON, field by field, and how many spans it holds.
 pub fn protobuf_to_json_line(bytes: &[u8]) -> Result<(Vec<u8>, u64), DecodeError> {
+    check_traces(bytes)?;
     let request = ExportTraceServiceRequest::decode(bytes)
         .map_err(|e| DecodeError(format!("not an ExportTraceServiceRequest in protobuf: {e}")))?;
     let scopes = request.resource_spans.iter().flat_map(|r| &r.scope_spans);

@@ -12,6 +12,7 @@ use rollscope_model::Table;
 use rollscope_model::build::{NewRun, RunsBuilder};
 
 use super::metrics::SeriesWriter;
+use super::room::Room;
 use super::span::{Fault, Reason};
 use super::write::Writer;
 use super::{DecodeOptions, Delta, MAX_REQUEST_BYTES, RunSeen, Source, Summed, json, logs, metrics_json, protobuf};
@@ -339,6 +340,7 @@ impl<'a, 'o, 's> Import<'a, 'o, 's> {
         self.make_room(text.len())?;
         let (mut known, mut logs) = (false, false);
         let (spans, series, options) = (&mut self.spans, &mut self.series, self.options);
+        series.room = Room::of(text);
         let mut r = Reader::new(text);
         let done = json::members(&mut r, |r, key| {
             let of_ours = match key {

@@ -12,7 +12,8 @@ use rollscope_model::attrs;
 use rollscope_model::names::{KINDS, STATUSES};
 
 use super::protobuf::separate;
-use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
+use super::room::Room;
+use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val, push_entity};
 use super::write::{Writer, write_val};
 use super::{DecodeOptions, Limits};
 use crate::any_value as generated;
@@ -166,10 +167,10 @@ fn read_resource<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Resource<Tex
     let mut resource = Resource::default();
     members(r, |r, key| {
         match key {
-            "attributes" => attributes(r, &mut resource.attrs, limits)?,
+            "attributes" => attributes(r, &mut resource.attrs, 0, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => resource.dropped = uint32(r)?,
             "entityRefs" | "entity_refs" => elements(r, |r| {
-                resource.entities.push(read_entity(r)?);
+                push_entity(&mut resource.entities, read_entity(r)?)?;
                 Ok(())
             })?,
             _ => r.skip()?,
@@ -183,7 +184,7 @@ fn read_entity<'a>(r: &mut Reader<'a>) -> Result<Entity<Text<'a>>> {
     let mut entity = Entity::default();
     let texts = |r: &mut Reader<'a>, list: &mut Vec<Text<'a>>| {
         elements(r, |r| {
-            list.push(r.string()?);
+            push_entity(list, r.string()?)?;
             Ok(())
         })
     };
@@ -206,7 +207,7 @@ fn read_scope<'a>(r: &mut Reader<'a>, limits: &Limits) -> Result<Scope<Text<'a>>
         match key {
             "name" => scope.name = r.string()?,
             "version" => scope.version = r.string()?,
-            "attributes" => attributes(r, &mut scope.attrs, limits)?,
+            "attributes" => attributes(r, &mut scope.attrs, 0, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => scope.dropped = uint32(r)?,
             _ => r.skip()?,
         }
@@ -228,7 +229,7 @@ fn read_span<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, options: &Decode
             "kind" => span.kind = enumeration(r, "SPAN_KIND_", &KINDS)?,
             "startTimeUnixNano" | "start_time_unix_nano" => span.start = uint(r)?,
             "endTimeUnixNano" | "end_time_unix_nano" => span.end = uint(r)?,
-            "attributes" => attributes(r, &mut span.attrs, limits)?,
+            "attributes" => attributes(r, &mut span.attrs, 0, limits)?,
             "events" => elements(r, |r| {
                 if span.events.len() >= limits.events_per_span {
                     return Err(Reason::Events(limits.events_per_span).into());
@@ -260,12 +261,13 @@ fn read_span<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, options: &Decode
 }
 
 fn read_event<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits) -> Result<()> {
+    let from = span.event_attrs.list.len();
     let mut event = Event { time: 0, name: Text::default(), dropped: 0, attrs_end: 0 };
     members(r, |r, key| {
         match key {
             "timeUnixNano" | "time_unix_nano" => event.time = uint(r)?,
             "name" => event.name = r.string()?,
-            "attributes" => attributes(r, &mut span.event_attrs, limits)?,
+            "attributes" => attributes(r, &mut span.event_attrs, from, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => event.dropped = uint32(r)?,
             _ => r.skip()?,
         }
@@ -277,6 +279,7 @@ fn read_event<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits
 }
 
 fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits) -> Result<()> {
+    let from = span.link_attrs.list.len();
     let mut link =
         Link { trace_id: [0; 16], span_id: [0; 8], trace_state: Text::default(), flags: 0, dropped: 0, attrs_end: 0 };
     members(r, |r, key| {
@@ -284,7 +287,7 @@ fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits)
             "traceId" | "trace_id" => link.trace_id = id(r, Reason::LinkId)?,
             "spanId" | "span_id" => link.span_id = id(r, Reason::LinkId)?,
             "traceState" | "trace_state" => link.trace_state = r.string()?,
-            "attributes" => attributes(r, &mut span.link_attrs, limits)?,
+            "attributes" => attributes(r, &mut span.link_attrs, from, limits)?,
             "droppedAttributesCount" | "dropped_attributes_count" => link.dropped = uint32(r)?,
             "flags" => link.flags = uint32(r)?,
             _ => r.skip()?,
@@ -296,9 +299,8 @@ fn read_link<'a>(r: &mut Reader<'a>, span: &mut Span<Text<'a>>, limits: &Limits)
     Ok(())
 }
 
-/// A list of key and value pairs.
-fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, limits: &Limits) -> Result<()> {
-    let from = attrs.list.len();
+/// A list of key and value pairs. `from`: where those of its owner begin, which may have several such lists.
+fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, from: usize, limits: &Limits) -> Result<()> {
     elements(r, |r| {
         let mut key = Text::default();
         let mut value = Val::Null;
@@ -315,26 +317,29 @@ fn attributes<'a>(r: &mut Reader<'a>, attrs: &mut Attrs<Text<'a>>, limits: &Limi
 }
 
 /// The same for what goes through the generated structs.
-pub(super) fn pairs(r: &mut Reader, limits: &Limits) -> Result<Vec<KeyValue>> {
+pub(super) fn pairs(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<Vec<KeyValue>> {
     let mut list = Attrs::default();
-    attributes(r, &mut list, limits)?;
+    attributes(r, &mut list, 0, limits)?;
+    room.take::<KeyValue>(list.list.len())?;
     let mut out = Vec::with_capacity(list.list.len());
     for (key, value) in &list.list {
-        out.push(generated::pair(&**key, to_generated(value, &list.json)?));
+        out.push(generated::pair(&**key, to_generated(value, &list.json, room)?));
     }
     Ok(out)
 }
 
 /// One value for the same.
-pub(super) fn value(r: &mut Reader, limits: &Limits) -> Result<AnyValue> {
+pub(super) fn value(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<AnyValue> {
     let mut json = Vec::new();
     let value = any_value(r, &mut json, limits)?;
-    to_generated(&value, &json)
+    to_generated(&value, &json, room)
 }
 
-fn to_generated(value: &Val<Text>, json: &[u8]) -> Result<AnyValue> {
+fn to_generated(value: &Val<Text>, json: &[u8], room: &mut Room) -> Result<AnyValue> {
     let mut text = Vec::new();
     write_val(&mut text, value, json);
+    // Those of a map have keys beside them, and are larger than those of a list.
+    room.take::<KeyValue>(json::count_values(&text))?;
     Ok(generated::from_text(std::str::from_utf8(&text).map_err(|_| Reason::Utf8)?))
 }
 

@@ -23,9 +23,12 @@ use rollscope_model::names;
 use rollscope_model::names::event;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
+use super::room::{self, Shape};
 use super::span::{Reason, Rejects};
 use super::{DecodeError, DecodeOptions, MAX_RUNS, RunSeen, logs_json, tokens};
 use crate::conversations::events::{self, Calls, Event};
+use crate::conversations::{MAX_VALUES, most_values};
+use crate::json::count_values;
 use crate::tokens::About;
 use crate::{any_value, conversation};
 
@@ -89,6 +92,7 @@ pub fn runs_batch<'a>(records: impl IntoIterator<Item = &'a RunRecord>) -> Recor
 }
 
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
+    room::check(bytes, Shape::Logs)?;
     let request =
         ExportLogsServiceRequest::decode(bytes).map_err(|e| DecodeError(format!("malformed request: {e}")))?;
     Ok(write(request, Rejects::default(), options))
@@ -283,6 +287,12 @@ impl Writer<'_> {
         if messages.len() + metadata.as_ref().map_or(0, |text| text.len()) > CONVERSATION_BYTES {
             return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
+        // Two bytes of text may become seventy of memory.
+        let values =
+            [Some(&*messages), metadata.as_deref()].into_iter().flatten().map(|text| count_values(text.as_bytes()));
+        if values.sum::<usize>() > MAX_VALUES {
+            return Err(Reason::TooManyValues(MAX_VALUES));
+        }
         let parsed: Vec<serde_json::Value> = serde_json::from_str(&messages).map_err(|_| Reason::NotJson)?;
         let extra: serde_json::Value = match &metadata {
             Some(text) => serde_json::from_str(text).map_err(|_| Reason::NotJson)?,
@@ -350,18 +360,26 @@ impl Writer<'_> {
             Some(Value::KvlistValue(fields)) => fields.values,
             _ => Vec::new(),
         };
+        let most = self.options.limits.attributes_per_span;
+        if scene.attributes.list.len() + fields.len() > most {
+            return Err(Reason::Attributes(most));
+        }
         let mut attributes = events::Attrs::new();
-        let mut bytes = 0;
+        let (mut bytes, mut values) = (0, 0);
         for pair in scene.attributes.list.iter().chain(&fields) {
             let mut text = Vec::new();
             if !any_value::write_text(&mut text, pair.value.as_ref(), self.options.limits.nesting) {
                 return Err(Reason::Nesting(self.options.limits.nesting));
             }
             bytes += pair.key.len() + text.len();
+            values += most_values(&text);
+            if bytes > CONVERSATION_BYTES {
+                return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
+            }
+            if values > MAX_VALUES {
+                return Err(Reason::TooManyValues(MAX_VALUES));
+            }
             attributes.insert(pair.key.clone(), serde_json::from_slice(&text).map_err(|_| Reason::NotJson)?);
-        }
-        if bytes > CONVERSATION_BYTES {
-            return Err(Reason::TooLarge("conversation", CONVERSATION_BYTES));
         }
         let event = Event {
             name,

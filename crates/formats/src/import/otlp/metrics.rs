@@ -23,6 +23,7 @@ use rollscope_model::names;
 use rollscope_model::time::{EARLIEST_LIVE_NS, LATEST_NS};
 
 use super::deltas::{Delta, Total};
+use super::room::{self, Room, Shape};
 use super::span::{Reason, Rejects};
 use super::{DecodeError, DecodeOptions, Decoded, MAX_RUNS, RunSeen};
 use crate::any_value;
@@ -48,6 +49,7 @@ pub(super) const HISTOGRAM: &str = "histogram";
 const SUMMARY: &str = "summary";
 
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, DecodeError> {
+    room::check(bytes, Shape::Metrics)?;
     let request =
         ExportMetricsServiceRequest::decode(bytes).map_err(|e| DecodeError(format!("malformed request: {e}")))?;
     let mut writer = SeriesWriter::new(options);
@@ -60,6 +62,8 @@ pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> Result<Decoded, D
 pub(super) struct SeriesWriter<'o> {
     options: &'o DecodeOptions,
     pub rejects: Rejects,
+    /// Of the message that is being read.
+    pub room: Room,
     columns: SeriesBuilder,
     deltas: Vec<Delta>,
     rows: usize,
@@ -75,6 +79,7 @@ impl<'o> SeriesWriter<'o> {
         SeriesWriter {
             options,
             rejects: Rejects::default(),
+            room: Room::of(&[]),
             columns: SeriesBuilder::default(),
             deltas: Vec::new(),
             rows: 0,

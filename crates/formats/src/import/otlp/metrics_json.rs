@@ -13,6 +13,7 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 
 use super::json::{boolean, double, elements, enumeration, int, members, pairs, tolerate, uint, uint32};
 use super::metrics::SeriesWriter;
+use super::room::Room;
 use super::span::{Fault, Reason, Rejects};
 use super::{DecodeError, DecodeOptions, Decoded, Limits};
 use crate::json::Reader;
@@ -21,6 +22,7 @@ type Result<T> = std::result::Result<T, Fault>;
 
 pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> std::result::Result<Decoded, DecodeError> {
     let mut writer = SeriesWriter::new(options);
+    writer.room = Room::of(bytes);
     let mut r = Reader::new(bytes);
     members(&mut r, |r, key| match key {
         "resourceMetrics" | "resource_metrics" => resource_metrics_list(r, &mut writer, options),
@@ -33,7 +35,8 @@ pub(super) fn decode(bytes: &[u8], options: &DecodeOptions) -> std::result::Resu
 
 pub(super) fn resource_metrics_list(r: &mut Reader, writer: &mut SeriesWriter, options: &DecodeOptions) -> Result<()> {
     elements(r, |r| {
-        let resource = Json { limits: &options.limits, rejects: &mut writer.rejects }.resource_metrics(r)?;
+        let mut json = Json { limits: &options.limits, rejects: &mut writer.rejects, room: &mut writer.room };
+        let resource = json.resource_metrics(r)?;
         writer.resource(&resource);
         Ok(())
     })
@@ -42,6 +45,7 @@ pub(super) fn resource_metrics_list(r: &mut Reader, writer: &mut SeriesWriter, o
 struct Json<'w> {
     limits: &'w Limits,
     rejects: &'w mut Rejects,
+    room: &'w mut Room,
 }
 
 impl Json<'_> {
@@ -53,7 +57,7 @@ impl Json<'_> {
                     let mut resource = Resource::default();
                     members(r, |r, key| {
                         match key {
-                            "attributes" => resource.attributes = pairs(r, self.limits)?,
+                            "attributes" => resource.attributes = pairs(r, self.limits, self.room)?,
                             _ => r.skip()?,
                         }
                         Ok(())
@@ -65,13 +69,17 @@ impl Json<'_> {
                     members(r, |r, key| match key {
                         "metrics" => elements(r, |r| {
                             match tolerate(r, |r| self.metric(r))? {
-                                Ok(metric) => metrics.push(metric),
+                                Ok(metric) => {
+                                    self.room.take::<Metric>(1)?;
+                                    metrics.push(metric);
+                                }
                                 Err(reason) => self.rejects.add(reason, 1),
                             }
                             Ok(())
                         }),
                         _ => Ok(r.skip()?),
                     })?;
+                    self.room.take::<ScopeMetrics>(1)?;
                     out.scope_metrics.push(ScopeMetrics { metrics, ..ScopeMetrics::default() });
                     Ok(())
                 })?,
@@ -119,14 +127,17 @@ impl Json<'_> {
     fn points<T>(
         &mut self,
         r: &mut Reader,
-        read: impl Fn(&mut Reader, &Limits) -> Result<T>,
+        read: impl Fn(&mut Reader, &Limits, &mut Room) -> Result<T>,
     ) -> Result<(Vec<T>, i32, bool)> {
         let (mut points, mut temporality, mut monotonic) = (Vec::new(), 0, false);
         members(r, |r, key| {
             match key {
                 "dataPoints" | "data_points" => elements(r, |r| {
-                    match tolerate(r, |r| read(r, self.limits))? {
-                        Ok(point) => points.push(point),
+                    match tolerate(r, |r| read(r, self.limits, self.room))? {
+                        Ok(point) => {
+                            self.room.take::<T>(1)?;
+                            points.push(point);
+                        }
                         Err(reason) => self.rejects.add(reason, 1),
                     }
                     Ok(())
@@ -144,11 +155,11 @@ impl Json<'_> {
     }
 }
 
-fn number(r: &mut Reader, limits: &Limits) -> Result<NumberDataPoint> {
+fn number(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<NumberDataPoint> {
     let mut out = NumberDataPoint::default();
     members(r, |r, key| {
         match key {
-            "attributes" => out.attributes = pairs(r, limits)?,
+            "attributes" => out.attributes = pairs(r, limits, room)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
             "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "asDouble" | "as_double" => out.value = Some(Number::AsDouble(double(r)?)),
@@ -161,11 +172,11 @@ fn number(r: &mut Reader, limits: &Limits) -> Result<NumberDataPoint> {
     Ok(out)
 }
 
-fn histogram(r: &mut Reader, limits: &Limits) -> Result<HistogramDataPoint> {
+fn histogram(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<HistogramDataPoint> {
     let mut out = HistogramDataPoint::default();
     members(r, |r, key| {
         match key {
-            "attributes" => out.attributes = pairs(r, limits)?,
+            "attributes" => out.attributes = pairs(r, limits, room)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
             "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,
@@ -180,11 +191,11 @@ fn histogram(r: &mut Reader, limits: &Limits) -> Result<HistogramDataPoint> {
     Ok(out)
 }
 
-fn exponential(r: &mut Reader, limits: &Limits) -> Result<ExponentialHistogramDataPoint> {
+fn exponential(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<ExponentialHistogramDataPoint> {
     let mut out = ExponentialHistogramDataPoint::default();
     members(r, |r, key| {
         match key {
-            "attributes" => out.attributes = pairs(r, limits)?,
+            "attributes" => out.attributes = pairs(r, limits, room)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
             "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,
@@ -215,11 +226,11 @@ fn buckets(r: &mut Reader) -> Result<Buckets> {
     Ok(out)
 }
 
-fn summary(r: &mut Reader, limits: &Limits) -> Result<SummaryDataPoint> {
+fn summary(r: &mut Reader, limits: &Limits, room: &mut Room) -> Result<SummaryDataPoint> {
     let mut out = SummaryDataPoint::default();
     members(r, |r, key| {
         match key {
-            "attributes" => out.attributes = pairs(r, limits)?,
+            "attributes" => out.attributes = pairs(r, limits, room)?,
             "timeUnixNano" | "time_unix_nano" => out.time_unix_nano = uint(r)?,
             "startTimeUnixNano" | "start_time_unix_nano" => out.start_time_unix_nano = uint(r)?,
             "count" => out.count = uint(r)?,

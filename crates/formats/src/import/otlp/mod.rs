@@ -15,6 +15,7 @@ mod logs_json;
 mod metrics;
 mod metrics_json;
 mod protobuf;
+mod room;
 mod span;
 mod tokens;
 mod write;
@@ -134,6 +135,11 @@ pub fn decode_logs(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs,
 pub fn decode_logs_json(bytes: &[u8], options: &DecodeOptions) -> Result<DecodedLogs, DecodeError> {
     check_size(bytes)?;
     logs::decode_json(bytes, options)
+}
+
+/// Refuses a protobuf `ExportTraceServiceRequest` whose generated structs would take too much memory.
+pub(crate) fn check_traces(bytes: &[u8]) -> Result<(), DecodeError> {
+    room::check(bytes, room::Shape::Traces)
 }
 
 fn check_size(bytes: &[u8]) -> Result<(), DecodeError> {

@@ -3,7 +3,7 @@
 
 use rollscope_model::attrs;
 
-use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val};
+use super::span::{Attrs, Entity, Event, Fault, Link, Reason, Resource, Scope, Span, Val, push_entity};
 use super::write::Writer;
 use super::{DecodeOptions, Limits};
 use crate::import::wire::Wire;
@@ -97,7 +97,7 @@ fn read_resource<'a>(mut w: Wire<'a>, limits: &Limits) -> Result<Resource<&'a st
         match field {
             1 => key_value(w.message(wire)?, &mut resource.attrs, 0, limits)?,
             2 => resource.dropped = w.uint(wire)? as u32,
-            3 => resource.entities.push(read_entity(w.message(wire)?)?),
+            3 => push_entity(&mut resource.entities, read_entity(w.message(wire)?)?)?,
             _ => w.skip(wire)?,
         }
     }
@@ -110,8 +110,8 @@ fn read_entity(mut w: Wire<'_>) -> Result<Entity<&str>> {
         match field {
             1 => entity.schema_url = w.text_field(wire)?,
             2 => entity.kind = w.text_field(wire)?,
-            3 => entity.id_keys.push(w.text_field(wire)?),
-            4 => entity.description_keys.push(w.text_field(wire)?),
+            3 => push_entity(&mut entity.id_keys, w.text_field(wire)?)?,
+            4 => push_entity(&mut entity.description_keys, w.text_field(wire)?)?,
             _ => w.skip(wire)?,
         }
     }

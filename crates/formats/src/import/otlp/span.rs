@@ -5,7 +5,7 @@ use std::fmt;
 
 use rollscope_model::limits::RUN_ID_BYTES;
 
-use super::{DecodeError, Limits};
+use super::{DecodeError, Limits, room};
 use crate::import::wire;
 use crate::json;
 use crate::tokens::Mistake;
@@ -17,6 +17,8 @@ pub(super) enum Fault {
     Malformed { what: &'static str, at: usize },
     /// Only this span is bad.
     Bad(Reason),
+    /// What was read would take too much memory: the whole request fails.
+    TooDense,
 }
 
 impl From<json::Error> for Fault {
@@ -50,6 +52,7 @@ impl Fault {
         match self {
             Fault::Malformed { what, at } => DecodeError(format!("malformed request: {what} at byte {at}")),
             Fault::Bad(reason) => DecodeError(format!("malformed request: {reason}")),
+            Fault::TooDense => room::too_dense(),
         }
     }
 }
@@ -75,6 +78,7 @@ pub(super) enum Reason {
     AttributeBytes(usize),
     Events(usize),
     Links(usize),
+    Entities(usize),
     Nesting(usize),
     NoMetricData,
     NoValue,
@@ -90,6 +94,7 @@ pub(super) enum Reason {
     Body,
     NotJson,
     TooLarge(&'static str, usize),
+    TooManyValues(usize),
     NoSample,
     Tokens(Mistake),
     Unknown,
@@ -118,6 +123,9 @@ impl fmt::Display for Reason {
             Reason::AttributeBytes(n) => write!(f, "an attribute or name is longer than {n} bytes (attribute_bytes)"),
             Reason::Events(n) => write!(f, "more than {n} events (events_per_span)"),
             Reason::Links(n) => write!(f, "more than {n} links (links_per_span)"),
+            Reason::Entities(n) => {
+                write!(f, "a resource has more than {n} entities, or one of them more than {n} keys")
+            }
             Reason::Nesting(n) => write!(f, "a value is nested more than {n} deep (nesting)"),
             Reason::NoMetricData => f.write_str("the metric has no data"),
             Reason::NoValue => f.write_str("the data point has no value"),
@@ -143,6 +151,9 @@ impl fmt::Display for Reason {
             Reason::Body => f.write_str("the body has the wrong type; see docs/wire.md"),
             Reason::NotJson => f.write_str("a text is not valid JSON"),
             Reason::TooLarge(what, n) => write!(f, "a {what} is larger than {n} bytes"),
+            Reason::TooManyValues(n) => {
+                write!(f, "a conversation has more than {n} JSON values; send long lists of numbers as tokens")
+            }
             Reason::Unknown => f.write_str("the request has neither spans nor metrics"),
         }
     }
@@ -323,6 +334,18 @@ pub(super) struct Resource<S> {
     pub attrs: Attrs<S>,
     pub dropped: u32,
     pub entities: Vec<Entity<S>>,
+}
+
+/// Entities of one resource, and keys of one of them.
+const MAX_ENTITIES: usize = 1024;
+
+/// Adds to the entities of a resource, or to the keys of one.
+pub(super) fn push_entity<T>(list: &mut Vec<T>, item: T) -> Result<(), Reason> {
+    if list.len() >= MAX_ENTITIES {
+        return Err(Reason::Entities(MAX_ENTITIES));
+    }
+    list.push(item);
+    Ok(())
 }
 
 /// Which attributes of a resource identify and describe a thing: OTLP's `EntityRef`.

@@ -6,7 +6,11 @@ use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, KeyValue, Key
 use opentelemetry_proto::tonic::trace::v1::Span;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, Link};
 use prost::Message as _;
-use rollscope_formats::import::otlp::{DecodeOptions, Decoded, Limits, decode_logs, decode_traces, decode_traces_json};
+use rollscope_formats::export::otlp::protobuf_to_json_line;
+use rollscope_formats::import::otlp::{
+    DecodeOptions, Decoded, Limits, decode_logs, decode_logs_json, decode_metrics, decode_metrics_json, decode_traces,
+    decode_traces_json,
+};
 use serde_json::json;
 
 use super::support::{Style, kv, request_of, span};
@@ -102,6 +106,119 @@ fn limits() {
     }
 }
 
+/// In JSON a list may come again. What it adds counts.
+#[test]
+fn attributes_in_several_lists_are_counted_together() {
+    let text = Style(0).request(&request_of(vec![], vec![span(1), span(2), span(3)])).to_string();
+    let decode = |place: &str, with: &str| {
+        assert!(text.contains(place), "{text}");
+        decode_traces_json(text.replace(place, with).as_bytes(), &options()).unwrap()
+    };
+    let lists = |counts: [usize; 2]| {
+        let list = |count| format!("\"attributes\":[{}]", vec!["{\"key\":\"a\"}"; count].join(","));
+        counts.map(list).join(",")
+    };
+    let (most, more) = (lists([2, 2]), lists([2, 3]));
+    for [before, after] in [["", ""], ["\"events\":[{", "}]"], ["\"links\":[{", "}]"]] {
+        let of_span =
+            |lists: &str| decode("\"name\":\"span 2\"", &format!("\"name\":\"span 2\",{before}{lists}{after}"));
+        assert_eq!(of_span(&most).rejected, 0, "{before}");
+        only_the_middle_is_missing(&of_span(&more), "attributes_per_span");
+    }
+    for (place, with) in
+        [("\"resource\":{", "\"resource\":{LISTS,"), ("\"scopeSpans\":[{", "\"scopeSpans\":[{\"scope\":{LISTS},")]
+    {
+        assert_eq!(decode(place, &with.replace("LISTS", &most)).rejected, 0, "{place}");
+        let refused = decode(place, &with.replace("LISTS", &more));
+        assert_eq!((refused.batch.num_rows(), refused.rejected), (0, 3), "{place}");
+        assert!(refused.reasons[0].contains("attributes_per_span"), "{:?}", refused.reasons);
+    }
+}
+
+/// An empty record is two bytes in protobuf, three in JSON, and two hundred in memory.
+#[test]
+fn messages_that_would_take_far_more_memory_than_bytes_are_refused() {
+    let many = 4_000_000;
+    let empty = |number: u8, count: usize| field(number, &[]).repeat(count);
+    let of_scope = |inner: &[u8]| field(1, &field(2, inner));
+    let options = DecodeOptions::default();
+
+    let decoded = decode_logs(&of_scope(&empty(2, 1_000_000)), &options).unwrap();
+    assert_eq!(decoded.rejected, 1_000_000);
+    let refused = |result: Result<(), String>| {
+        let error = result.unwrap_err();
+        assert!(error.contains("send smaller batches"), "{error}");
+    };
+    for logs in [of_scope(&empty(2, many)), field(1, &field(1, &empty(3, many))), field(1, &empty(2, many))] {
+        refused(decode_logs(&logs, &options).map(drop).map_err(|e| e.to_string()));
+    }
+    for data in [5, 7, 9, 10, 11] {
+        let metrics = of_scope(&field(2, &field(data, &empty(1, many))));
+        refused(decode_metrics(&metrics, &options).map(drop).map_err(|e| e.to_string()));
+    }
+    refused(protobuf_to_json_line(&of_scope(&empty(2, many))).map(drop).map_err(|e| e.to_string()));
+
+    let json = |before: &str, after: &str| format!("{before}{}{{}}{after}", "{},".repeat(many)).into_bytes();
+    let logs = json(r#"{"resourceLogs":[{"scopeLogs":[{"logRecords":["#, "]}]}]}");
+    refused(decode_logs_json(&logs, &options).map(drop).map_err(|e| e.to_string()));
+    let before = r#"{"resourceMetrics":[{"scopeMetrics":[{"metrics":[{"exponentialHistogram":{"dataPoints":["#;
+    let metrics = json(before, "]}}]}]}]}");
+    refused(decode_metrics_json(&metrics, &options).map(drop).map_err(|e| e.to_string()));
+}
+
+#[test]
+fn entities_of_a_resource_are_bounded() {
+    let decode = |entities: usize, keys: usize| {
+        let entity = field(3, &field(3, b"k").repeat(keys));
+        let resource = field(1, &entity.repeat(entities));
+        let spans = field(2, &field(2, &span(1).encode_to_vec()));
+        let protobuf = decode_traces(&field(1, &[resource, spans].concat()), &options()).unwrap();
+        let ids = vec!["k"; keys];
+        let mut request = Style(0).request(&request_of(vec![], vec![span(1)]));
+        request["resourceSpans"][0]["resource"]["entityRefs"] = json!(vec![json!({ "idKeys": ids }); entities]);
+        let json = decode_traces_json(request.to_string().as_bytes(), &options()).unwrap();
+        [protobuf, json]
+    };
+    for decoded in decode(1024, 1).into_iter().chain(decode(1, 1024)) {
+        assert_eq!((decoded.batch.num_rows(), decoded.rejected), (1, 0), "{:?}", decoded.reasons);
+    }
+    for decoded in decode(1025, 1).into_iter().chain(decode(1, 1025)) {
+        assert_eq!((decoded.batch.num_rows(), decoded.rejected), (0, 1));
+        assert!(decoded.reasons[0].contains("more than 1024 entities"), "{:?}", decoded.reasons);
+    }
+}
+
+/// Conversations are read into a tree of values, of which each takes more memory than the two bytes it may have.
+#[test]
+fn conversations_of_too_many_values_and_calls_of_too_many_attributes_are_left_out() {
+    use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+    use opentelemetry_proto::tonic::logs::v1::{LogRecord, ResourceLogs, ScopeLogs};
+
+    let text = |text: String| Some(AnyValue { value: Some(Value::StringValue(text)) });
+    let record = |event_name: &str| LogRecord {
+        time_unix_nano: 1_700_000_000_000_000_000,
+        event_name: event_name.into(),
+        ..LogRecord::default()
+    };
+    let conversation = |messages: String| LogRecord { body: text(messages), ..record("rollscope.conversation") };
+    let call = |attributes| LogRecord { attributes, ..record("gen_ai.client.inference.operation.details") };
+    let values = format!("[{}0]", "0,".repeat(1 << 20));
+    let log_records = vec![
+        // Commas in texts are no values.
+        conversation(json!([{ "role": "user", "content": ",".repeat(2 << 20) }]).to_string()),
+        conversation(values.clone()),
+        call(vec![KeyValue { key: "gen_ai.input.messages".into(), value: text(values), ..KeyValue::default() }]),
+        call((0..1025i64).map(|n| kv(&format!("a{n}"), n)).collect()),
+    ];
+    let scope_logs = vec![ScopeLogs { log_records, ..ScopeLogs::default() }];
+    let resource_logs = vec![ResourceLogs { scope_logs, ..ResourceLogs::default() }];
+    let message = ExportLogsServiceRequest { resource_logs }.encode_to_vec();
+    let decoded = decode_logs(&message, &DecodeOptions::default()).unwrap();
+    assert_eq!((decoded.batches.len(), decoded.batches[0].1.num_rows(), decoded.rejected), (1, 1, 3));
+    assert!(decoded.reasons[0].contains("JSON values") && decoded.reasons[0].ends_with("(2)"), "{:?}", decoded.reasons);
+    assert!(decoded.reasons[1].contains("attributes_per_span"), "{:?}", decoded.reasons);
+}
+
 #[test]
 fn nesting_of_any_depth_does_not_crash() {
     let deep = 200_000;
@@ -131,14 +248,16 @@ fn nesting_of_any_depth_does_not_crash() {
     only_the_middle_is_missing(&decode_traces_json(text.as_bytes(), &options()).unwrap(), "nesting");
 }
 
+/// A field of a message, as bytes.
+fn field(number: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut out = vec![number << 3 | 2];
+    prost::encoding::encode_varint(bytes.len() as u64, &mut out);
+    out.extend_from_slice(bytes);
+    out
+}
+
 /// A request with a good span, then these bytes as a span, then a good one.
 fn three(middle: &[u8]) -> Vec<u8> {
-    let field = |number: u8, bytes: &[u8]| {
-        let mut out = vec![number << 3 | 2];
-        prost::encoding::encode_varint(bytes.len() as u64, &mut out);
-        out.extend_from_slice(bytes);
-        out
-    };
     let spans = [span(1).encode_to_vec(), middle.to_vec(), span(3).encode_to_vec()].map(|s| field(2, &s)).concat();
     field(1, &field(2, &spans))
 }
