@@ -237,6 +237,38 @@ def test_sql_stays_within_its_memory(serve, tmp_path):
     assert server.memory() - before < 1600
 
 
+def test_credentials_in_the_address_of_a_target_are_sent_and_not_shown(serve):
+    import base64
+    from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+    from threading import Thread
+
+    seen = []
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(self.headers.get("authorization"))
+            self.send_response(503)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    page = ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=page.serve_forever, daemon=True).start()
+    try:
+        address = f"127.0.0.1:{page.server_port}/metrics"
+        server = serve(None, "--scrape", f"http://user:s3cret@{address}@200ms")
+        wait_until(lambda: any(t["up"] is False for t in server.get("/api/v1/scrape").json()["targets"]))
+        assert seen[0] == "Basic " + base64.b64encode(b"user:s3cret").decode()
+        shown = [server.get("/api/v1/scrape").text, server.get("/api/v1/health").text]
+        with open(server.log.name) as log:
+            shown.append(log.read())
+        assert all(address in text and "s3cret" not in text for text in shown), shown
+    finally:
+        page.shutdown()
+        page.server_close()
+
+
 def test_many_files_are_allowed(serve):
     """The server takes as many open files as it may have, so that connections do not run out of them."""
     server = serve()

@@ -9,13 +9,14 @@ use arrow::compute::filter_record_batch;
 use arrow::datatypes::SchemaRef;
 use datafusion::common::{DFSchema, DataFusionError, ScalarValue};
 use datafusion::execution::SessionState;
+use datafusion::execution::memory_pool::MemoryConsumer;
 use datafusion::logical_expr::{Expr, col, lit};
 use datafusion::physical_plan::coalesce_partitions::CoalescePartitionsExec;
 use datafusion::physical_plan::filter::FilterExec;
 use datafusion::physical_plan::{ExecutionPlan, collect, execute_stream};
 use futures::StreamExt;
 use futures::future::BoxFuture;
-use rollscope_model::{Table, TraceId};
+use rollscope_model::{SpanId, Table, TraceId};
 use rollscope_store::{Snapshot, SnapshotSource};
 use rollscope_tokenizer::Tokenizers;
 use tokio::runtime::Runtime;
@@ -26,13 +27,13 @@ use crate::describe::{self, ColumnInfo, TableStats};
 use crate::error::{ErrorKind, QueryError};
 use crate::functions::TableFunction;
 use crate::interrupt::interruptible;
-use crate::limits::QueryLimits;
+use crate::limits::{MAX_TRACE_SPANS, QueryLimits, too_many_spans};
 use crate::progress::{Progress, ProgressSnapshot};
 use crate::resources::{cores, threads};
 use crate::running::{QueryStream, Registration, Running, task_failed, timed_out};
 use crate::session::{self, Sessions};
 use crate::tables;
-use crate::workers::{Cluster, Workers, is_bound_here, is_spread};
+use crate::workers::{Cluster, Workers, bytes_of, is_bound_here, is_spread};
 
 /// How often a query is tried on workers, if some of them cannot be reached, before it runs here alone.
 const SPREAD_ATTEMPTS: usize = 2;
@@ -233,14 +234,32 @@ impl Engine {
         running.get(&id).map(|p| p.cancel()).is_some()
     }
 
-    /// All spans of a trace, with the columns of `spans` as stored, in no particular order.
+    /// All spans of a trace, with the columns of `spans` as stored, in no particular order. It has [`MAX_TRACE_SPANS`] at most.
     pub async fn trace(&self, id: TraceId) -> Result<Vec<RecordBatch>, QueryError> {
-        self.look_up(Table::Spans, "trace by id", of_trace(id), None).await.map(each_span_once)
+        let found = self.trace_up_to(id, MAX_TRACE_SPANS).await?;
+        found.ok_or_else(|| QueryError::new(ErrorKind::Limit, too_many_spans(&id)))
+    }
+
+    /// The same, but `None` for a trace with more spans than these.
+    pub async fn trace_up_to(&self, id: TraceId, max_spans: usize) -> Result<Option<Vec<RecordBatch>>, QueryError> {
+        Ok(self.look_up(Table::Spans, "trace by id", of_trace(id), None, max_spans).await?.map(each_span_once))
     }
 
     /// The same with some columns only, `trace_id` and `span_id` among them: attributes are most of what a trace takes to read.
-    pub async fn trace_columns(&self, id: TraceId, columns: &[&str]) -> Result<Vec<RecordBatch>, QueryError> {
-        self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns)).await.map(each_span_once)
+    pub async fn trace_columns(
+        &self,
+        id: TraceId,
+        columns: &[&str],
+        max_spans: usize,
+    ) -> Result<Option<Vec<RecordBatch>>, QueryError> {
+        Ok(self.look_up(Table::Spans, "trace by id", of_trace(id), Some(columns), max_spans).await?.map(each_span_once))
+    }
+
+    /// One span, with the columns of `spans` as stored: the first row of the batch, whose other rows are the same span in other runs.
+    pub async fn span(&self, trace: TraceId, span: SpanId) -> Result<Option<RecordBatch>, QueryError> {
+        let is_it = col("span_id").eq(lit(ScalarValue::FixedSizeBinary(8, Some(span.to_vec()))));
+        let found = self.look_up(Table::Spans, "span by id", of_trace(trace).and(is_it), None, MAX_TRACE_SPANS).await?;
+        Ok(found.and_then(|batches| batches.into_iter().next()))
     }
 
     /// Conversations by their ids, with the columns of `conversations` as stored, in no particular order.
@@ -249,39 +268,23 @@ impl Engine {
             return Ok(Vec::new());
         }
         let filter = col("id").in_list(ids.into_iter().map(lit).collect(), false);
-        self.look_up(Table::Conversations, "conversations by id", filter, None).await
+        // The ids are the limit.
+        let found = self.look_up(Table::Conversations, "conversations by id", filter, None, usize::MAX).await?;
+        Ok(found.unwrap_or_default())
     }
 
-    /// The rows that a filter on an id leaves. A plan made by hand: bloom filters leave one or two segments, and nothing
-    /// is optimised that is known to be good.
+    /// The rows that a filter on an id leaves, or `None` if these are more than `max_rows`. It waits its turn as other queries do.
     fn look_up(
         &self,
         table: Table,
         what: &str,
         filter: Expr,
         columns: Option<&[&str]>,
-    ) -> BoxFuture<'_, Result<Vec<RecordBatch>, QueryError>> {
-        let inner = &*self.inner;
-        let snapshot = inner.source.snapshot();
-        let sessions = inner.sessions.clone();
-        let progress = Arc::new(Progress::new(0, what));
-        let schema = tables::schema(table);
-        let columns =
-            columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
-        Box::pin(self.direct(progress.clone(), async move {
-            let mut state = sessions.by_hand(&snapshot)?;
-            state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
-            let columns = columns.transpose()?;
-            let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
-            let mut rows = sessions.table(&snapshot, table, &progress);
-            rows.narrow_tail(&*predicate)?;
-            let filters = std::slice::from_ref(&filter);
-            let scan = rows.plan(&state, columns.as_ref(), filters, Some(predicate), None).await?;
-            let shown = DFSchema::try_from(scan.schema())?;
-            let found = Arc::new(FilterExec::try_new(state.create_physical_expr(filter, &shown)?, scan)?);
-            let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
-            let batches = collect(plan, state.task_ctx()).await?;
-            Ok(batches.into_iter().filter(|b| b.num_rows() > 0).collect())
+        max_rows: usize,
+    ) -> BoxFuture<'_, Result<Option<Vec<RecordBatch>>, QueryError>> {
+        let columns: Option<Vec<String>> = columns.map(|names| names.iter().map(|name| (*name).to_string()).collect());
+        Box::pin(self.with_table(table, what.to_string(), move |state, rows| {
+            rows_by_id(state, table, rows, filter, columns, max_rows)
         }))
     }
 
@@ -400,6 +403,44 @@ fn each_span_once(batches: Vec<RecordBatch>) -> Vec<RecordBatch> {
         }
     };
     batches.into_iter().filter_map(keep).collect()
+}
+
+/// A plan made by hand: bloom filters leave one or two segments, and nothing is optimised that is known to be good. What was read
+/// counts as memory of queries until all of it is there.
+async fn rows_by_id(
+    mut state: SessionState,
+    table: Table,
+    mut rows: tables::SnapshotTable,
+    filter: Expr,
+    columns: Option<Vec<String>>,
+    max_rows: usize,
+) -> Result<Option<Vec<RecordBatch>>, DataFusionError> {
+    state.config_mut().options_mut().execution.target_partitions = LOOKUP_PARTITIONS;
+    let schema = tables::schema(table);
+    let columns = columns.map(|names| names.iter().map(|name| schema.index_of(name)).collect::<Result<Vec<_>, _>>());
+    let columns = columns.transpose()?;
+    let predicate = state.create_physical_expr(filter.clone(), &DFSchema::try_from(schema)?)?;
+    rows.narrow_tail(&*predicate)?;
+    let filters = std::slice::from_ref(&filter);
+    let scan = rows.plan(&state, columns.as_ref(), filters, Some(predicate), None).await?;
+    let shown = DFSchema::try_from(scan.schema())?;
+    let found = Arc::new(FilterExec::try_new(state.create_physical_expr(filter, &shown)?, scan)?);
+    let plan: Arc<dyn ExecutionPlan> = Arc::new(CoalescePartitionsExec::new(found));
+    let memory = MemoryConsumer::new("rows by id").register(&state.runtime_env().memory_pool);
+    let mut stream = execute_stream(plan, state.task_ctx())?;
+    let (mut batches, mut count, mut counted) = (Vec::new(), 0, HashSet::new());
+    while let Some(batch) = stream.next().await {
+        let batch = batch?;
+        count += batch.num_rows();
+        if count > max_rows {
+            return Ok(None);
+        }
+        if batch.num_rows() > 0 {
+            memory.try_grow(batch.columns().iter().map(|column| bytes_of(&column.to_data(), &mut counted)).sum())?;
+            batches.push(batch);
+        }
+    }
+    Ok(Some(batches))
 }
 
 fn of_trace(id: TraceId) -> Expr {

@@ -37,7 +37,7 @@ mod workers;
 pub use describe::{ColumnInfo, TableStats, visible_schema};
 pub use engine::{Engine, WeakEngine};
 pub use error::{ErrorKind, QueryError};
-pub use limits::QueryLimits;
+pub use limits::{MAX_TRACE_SPANS, QueryLimits, too_many_spans};
 pub use progress::{Progress, ProgressSnapshot};
 pub use running::{QueryStream, Running};
 pub use sql_text::{sql_text, sql_trace_ids};

@@ -2,7 +2,20 @@
 
 use std::time::Duration;
 
+use rollscope_model::TraceId;
 use serde::{Deserialize, Serialize};
+
+/// Most spans in an answer about one trace, with those of other traces that are shown with it.
+pub const MAX_TRACE_SPANS: usize = 2_000_000;
+
+/// What to say of a trace that has more.
+pub fn too_many_spans(trace: &TraceId) -> String {
+    let trace = hex::encode(trace);
+    format!(
+        "trace {trace} has more than {MAX_TRACE_SPANS} spans; read a part of it with SQL, such as select * from spans \
+         where trace_id = '{trace}' and start_ns between FROM and TO"
+    )
+}
 
 /// Limits on queries. Each has a default. If one is exceeded, the user gets an error (or a flag) that names it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

@@ -367,12 +367,14 @@ impl Engine {
     async fn spans_of_trace(&self, trace: TraceId, joined: bool, read: &ScopeRead) -> Result<ScopeSpans, QueryError> {
         let columns: Vec<&str> = read.columns.split(", ").collect();
         let served = async { if joined { self.traces_that_served(&trace).await } else { Ok(Traces::new()) } };
-        let (mut batches, served) = futures::try_join!(self.trace_columns(trace, &columns), served)?;
+        let own = self.trace_columns(trace, &columns, read.max_rows);
+        let (own, served) = futures::try_join!(own, served)?;
+        let mut batches = own.ok_or_else(|| too_many(read))?;
+        let mut left = read.max_rows.saturating_sub(rows(&batches));
         for other in &served {
-            batches.extend(self.trace_columns(*other, &columns).await?);
-        }
-        if batches.iter().map(RecordBatch::num_rows).sum::<usize>() > read.max_rows {
-            return Err(QueryError::new(ErrorKind::Limit, read.too_many.clone()));
+            let more = self.trace_columns(*other, &columns, left).await?.ok_or_else(|| too_many(read))?;
+            left = left.saturating_sub(rows(&more));
+            batches.extend(more);
         }
         let filter = format!("trace_id in ({})", sql_trace_ids(std::iter::once(&trace).chain(&served)));
         Ok(ScopeSpans { batches, filter, ..ScopeSpans::default() })

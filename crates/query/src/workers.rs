@@ -143,8 +143,8 @@ fn rows_inside(plan: &Arc<dyn ExecutionPlan>) -> usize {
 }
 
 /// Bytes of buffers that were not seen before: slices of a batch share those of lists, maps and texts.
-fn bytes_of(data: &ArrayData, seen: &mut HashSet<*const u8>) -> usize {
-    let own: usize = data.buffers().iter().filter(|buffer| seen.insert(buffer.as_ptr())).map(|b| b.len()).sum();
+pub(crate) fn bytes_of(data: &ArrayData, seen: &mut HashSet<usize>) -> usize {
+    let own: usize = data.buffers().iter().filter(|buffer| seen.insert(buffer.as_ptr().addr())).map(|b| b.len()).sum();
     own + data.child_data().iter().map(|child| bytes_of(child, seen)).sum::<usize>()
 }
 

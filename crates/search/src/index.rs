@@ -74,12 +74,16 @@ impl Default for Request {
 /// One conversation of an answer.
 pub struct Row {
     pub id: String,
+    /// Characters of its text.
+    pub chars: u64,
     /// What a list shows of it, as a JSON object.
     pub json: Box<RawValue>,
 }
 
 pub struct SearchResults {
     pub rows: Vec<Row>,
+    /// Where each of the rows is in the order.
+    pub places: Vec<Place>,
     pub total: u64,
     /// Where the next page begins.
     pub next: Option<Place>,
@@ -261,10 +265,11 @@ impl Search {
         found.hits.truncate(offset + limit);
         let shown = found.hits.get(offset..).unwrap_or_default();
         let rows = shown.iter().map(|hit| self.row(&searcher, hit.address)).collect::<Result<Vec<_>, _>>()?;
-        let next = if more { shown.last().map(|hit| hit.place.clone()) } else { None };
+        let places: Vec<Place> = shown.iter().map(|hit| hit.place.clone()).collect();
+        let next = if more { places.last().cloned() } else { None };
         let facets =
             facets.iter().zip(found.facets).map(|(wanted, counts)| (wanted.name, finish(wanted, counts))).collect();
-        Ok(SearchResults { rows, total: found.total, next, facets })
+        Ok(SearchResults { rows, places, total: found.total, next, facets })
     }
 
     /// The hashes of the ids of everything that the indexed part of a request finds.
@@ -300,12 +305,15 @@ impl Search {
         let damaged = || SearchError::Io(std::io::Error::other("a row is damaged; run `rollscope reindex`"));
         let bytes = doc.get_first(self.inner.fields.row).and_then(|v| v.as_bytes()).ok_or_else(damaged)?;
         #[derive(serde::Deserialize)]
-        struct Id {
+        struct Known {
             id: String,
+            #[serde(default)]
+            char_count: i64,
         }
         let text = String::from_utf8(bytes.to_vec()).map_err(|_| damaged())?;
-        let Id { id } = serde_json::from_str(&text).map_err(|_| damaged())?;
-        Ok(Row { id, json: RawValue::from_string(text).map_err(|_| damaged())? })
+        let Known { id, char_count } = serde_json::from_str(&text).map_err(|_| damaged())?;
+        let chars = u64::try_from(char_count).unwrap_or(0);
+        Ok(Row { id, chars, json: RawValue::from_string(text).map_err(|_| damaged())? })
     }
 }
 

@@ -15,8 +15,8 @@ use serde::Serialize;
 const MAX_FILE_BYTES: u64 = 16 << 20;
 /// Refusals that are written per second. The rest is counted.
 const REFUSALS_PER_S: u64 = 20;
-/// The longest path that is written.
-const MAX_PATH_CHARS: usize = 300;
+/// The longest path or method that is written: strangers choose both.
+const MAX_CHARS: usize = 300;
 
 /// One line.
 #[derive(Serialize)]
@@ -28,6 +28,16 @@ pub struct Entry<'a> {
     pub method: &'a str,
     pub path: &'a str,
     pub status: u16,
+}
+
+impl<'a> Entry<'a> {
+    fn shortened(&self) -> Entry<'a> {
+        Entry { method: beginning(self.method), path: beginning(self.path), ..*self }
+    }
+}
+
+fn beginning(text: &str) -> &str {
+    text.char_indices().nth(MAX_CHARS).map_or(text, |(end, _)| &text[..end])
 }
 
 #[derive(Serialize)]
@@ -67,6 +77,7 @@ impl Audit {
 
     /// Something was deleted or changed, or the attempt failed.
     pub fn changed(&self, entry: &Entry) {
+        let entry = &entry.shortened();
         tracing::info!(target: "audit", peer = ?entry.peer, who = entry.who, method = entry.method, path = entry.path, status = entry.status, "changed");
         self.write(&mut self.state.lock(), entry);
     }
@@ -82,16 +93,16 @@ impl Audit {
             state.left_out += 1;
             return;
         }
+        let entry = &entry.shortened();
         tracing::info!(target: "audit", peer = ?entry.peer, who = entry.who, method = entry.method, path = entry.path, status = entry.status, "refused");
         self.write(&mut state, entry);
     }
 
     fn write(&self, state: &mut State, entry: &Entry) {
         let Some(path) = &self.path else { return };
-        let short: String = entry.path.chars().take(MAX_PATH_CHARS).collect();
         let line = Line {
             time: Utc::now().to_rfc3339_opts(SecondsFormat::Millis, true),
-            entry: &Entry { path: &short, ..*entry },
+            entry,
             left_out: std::mem::take(&mut state.left_out),
         };
         let Ok(mut line) = serde_json::to_vec(&line) else { return };
@@ -147,6 +158,26 @@ mod tests {
         assert_eq!((&last["who"], &last["status"]), (&"alice".into(), &204.into()));
         let left_out: u64 = lines.iter().filter_map(|line| line["left_out"].as_u64()).sum();
         assert_eq!(left_out as usize + lines.len(), 1001);
+    }
+
+    /// It is shortened before it goes to the file and to the server's log.
+    #[test]
+    fn what_strangers_choose_is_short() {
+        let (long, odd) = ("/".repeat(100_000), "é".repeat(MAX_CHARS + 1));
+        let entry = Entry { peer: None, who: "nobody", method: &odd, path: &long, status: 401 };
+        let short = entry.shortened();
+        assert_eq!((short.path.len(), short.method.chars().count()), (MAX_CHARS, MAX_CHARS));
+        assert_eq!((short.who, short.status), ("nobody", 401));
+        let same = Entry { method: "GET", path: "/api/v1/runs", ..short }.shortened();
+        assert_eq!((same.method, same.path), ("GET", "/api/v1/runs"));
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("audit.log");
+        let audit = Audit::new(Some(&path));
+        audit.refused(&entry);
+        audit.changed(&entry);
+        let written = lines(&path);
+        assert_eq!(written.len(), 2);
+        assert!(written.iter().all(|line| line["path"] == long[..MAX_CHARS] && line["who"] == "nobody"));
     }
 
     #[cfg(unix)]

@@ -115,7 +115,7 @@ pub(crate) struct Shared {
     /// None: the search index could not be opened.
     conversations: Option<Conversations>,
     /// Limits how many images are decoded at the same time.
-    thumbnails: tokio::sync::Semaphore,
+    thumbnails: Arc<tokio::sync::Semaphore>,
     counters: Arc<Counters>,
     limits: Limits,
     promql: rollscope_query::promql::PromLimits,
@@ -251,7 +251,7 @@ impl Server {
             .map_err(StartError::Alarms)?;
         let app = App(Arc::new(Shared {
             conversations: conversations.clone(),
-            thumbnails: tokio::sync::Semaphore::new(cores),
+            thumbnails: Arc::new(tokio::sync::Semaphore::new(cores)),
             ingest,
             store,
             engine,

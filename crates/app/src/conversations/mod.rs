@@ -21,11 +21,11 @@ use arrow::array::RecordBatch;
 use parking_lot::Mutex;
 use rollscope_model::Table;
 use rollscope_model::read::{Ids, Text, column};
-use rollscope_query::Engine;
 use rollscope_query::scope::{Scope, ScopeRead};
+use rollscope_query::{Engine, ErrorKind, MAX_TRACE_SPANS, too_many_spans};
 use rollscope_search::snippet::{Needles, Snippet};
 use rollscope_search::text::Said;
-use rollscope_search::{Facet, Follower, ListedRow, Search, SearchError, Splitter};
+use rollscope_search::{Facet, Follower, ListedRow, Row, Search, SearchError, Splitter};
 use rollscope_store::{ReadOnlyStore, Snapshot, SnapshotSource, Store, StoreOptions};
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -42,6 +42,13 @@ use ask::Ask;
 pub const INDEX: &str = "index";
 
 const SPLITTER_STOPS_IN: Duration = Duration::from_secs(5);
+
+/// Most bytes of messages and metadata on one page, unless a single conversation has more: a page may end before its limit.
+const PAGE_BYTES: usize = 64 << 20;
+/// Conversations are read in portions of about so many bytes.
+const PORTION_BYTES: u64 = 16 << 20;
+/// What a conversation may take besides its text.
+const BESIDE_TEXT_BYTES: u64 = 4 << 10;
 
 /// A handle; clones share it.
 #[derive(Clone)]
@@ -248,24 +255,38 @@ impl Conversations {
         let answer = tokio::task::spawn_blocking(move || search.ask(&request))
             .await
             .map_err(|e| Problem::internal(e.to_string()))??;
-        let ids: Vec<String> = answer.rows.iter().map(|row| row.id.clone()).collect();
-        let mut full = match ask.messages || needles.is_some() {
-            true => self.full(&ids).await?,
-            false => HashMap::new(),
-        };
-        let rows = answer
-            .rows
-            .into_iter()
-            .map(|row| {
+        let (reads, found) = (ask.messages || needles.is_some(), answer.rows.len());
+        let mut rows = Vec::with_capacity(found);
+        let (mut left, mut bytes) = (answer.rows.into_iter(), 0);
+        'page: while !left.as_slice().is_empty() {
+            let count = if reads { portion(left.as_slice()) } else { found };
+            let together: Vec<Row> = left.by_ref().take(count).collect();
+            let mut full = match reads {
+                true => self.full(together.iter().map(|row| row.id.clone()).collect()).await?,
+                false => HashMap::new(),
+            };
+            for row in together {
                 let read = full.remove(&row.id);
+                if ask.messages {
+                    bytes += read.as_ref().map_or(0, Full::bytes);
+                    if bytes > PAGE_BYTES && !rows.is_empty() {
+                        break 'page;
+                    }
+                }
                 let snippet = match (&needles, &read) {
                     (Some(needles), Some(read)) => needles.find(&Said::from_messages(&read.messages)),
                     _ => None,
                 };
-                FoundConversation { id: row.id, row: row.json, full: read.filter(|_| ask.messages), snippet }
-            })
-            .collect();
-        let next = answer.next.map(|place| ask::cursor(&ask.sort, &place));
+                let full = read.filter(|_| ask.messages);
+                rows.push(FoundConversation { id: row.id, row: row.json, full, snippet });
+            }
+        }
+        // A page that is full early goes on behind its last row.
+        let next = match rows.len() < found {
+            true => answer.places.into_iter().nth(rows.len() - 1),
+            false => answer.next,
+        };
+        let next = next.map(|place| ask::cursor(&ask.sort, &place));
         Ok(Listed { rows, total: answer.total, next, facets: answer.facets })
     }
 
@@ -284,15 +305,15 @@ impl Conversations {
     }
 
     /// The messages of some conversations, by id.
-    async fn full(&self, ids: &[String]) -> Result<HashMap<String, Full>, Problem> {
+    async fn full(&self, ids: Vec<String>) -> Result<HashMap<String, Full>, Problem> {
         let mut found = HashMap::new();
-        for batch in self.engine.conversations(ids.to_vec()).await? {
-            let texts = text_column(&batch, "id")?;
-            let (messages, metadata) = (text_column(&batch, "messages")?, text_column(&batch, "metadata")?);
-            for (row, id) in texts.into_iter().enumerate() {
-                let Some(id) = id else { continue };
-                let messages = messages[row].clone().unwrap_or_else(|| "[]".into());
-                found.insert(id, Full { messages, metadata: metadata[row].clone() });
+        for batch in self.engine.conversations(ids).await? {
+            let text = |name: &str| column::<Text>(&batch, name).map_err(|e| Problem::internal(e.to_string()));
+            let (ids, messages, metadata) = (text("id")?, text("messages")?, text("metadata")?);
+            for row in 0..batch.num_rows() {
+                let Some(id) = ids.get(row) else { continue };
+                let messages = messages.get(row).unwrap_or("[]").to_string();
+                found.insert(id.to_string(), Full { messages, metadata: metadata.get(row).map(str::to_string) });
             }
         }
         Ok(found)
@@ -319,13 +340,18 @@ impl Conversations {
         let Some(trace) = trace else { return Ok(Vec::new()) };
         let read = ScopeRead {
             columns: timing::COLUMNS.into(),
-            max_rows: usize::MAX,
-            too_many: String::new(),
+            max_rows: MAX_TRACE_SPANS,
+            too_many: too_many_spans(&trace),
             traces: None,
             at_once: false,
             details: None,
         };
-        let spans = self.engine.spans_of(Scope::Trace { trace, joined: true }, read).await?.batches;
+        let spans = match self.engine.spans_of(Scope::Trace { trace, joined: true }, read).await {
+            Ok(spans) => spans.batches,
+            // The conversation is worth showing without them.
+            Err(error) if error.kind == ErrorKind::Limit => return Ok(Vec::new()),
+            Err(error) => return Err(error.into()),
+        };
         let messages = text_column(batch, "messages")?[0].clone().unwrap_or_default();
         let keys = message_keys(&messages);
         Ok(timing::strips(&spans, &keys, &hex::encode(trace), span, sample))
@@ -340,6 +366,22 @@ fn message_keys(messages: &str) -> Vec<timing::MessageKey> {
             tool_call_id: (m["role"] == "tool").then(|| m["tool_call_id"].as_str().unwrap_or_default().to_string()),
         })
         .collect()
+}
+
+/// How many of these are read together. At least one.
+fn portion(rows: &[Row]) -> usize {
+    let mut bytes = 0u64;
+    let fits = rows.iter().take_while(|row| {
+        bytes = bytes.saturating_add(row.chars).saturating_add(BESIDE_TEXT_BYTES);
+        bytes <= PORTION_BYTES
+    });
+    fits.count().max(1)
+}
+
+impl Full {
+    fn bytes(&self) -> usize {
+        self.messages.len() + self.metadata.as_ref().map_or(0, String::len)
+    }
 }
 
 /// The text as it is if it is JSON, else as a JSON string.
@@ -390,9 +432,31 @@ impl FoundConversation {
         if let Some(full) = &self.full {
             out.pop();
             out.extend_from_slice(b",\"messages\":");
-            out.extend_from_slice(as_json(full.messages.clone()).get().as_bytes());
+            // As in `as_json`, without copies of what may be large.
+            match serde_json::from_str::<&RawValue>(&full.messages) {
+                Ok(json) => out.extend_from_slice(json.get().as_bytes()),
+                Err(_) => out.extend(serde_json::to_vec(&full.messages).unwrap_or_default()),
+            }
             out.push(b'}');
         }
         out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_conversations_are_read_one_by_one_and_short_ones_together() {
+        let rows = |chars: &[u64]| -> Vec<Row> {
+            let json = || RawValue::from_string("{}".into()).unwrap();
+            chars.iter().map(|chars| Row { id: "c".into(), chars: *chars, json: json() }).collect()
+        };
+        assert_eq!(portion(&rows(&[20_000; 500])), 500);
+        assert_eq!(portion(&rows(&[u64::MAX, 1])), 1);
+        assert_eq!(portion(&rows(&[PORTION_BYTES, 1])), 1);
+        assert_eq!(portion(&rows(&[1, 2, PORTION_BYTES, 3])), 2);
+        assert_eq!(portion(&rows(&[1 << 20; 100])), 15);
     }
 }

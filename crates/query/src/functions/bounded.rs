@@ -3,7 +3,8 @@
 //!
 //! [`Bounded`] puts a [`Watched`] around each such call when a query is planned. It knows an upper bound of the size before it calls
 //! the function, takes that from the pool, and gives back what was not needed. The rest is given back when the result is dropped,
-//! because the result owns it. Where the bound is large, the rows are computed in portions.
+//! because the result owns it. Where the bound is large, the rows are computed in portions. What a call needs besides its result is small,
+//! but for regular expressions: [`patterns`] refuses those that are not.
 
 use std::any::Any;
 use std::hash::{Hash, Hasher};
@@ -27,7 +28,7 @@ use datafusion::logical_expr::{
     ScalarUDFImpl, Signature, Volatility,
 };
 
-use super::udf;
+use super::{patterns, udf};
 
 /// Smaller results are not counted: any column of a batch is as large.
 const UNCOUNTED_BYTES: usize = 256 << 10;
@@ -81,6 +82,7 @@ impl FunctionRewrite for Bounded {
     }
 
     fn rewrite(&self, expr: Expr, schema: &DFSchema, _: &ConfigOptions) -> Result<Transformed<Expr>> {
+        patterns::check(&expr)?;
         let watched = |inner: Arc<ScalarUDF>, growth: Growth, args: Vec<Expr>| {
             let function = udf(Watched { inner, growth, pool: self.0.clone() });
             Ok(Transformed::yes(Expr::ScalarFunction(ScalarFunction::new_udf(function, args))))

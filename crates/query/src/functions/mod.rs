@@ -21,6 +21,7 @@ mod bounded;
 mod ids;
 mod lookup;
 mod maps;
+mod patterns;
 mod replaced;
 mod table;
 mod token_texts;

@@ -2,6 +2,7 @@
 
 use arrow::array::RecordBatch;
 use rollscope_model::Table;
+use rollscope_model::read::{Ids, column};
 
 use crate::fixture::{Stored, lines, plan, rows, spans, trace, value};
 
@@ -81,6 +82,32 @@ async fn a_trace_is_fetched_whole() {
     let batches = engine.trace(trace(9000)).await.unwrap();
     assert_eq!(batches.iter().map(RecordBatch::num_rows).sum::<usize>(), 4);
     assert!(engine.trace(trace(999_999)).await.unwrap().is_empty());
+}
+
+/// A click on a span reads that span, and a trace of any size is read to a limit.
+#[tokio::test]
+async fn a_span_is_found_alone_and_a_long_trace_is_not_read_to_its_end() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 9000, 4));
+    store.add_segment(Table::Spans, &spans("a", 0, 400));
+    store.add_tail(Table::Spans, spans("a", 9001, 4));
+    let engine = store.engine();
+    let (stored, recent) = ((9000u64 * 4 + 1).to_be_bytes(), (9001u64 * 4).to_be_bytes());
+    for (trace_id, span_id) in [(trace(9000), stored), (trace(9001), recent)] {
+        let batch = engine.span(trace_id, span_id).await.unwrap().unwrap();
+        assert_eq!((batch.num_rows(), batch.num_columns()), (1, Table::Spans.schema().fields().len()));
+        let (traces, ids): (Ids<16>, Ids<8>) =
+            (column(&batch, "trace_id").unwrap(), column(&batch, "span_id").unwrap());
+        assert_eq!((traces.get(0), ids.get(0)), (Some(trace_id), Some(span_id)));
+    }
+    assert!(engine.span(trace(9001), stored).await.unwrap().is_none(), "a span of another trace");
+    for (id, max_spans, rows) in [(9000, 3, None), (9000, 4, Some(4)), (9001, 3, None), (77_777, 0, Some(0))] {
+        let found = engine.trace_up_to(trace(id), max_spans).await.unwrap();
+        let count = |batches: Vec<RecordBatch>| batches.iter().map(RecordBatch::num_rows).sum::<usize>();
+        assert_eq!(found.map(count), rows, "{id}, {max_spans}");
+        let found = engine.trace_columns(trace(id), &["trace_id", "span_id"], max_spans).await.unwrap();
+        assert_eq!(found.map(count), rows, "{id}, {max_spans}");
+    }
 }
 
 /// Once a footer has been read, it is not read again.

@@ -116,6 +116,57 @@ async fn hostile_text_gets_an_error_and_the_next_query_an_answer() {
     assert_eq!(value(&engine, "select count(*) from spans").await, "10");
 }
 
+/// Each row would have its own, and all of a batch are kept: megabytes each, which no limit counts.
+#[tokio::test]
+async fn regular_expressions_are_literals_and_small() {
+    let store = Stored::new();
+    store.add_segment(Table::Spans, &spans("a", 0, 10));
+    let engine = store.engine();
+    for computed in [
+        r"regexp_like(name, concat('\pL{99}', hex(span_id)))",
+        "regexp_like(hex(span_id), 'o', hex(trace_id))",
+        "regexp_count(hex(span_id), hex(trace_id)) > 0",
+        "regexp_instr(hex(span_id), hex(trace_id)) > 0",
+        "regexp_match(hex(span_id), hex(trace_id)) is not null",
+        "regexp_replace(hex(span_id), hex(trace_id), 'x') = 'x'",
+        "regexp_replace(hex(span_id), '0', 'x', hex(trace_id)) = 'x'",
+        "hex(span_id) ~ hex(trace_id)",
+        "hex(span_id) ~* hex(trace_id)",
+        "hex(span_id) !~ hex(trace_id)",
+        "hex(span_id) !~* concat(hex(trace_id), 'x')",
+        "hex(span_id) similar to hex(trace_id)",
+        "trace_id in (select trace_id from spans where hex(span_id) ~ hex(trace_id))",
+    ] {
+        for sql in
+            [format!("select count(*) from spans where {computed}"), format!("select ({computed}) as x from spans")]
+        {
+            let error = try_rows(&engine, &sql).await.err().unwrap_or_else(|| panic!("answered: {sql}"));
+            assert!(error.is_users() && error.message.contains("must be literals"), "{sql}: {error}");
+        }
+    }
+    for large in [
+        r"regexp_like(name, '\pL{99}')",
+        r"regexp_like(name, 'o', 'i)\pL{99}(?i')",
+        r"regexp_replace(name, '\pL{99}', 'x', 'g') = 'x'",
+        r"name ~ '\pL{99}'",
+        r"name !~* '\pL{99}'::varchar",
+    ] {
+        let sql = format!("select count(*) from spans where {large}");
+        let error = try_rows(&engine, &sql).await.err().unwrap_or_else(|| panic!("answered: {sql}"));
+        assert!(error.is_users() && error.message.contains("when it is compiled"), "{sql}: {error}");
+    }
+    for (filter, rows) in [
+        ("name ~ 'oo'", "7"),
+        ("name ~ 'oo'::varchar", "7"),
+        ("name !~ 'oo'", "3"),
+        ("name ~* 'OO'", "7"),
+        ("regexp_like(name, 'OO', 'i')", "7"),
+        ("regexp_replace(name, 'o', 'x', 'g') = 'txxl'", "7"),
+    ] {
+        assert_eq!(value(&engine, &format!("select count(*) from spans where {filter}")).await, rows, "{filter}");
+    }
+}
+
 /// What stays under the limits on size must be planned and run without running out of stack.
 #[tokio::test]
 async fn long_queries_within_the_limits_run() {

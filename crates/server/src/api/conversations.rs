@@ -1,5 +1,7 @@
 //! Conversations and their media. The work is in [`rollscope_app::conversations`].
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -9,6 +11,7 @@ use rollscope_app::conversations::ask::Ask;
 use rollscope_app::conversations::export::Pages;
 use rollscope_app::conversations::{Conversation, ConversationStats, Conversations, ConversationsAnswer, media};
 use rollscope_store::Store;
+use tokio::sync::Semaphore;
 
 use super::json;
 use crate::App;
@@ -152,12 +155,23 @@ pub async fn media_file(
         None => Ok(respond(&hash, data)),
         Some(side) => {
             // One at a time for each core: pictures take memory.
-            let _turn = app.thumbnails.acquire().await.map_err(|e| Problem::internal(e.to_string()))?;
-            let made = tokio::task::spawn_blocking(move || media::thumbnail(&data, side)).await;
-            let png = made.map_err(|e| Problem::internal(e.to_string()))??;
+            let png = in_turn(&app.thumbnails, move || media::thumbnail(&data, side)).await??;
             Ok(respond(&hash, png.into()))
         }
     }
+}
+
+/// Works on a thread of its own, when it is its turn. The work goes on when its client is gone, and keeps its turn until it ends.
+async fn in_turn<T: Send + 'static>(
+    turns: &Arc<Semaphore>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    let turn = turns.clone().acquire_owned().await.map_err(|e| Problem::internal(e.to_string()))?;
+    let done = tokio::task::spawn_blocking(move || {
+        let _turn = turn;
+        work()
+    });
+    done.await.map_err(|e| Problem::internal(e.to_string()))
 }
 
 async fn find(store: &Store, hash: &str) -> Result<Bytes, Problem> {
@@ -193,5 +207,26 @@ mod tests {
             assert!(answer.headers()[header::CONTENT_SECURITY_POLICY].to_str().unwrap().starts_with("sandbox;"));
             assert!(answer.headers()[header::CONTENT_DISPOSITION].to_str().unwrap().starts_with("attachment"));
         }
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_does_not_end_its_turn_before_the_work_ends() {
+        let turns = Arc::new(Semaphore::new(1));
+        let (finish, finished) = std::sync::mpsc::channel::<()>();
+        let (begin, begun) = tokio::sync::oneshot::channel::<()>();
+        let shared = turns.clone();
+        let client = tokio::spawn(async move {
+            let work = move || {
+                let _ = begin.send(());
+                let _ = finished.recv();
+            };
+            in_turn(&shared, work).await.is_ok()
+        });
+        begun.await.unwrap();
+        client.abort();
+        assert!(client.await.unwrap_err().is_cancelled());
+        assert_eq!(turns.available_permits(), 0);
+        finish.send(()).unwrap();
+        assert_eq!(in_turn(&turns, || 5).await.unwrap(), 5);
     }
 }

@@ -20,6 +20,7 @@ use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
 use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
+use rollscope_query::{MAX_TRACE_SPANS, too_many_spans};
 use serde_json::{Value, json};
 
 use crate::App;
@@ -32,8 +33,6 @@ const MAX_LIMIT: usize = 1500;
 const MAX_OPERATIONS: usize = 10_000;
 /// How far back a search goes by default.
 const DEFAULT_LOOKBACK_NS: i64 = 2 * 24 * 3600 * time::NS_PER_S;
-/// The most spans in one response. More are a mistake or an attack, and a trace can be fetched alone.
-const MAX_SPANS: usize = 2_000_000;
 
 pub fn router(app: &App) -> Router {
     Router::new()
@@ -66,6 +65,10 @@ impl Failure {
 
     fn not_found() -> Self {
         Failure { status: StatusCode::NOT_FOUND, message: "trace not found".into(), v3: false }
+    }
+
+    fn too_large(message: impl Into<String>) -> Self {
+        Failure { status: StatusCode::PAYLOAD_TOO_LARGE, message: message.into(), v3: false }
     }
 
     fn v3(mut self) -> Self {
@@ -319,16 +322,16 @@ fn parse_id(text: &str) -> Result<TraceId, Failure> {
 
 /// The spans of traces, until there are too many for one answer.
 async fn fetch(app: &App, ids: &[TraceId]) -> Result<Vec<Vec<RecordBatch>>, Failure> {
-    let mut found = Vec::new();
-    let mut spans = 0;
+    let (mut found, mut left) = (Vec::new(), MAX_TRACE_SPANS);
     for id in ids {
-        let batches = app.engine.trace(*id).await?;
-        spans += batches.iter().map(RecordBatch::num_rows).sum::<usize>();
-        if spans > MAX_SPANS && !found.is_empty() {
-            break;
-        }
-        if !batches.is_empty() {
-            found.push(batches);
+        match app.engine.trace_up_to(*id, left).await? {
+            Some(batches) if batches.is_empty() => {}
+            Some(batches) => {
+                left = left.saturating_sub(batches.iter().map(RecordBatch::num_rows).sum());
+                found.push(batches);
+            }
+            None if found.is_empty() => return Err(Failure::too_large(too_many_spans(id))),
+            None => break,
         }
     }
     Ok(found)

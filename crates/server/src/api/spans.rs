@@ -7,7 +7,6 @@ use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use rollscope_app::encode::{self, ArrowStream};
 use rollscope_model::Table;
-use rollscope_model::read::{Ids, column};
 use utoipa::ToSchema;
 use utoipa::openapi::{RefOr, Schema};
 
@@ -52,13 +51,10 @@ pub async fn span(
 ) -> Result<Response, Problem> {
     params.done()?;
     let (trace_id, span_id) = (params::trace_id(&trace)?, params::span_id(&span)?);
-    for batch in app.engine.trace(trace_id).await? {
-        let ids: Ids<8> = column(&batch, "span_id").map_err(|e| Problem::internal(e.to_string()))?;
-        if let Some(row) = (0..batch.num_rows()).find(|row| ids.get(*row) == Some(span_id)) {
-            return to_json(&encode::row::row(&batch, row, OBJECTS).map_err(internal)?);
-        }
+    match app.engine.span(trace_id, span_id).await? {
+        Some(batch) => to_json(&encode::row::row(&batch, 0, OBJECTS).map_err(internal)?),
+        None => Err(Problem::not_found(format!("there is no span {span} in trace {trace}"))),
     }
-    Err(Problem::not_found(format!("there is no span {span} in trace {trace}")))
 }
 
 /// Returns all spans of a trace.
@@ -75,7 +71,10 @@ pub async fn trace(State(app): State<App>, Path(trace): Path<String>, params: Pa
         return Err(Problem::not_found(format!("there is no trace {trace}")));
     };
     let all = concat_batches(&first.schema(), &batches).map_err(internal)?;
+    // Each of these has the whole trace.
+    drop(batches);
     let sorted = by_start(&all).map_err(internal)?;
+    drop(all);
     let mut stream = ArrowStream::new(&sorted.schema()).map_err(internal)?;
     stream.write(&sorted).and_then(|()| stream.finish()).map_err(internal)?;
     let headers = [(header::CONTENT_TYPE, Format::Arrow.content_type()), (header::CACHE_CONTROL, "no-store")];

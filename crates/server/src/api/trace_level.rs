@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::App;
 use crate::ingest::HIGHEST_LEVEL;
 use crate::problem::Problem;
+use crate::scrape::config::without_credentials;
 
 #[derive(Serialize, utoipa::ToSchema)]
 pub struct Level {
@@ -72,7 +73,7 @@ pub async fn set_level(State(app): State<App>, body: axum::body::Body) -> Result
     app.ingest.level().set(asked.level);
     // Only engines that this server is configured to scrape: it never calls an address that a client names.
     let urls: BTreeSet<String> = match asked.level {
-        Some(_) if asked.engines => app.scraping.status().iter().filter_map(|t| origin(&t.url)).collect(),
+        Some(_) if asked.engines => app.scraping.urls().iter().filter_map(|url| origin(url)).collect(),
         _ => BTreeSet::new(),
     };
     let level = asked.level.unwrap_or_default();
@@ -82,7 +83,8 @@ pub async fn set_level(State(app): State<App>, body: axum::body::Body) -> Result
             let done =
                 tokio::task::spawn_blocking(move || crate::trace_level::set(&asked, level, None, ENGINE_TIMEOUT));
             let problem = done.await.map_err(|e| e.to_string()).and_then(|answer| answer).err();
-            EngineLevel { url, problem }
+            let shown = without_credentials(&url);
+            EngineLevel { problem: problem.map(|why| why.replace(&url, &shown)), url: shown }
         })
         .buffered(AT_ONCE)
         .collect()

@@ -10,6 +10,7 @@ use rollscope_app::listings::traces::{self, FoundTraces, TracePoints, trace_ids}
 use rollscope_app::query::{collect, text_column};
 use rollscope_model::read::{Ids, column};
 use rollscope_query::scope::{Scope, ScopeRead};
+use rollscope_query::{MAX_TRACE_SPANS, too_many_spans};
 use serde::Serialize;
 use utoipa::ToSchema;
 use utoipa::openapi::schema::AnyOfBuilder;
@@ -101,8 +102,14 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let id = params::trace_id(&trace)?;
     let read = ScopeRead {
         columns: view::COLUMNS.join(", "),
-        max_rows: usize::MAX,
-        too_many: String::new(),
+        max_rows: MAX_TRACE_SPANS,
+        too_many: match joined {
+            true => format!(
+                "the trace and those that served its requests have more than {MAX_TRACE_SPANS} spans; pass `joined=false` \
+                 for the trace alone"
+            ),
+            false => too_many_spans(&id),
+        },
         traces: None,
         at_once: false,
         details: None,

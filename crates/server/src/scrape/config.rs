@@ -113,6 +113,14 @@ pub struct ScrapeTls {
     pub insecure_skip_verify: bool,
 }
 
+/// An address without the user and the password in it: for logs and answers.
+pub fn without_credentials(url: &str) -> String {
+    let (scheme, rest) = url.split_at(url.find("://").map_or(0, |at| at + 3));
+    let (authority, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    let host = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    format!("{scheme}{host}{path}")
+}
+
 impl ScrapeTarget {
     /// `URL` or `URL@10s`, as on the command line.
     pub fn parse(text: &str) -> Result<Self, String> {
@@ -127,7 +135,7 @@ impl ScrapeTarget {
         };
         let interval_s = interval.map(parse_duration).transpose()?.map_or(0.0, |d| d.as_secs_f64());
         if interval.is_some() && interval_s < 0.1 {
-            return Err(format!("{text}: the interval must be at least 100ms"));
+            return Err(format!("{}: the interval must be at least 100ms", without_credentials(text)));
         }
         let target = ScrapeTarget { url: url.to_string(), interval_s, ..ScrapeTarget::default() };
         target.check()?;
@@ -138,8 +146,15 @@ impl ScrapeTarget {
         let rest = self.url.strip_prefix("http://").or_else(|| self.url.strip_prefix("https://"));
         match rest {
             Some(rest) if !rest.is_empty() && !rest.starts_with('/') => Ok(()),
-            _ => Err(format!("{:?} is not a valid address; expected http://HOST:PORT/metrics", self.url)),
+            _ => {
+                let shown = self.shown_url();
+                Err(format!("{shown:?} is not a valid address; expected http://HOST:PORT/metrics"))
+            }
         }
+    }
+
+    pub fn shown_url(&self) -> String {
+        without_credentials(&self.url)
     }
 
     pub fn instance(&self) -> String {
@@ -168,9 +183,27 @@ mod tests {
         assert_eq!(ScrapeTarget::parse("http://h:1/metrics").unwrap().interval_s, 0.0);
         assert_eq!(ScrapeTarget::parse("http://h/m@1m30s").unwrap().interval_s, 90.0);
         assert_eq!(ScrapeTarget::parse("http://u@host:9/metrics").unwrap().instance(), "host:9");
+        assert_eq!(ScrapeTarget::parse("http://u:secret@host:9/m").unwrap().url, "http://u:secret@host:9/m");
         for bad in ["router:30000", "ftp://x/y", "http:///metrics", "http://h/m@0s", "http://h/m@5x", "http://h/m@1ms"]
         {
             assert!(ScrapeTarget::parse(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn what_is_shown_has_no_credentials() {
+        for (url, shown) in [
+            ("http://user:secret@host:9/metrics?a=b@c", "http://host:9/metrics?a=b@c"),
+            ("https://user:se@cret@host", "https://host"),
+            ("http://secret@host?x", "http://host?x"),
+            ("user:secret@host:9", "host:9"),
+            ("http://host/a@b", "http://host/a@b"),
+            ("http://host:30000/engine_metrics", "http://host:30000/engine_metrics"),
+            ("", ""),
+        ] {
+            assert_eq!(without_credentials(url), shown);
+        }
+        let bad = ScrapeTarget::parse("ftp://user:secret@host/").unwrap_err();
+        assert!(bad.contains("ftp://host/") && !bad.contains("secret"), "{bad}");
     }
 }

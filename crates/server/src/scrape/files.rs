@@ -8,7 +8,7 @@ use rollscope_app::duration::parse_duration;
 use serde::Deserialize;
 use serde_yaml_ng::Value;
 
-use super::config::{ScrapeTarget, ScrapeTls};
+use super::config::{ScrapeTarget, ScrapeTls, without_credentials};
 use rollscope_app::secret::Secret;
 
 /// Largest file that is read.
@@ -235,12 +235,15 @@ fn expand(like: &ScrapeTarget, scheme: &str, path: &str, group: &Group) -> Resul
     }
     let targets = group.targets.iter().map(|address| {
         if address.contains('/') {
-            return Err(format!("{address:?} is not a valid address; expected HOST:PORT"));
+            let shown = without_credentials(address);
+            return Err(format!("{shown:?} is not a valid address; expected HOST:PORT"));
         }
         let port = if scheme == "https" { 443 } else { 80 };
-        let full = if address.contains(':') { address.clone() } else { format!("{address}:{port}") };
+        // `USER:PASSWORD@` is for the request alone.
+        let (credentials, host) = address.split_at(address.rfind('@').map_or(0, |at| at + 1));
+        let full = if host.contains(':') { host.to_string() } else { format!("{host}:{port}") };
         let mut target = like.clone();
-        target.url = format!("{scheme}://{full}{path}");
+        target.url = format!("{scheme}://{credentials}{full}{path}");
         target.instance = full;
         target.labels = group.labels.clone();
         for (name, into) in [("job", &mut target.job), ("instance", &mut target.instance)] {
@@ -318,6 +321,25 @@ mod tests {
                 ("http://h3:1/engine_metrics?a=b%20c", "three")
             );
             assert_eq!((found.len(), failed.len()), (1, 1));
+        });
+    }
+
+    #[test]
+    fn credentials_of_an_address_are_in_its_url_alone() {
+        with(
+            "scrape_configs: [{job_name: a, static_configs: [{targets: ['u:secret@h1', 'u:secret@h2:9']}]}]",
+            |jobs, _| {
+                let targets = jobs.unwrap().targets;
+                let shown: Vec<_> = targets.iter().map(|t| (t.url.as_str(), t.instance(), t.shown_url())).collect();
+                let one = ("http://u:secret@h1:80/metrics", "h1:80".to_string(), "http://h1:80/metrics".to_string());
+                let two = ("http://u:secret@h2:9/metrics", "h2:9".to_string(), "http://h2:9/metrics".to_string());
+                assert_eq!(shown, [one, two]);
+            },
+        );
+        let bad = "scrape_configs: [{job_name: a, static_configs: [{targets: ['http://u:secret@x/y']}]}]";
+        with(bad, |jobs, _| {
+            let error = jobs.unwrap_err();
+            assert!(error.contains("http://x/y") && !error.contains("secret"), "{error}");
         });
     }
 

@@ -83,10 +83,16 @@ pub struct ScrapeCounters {
     pub not_stored: AtomicU64,
 }
 
+/// A target that is scraped. Its status is for everyone to see, and its address there has no credentials.
+struct Known {
+    url: String,
+    status: Arc<Mutex<TargetStatus>>,
+}
+
 /// The running scrapes.
 #[derive(Clone, Default)]
 pub struct Scraping {
-    targets: Arc<Mutex<BTreeMap<String, Arc<Mutex<TargetStatus>>>>>,
+    targets: Arc<Mutex<BTreeMap<String, Known>>>,
     pub counters: Arc<ScrapeCounters>,
     /// What is wrong with lists of targets.
     problems: Arc<Mutex<Vec<String>>>,
@@ -127,7 +133,12 @@ impl Scraping {
     }
 
     pub fn status(&self) -> Vec<TargetStatus> {
-        self.targets.lock().values().map(|t| t.lock().clone()).collect()
+        self.targets.lock().values().map(|t| t.status.lock().clone()).collect()
+    }
+
+    /// The addresses of the targets, with the credentials in them: to call them, not to show them.
+    pub fn urls(&self) -> Vec<String> {
+        self.targets.lock().values().map(|t| t.url.clone()).collect()
     }
 
     pub fn problems(&self) -> Vec<String> {
@@ -208,14 +219,15 @@ impl Runner {
             let interval = Duration::from_secs_f64(or(target.interval_s, self.config.interval_s).clamp(0.1, 86_400.0));
             let timeout = Duration::from_secs_f64(or(target.timeout_s, self.config.timeout_s).clamp(0.1, 86_400.0));
             let status = Arc::new(Mutex::new(TargetStatus {
-                url: target.url.clone(),
+                url: target.shown_url(),
                 job: target.job().to_string(),
                 instance: target.instance(),
                 labels: target.labels.clone(),
                 interval_s: interval.as_secs_f64(),
                 ..TargetStatus::default()
             }));
-            self.scraping.targets.lock().insert(key.clone(), status.clone());
+            let known = Known { url: target.url.clone(), status: status.clone() };
+            self.scraping.targets.lock().insert(key.clone(), known);
             let job = Job {
                 target: target.clone(),
                 limits: self.config.limits.clone(),
@@ -316,7 +328,7 @@ impl Job {
             }
             Err(why) => {
                 if status.up != Some(false) {
-                    tracing::warn!(url = self.target.url, why, "a scrape target is down");
+                    tracing::warn!(url = self.target.shown_url(), why, "a scrape target is down");
                 }
                 status.up = Some(false);
                 status.problem = Some(why);
@@ -333,7 +345,7 @@ impl Job {
         };
         if let Err(e) = stored {
             add(&self.counters.not_stored, 1);
-            tracing::warn!(url = self.target.url, error = e, "cannot store scraped samples");
+            tracing::warn!(url = self.target.shown_url(), error = e, "cannot store scraped samples");
             status.problem = Some(format!("cannot store the samples: {e}"));
         }
         *self.status.lock() = status;
@@ -384,7 +396,9 @@ fn fetch(target: &ScrapeTarget, limit: u64, timeout: Duration) -> Result<(String
         let token = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
         request = request.header("authorization", format!("Bearer {}", token.trim()));
     }
-    let mut response = request.call().map_err(|e| e.to_string())?;
+    // An address that is wrong is in the error.
+    let failed = |e: ureq::Error| e.to_string().replace(&target.url, &target.shown_url());
+    let mut response = request.call().map_err(failed)?;
     if !response.status().is_success() {
         return Err(format!("the target answered {}", response.status()));
     }
