@@ -2,9 +2,9 @@ import { describe, expect, it } from 'vitest';
 import { align } from '../../src/features/conversations/align';
 import type { Row } from '../../src/data/conversations';
 import { tokens } from '../../src/features/conversations/code';
-import { calls, failed, pieces, pretty, textOf } from '../../src/features/conversations/content';
+import { calls, failed, jsonOf, kindOf, pieces, plainOf, pretty, roleOf, textOf } from '../../src/features/conversations/content';
 import { inline, parse, safeHref } from '../../src/features/conversations/markdown';
-import { needles } from '../../src/features/conversations/marks';
+import { endsInWord, needles } from '../../src/features/conversations/marks';
 import { parseMath, type MathNode } from '../../src/features/conversations/math';
 import { listed, matches } from '../../src/features/conversations/offline';
 
@@ -56,6 +56,39 @@ describe('markdown', () => {
       expect(parse(c.repeat(20_000)).length).toBeGreaterThan(0);
     }
   });
+  it('lines that almost fit cost no time either', () => {
+    const n = 200_000;
+    const kinds = (text: string): string[] => parse(text).map((b) => b.t);
+    // With patterns that go back and forth, a heading of two thousand spaces took ten seconds, and most of these do not end.
+    expect(kinds(`# a${' '.repeat(n)}b`)).toEqual(['h']);
+    expect(kinds(`# a${'#'.repeat(n)}b`)).toEqual(['h']);
+    expect(kinds(`# ${' #'.repeat(n)} b`)).toEqual(['h']);
+    expect(kinds(`a|b\n${' '.repeat(n)}x`)).toEqual(['p']);
+    expect(kinds(`a|b\n|--${' '.repeat(n)}x`)).toEqual(['p']);
+    expect(kinds(`- ${' '.repeat(n)}a\u2028b`)).toEqual(['list']);
+    expect(kinds('***b '.repeat(n))).toEqual(['p']);
+    expect(kinds(`${'['.repeat(n)}](x)`)).toEqual(['p']);
+    expect(kinds('\\[\n'.repeat(n))).toEqual(['p']);
+    expect(kinds(`${'$$\n'.repeat(400)}$$ x`)).toContain('math');
+  });
+  it('headings end before the signs that close them', () => {
+    const texts = ['# a', '  ###### a ##', '# a #b', '# a # #', '# #', '#  ', '# a#\t'].map((line) => parse(line)[0]);
+    expect(texts).toEqual(
+      ['a', 'a', 'a #b', 'a #', '', '', 'a'].map((text, i) => ({ t: 'h', level: i === 1 ? 6 : 1, kids: text === '' ? [] : [{ t: 'text', text }] })),
+    );
+    for (const line of ['#a', '#', '####### a', '    # a']) expect(parse(line)[0].t).toBe('p');
+  });
+  it('a table has a line of dashes below its head', () => {
+    const isTable = (rule: string): boolean => parse(`a|b\n${rule}`)[0].t === 'table';
+    for (const rule of ['--|--', '|--|', ' | :--: | ---: | ', '--', ':--']) expect([rule, isTable(rule)]).toEqual([rule, true]);
+    for (const rule of ['', '|', '-|-', '||--|', '--||', '-- --', '--|a', '--::', '--|--||']) expect([rule, isTable(rule)]).toEqual([rule, false]);
+  });
+  it('a formula ends at its mark, where nothing follows', () => {
+    expect(parse('\\[ a\nb\n c \\] ')).toEqual([{ t: 'math', text: 'a\nb\n c' }]);
+    expect(parse('$$\na\n$$ b')[0].t).toBe('p');
+    expect(parse(`\\[${'\n'.repeat(200)}\\]`)[0].t).toBe('math');
+    expect(parse(`\\[${'\n'.repeat(201)}\\]`)[0].t).toBe('p');
+  });
 });
 
 const show = (n: MathNode | null): string =>
@@ -75,6 +108,19 @@ describe('mathematics', () => {
   it('leaves alone what it does not know', () => {
     for (const bad of ['\\href{javascript:x}{y}', '\\frac{a', 'a}', '\\unknown', '{'.repeat(5000), '\\begin{foo}x\\end{foo}'])
       expect(parseMath(bad)).toBeNull();
+  });
+  it('knows no names that every object has', () => {
+    for (const name of ['constructor', 'toString', '__proto__', 'hasOwnProperty']) {
+      expect(parseMath(`\\begin{${name}}x\\end{${name}}`)).toBeNull();
+      expect(parseMath(`\\${name.replaceAll('_', '')}{x}`)).toBeNull();
+      expect(show(parseMath(`\\left\\${name} x \\right)`))).not.toMatch(/native|object/);
+    }
+  });
+  it('is no deeper than a browser can draw', () => {
+    for (const mark of ['\\hat', '\\sqrt', '\\not']) expect(parseMath(`${mark.repeat(1000)} x`)).toBeNull();
+    expect(show(parseMath("f' ' '"))).toBe('msup(f,′′′)');
+    expect(show(parseMath("f'_a"))).toBe('msubsup(f,a,′)');
+    expect(show(parseMath("x^2'"))).toBe('msup(x,mrow(′,2))');
   });
 });
 
@@ -101,18 +147,67 @@ describe('content', () => {
     expect(failed('Traceback (most recent call last):\n')).toBe(true);
     expect(failed('3 passed')).toBe(false);
   });
+  it('takes a role and a name of any kind', () => {
+    expect(['user', 'developer', 'constructor', '__proto__', 'toString'].map((role) => kindOf({ role }))).toEqual([
+      'user',
+      'system',
+      'other',
+      'other',
+      'other',
+    ]);
+    // An object that has no text.
+    const odd = { toString: 1 } as unknown as string;
+    expect([roleOf({ role: odd }), kindOf({ role: odd }), roleOf({})]).toEqual(['{"toString":1}', 'other', 'unknown']);
+    expect(calls({ tool_calls: [{ id: odd, name: odd }] })[0]).toMatchObject({ id: '{"toString":1}', name: '{"toString":1}' });
+    expect(plainOf({ role: 'user', content: 'a' })).toBe('a');
+    expect(plainOf({ role: 'user', content: [1] })).toContain('"content"');
+  });
+  it('JSON of any depth is shown', () => {
+    const nested = (levels: number): string => '['.repeat(levels) + ']'.repeat(levels);
+    expect(pretty(nested(40))).toContain('\n');
+    // Each level indents what is inside of it: of ten thousand characters became fifty million.
+    expect(pretty(nested(5000))).toBeNull();
+    expect(jsonOf(JSON.parse(nested(1000)), 2)).toBe(nested(1000));
+    const { parsed } = calls({ tool_calls: [{ name: 'f', arguments: `{"a":${nested(100_000)}}` }] })[0];
+    expect(jsonOf(parsed)).toBe('(nested too deeply)');
+  });
+  const joined = (code: string, lang: string): string =>
+    tokens(code, lang)
+      .map((t) => t.text)
+      .join('');
   it('colours code without losing a character', () => {
-    const code = 'def f(x):  # note\n    return "a\\"b" + 0x1F';
-    expect(
-      tokens(code, 'python')
-        .map((t) => t.text)
-        .join(''),
-    ).toBe(code);
+    for (const code of ['def f(x):  # note\n    return "a\\"b" + 0x1F', '"""a\n"b"""c', "x = 'a\n' /* b", '`a\\`b'])
+      expect(joined(code, 'python')).toBe(code);
+  });
+  it('colours strings and comments that close', () => {
+    const kinds = (code: string): string =>
+      tokens(code, 'js')
+        .map((t) => `${t.kind}:${t.text}`)
+        .join('|');
+    expect(kinds('/* a */ /* b')).toBe('com:/* a */|plain: /* |plain:b');
+    expect(kinds('"""a"b"""')).toBe('str:"""a"b"""');
+    expect(kinds('"""a')).toBe('str:""|plain:"|plain:a');
+    expect(kinds('"a\n"b"')).toBe('plain:"|plain:a|plain:\n|str:"b"');
+    expect(kinds('"\\"" "\\"a')).toBe('str:"\\""|plain: "\\"|plain:a');
+    expect(kinds('`a\nb`')).toBe('str:`a\nb`');
+  });
+  it('colours strings and comments that never close at no cost', () => {
+    for (const part of ['"\\', "'\\", '\\`', '/* ', '"""', "'''a ", '`\\\n']) {
+      const code = part.repeat(60_000 / part.length);
+      expect(joined(code, 'python')).toBe(code);
+    }
   });
 });
 
 it('finds the words of a search again', () => {
   expect(needles('role:tool "out of memory" alloc* -warn reward:<0.5 contains:"f(x)"')).toEqual(['out of memory', 'alloc', 'f(x)']);
+});
+
+it('knows where a search ends within a word', () => {
+  for (const search of ['mem', 'role:tool mem', 'a/b mem', '"out of', 'é']) expect([search, endsInWord(search)]).toEqual([search, true]);
+  for (const search of ['', 'mem ', 'role:tool', '"out', '/out', 'a~1', 'mem*']) expect([search, endsInWord(search)]).toEqual([search, false]);
+  // With a pattern that begins again at each colon, this takes minutes.
+  expect(endsInWord(`${':'.repeat(1_000_000)} a`)).toBe(true);
 });
 
 describe('the samples of a group', () => {
@@ -127,6 +222,12 @@ describe('the samples of a group', () => {
     expect([b.shared, b.parting]).toEqual([1, 1]);
     expect(align([talk(1, 'a'), talk(1, 'b')]).parting).toBe(-1);
     expect(align([]).turns).toEqual([]);
+  });
+  it('may have calls that are no list, or none', () => {
+    const odd = (tool_calls: unknown): Row => row({ messages: [{ role: 'assistant', content: '', tool_calls: tool_calls as [] }] });
+    expect(align([odd({}), odd([null])]).shared).toBe(1);
+    const deep = `{"a":${'['.repeat(100_000)}${']'.repeat(100_000)}}`;
+    expect(align([odd([{ name: 'f', arguments: deep }]), odd([])]).turns[0][0]?.action).toBe('f (nested too deeply)');
   });
 });
 

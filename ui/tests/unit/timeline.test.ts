@@ -2,7 +2,7 @@ import { describe, expect, it } from 'vitest';
 import { PHASES } from '../../src/domain/phases';
 import { countsAt, phaseBins, statsIn } from '../../src/features/timeline/counts';
 import { hex } from '../../src/data/arrow';
-import { ERROR, OPEN, STATE, type Items } from '../../src/features/timeline/items';
+import { ERROR, OPEN, STATE, storedOf, VIRTUAL, type Items } from '../../src/features/timeline/items';
 import { mergeItems } from '../../src/features/timeline/merge';
 import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/features/timeline/layout';
 import { mix } from '../../src/base/theme';
@@ -359,5 +359,33 @@ describe('rows', () => {
     const b = phaseBins(x, buildLayout(x, 'sample'), 100, 0, 100, null);
     for (let k = 0; k < 100; k++) expect(PHASES.reduce((a, _, p) => a + b.counts[p * 100 + k], 0)).toBeCloseTo(1);
     expect(b.peak).toBeCloseTo(1);
+  });
+});
+
+describe('the span that a row shows', () => {
+  // A generation, a side and a segment that were made of its attributes, and a span below.
+  const items = itemsOf([
+    { id: 1, start: 0, end: 100 },
+    { id: 0, parent: 1, start: 0, end: 50 },
+    { id: 0, start: 0, end: 10 },
+    { id: 2, parent: 1, start: 60, end: 90 },
+  ]);
+  items.parent[2] = 1;
+  items.flags[1] |= VIRTUAL;
+  items.flags[2] |= VIRTUAL;
+  const all = (weight: number[] | null, parent = items.parent): number[] =>
+    [0, 1, 2, 3].map((i) => storedOf({ ...items, parent, weight: weight && Uint32Array.from(weight) }, i));
+  it('is its own, or the one with the attributes', () => {
+    expect(all(null)).toEqual([0, 0, 0, 3]);
+    expect(all([1, 1, 1, 1])).toEqual([0, 0, 0, 3]);
+  });
+  it('is not known where something above stands for several', () => {
+    expect(all([2, 1, 1, 1])).toEqual([0, -1, -1, 3]);
+    // The side is that of the longest generation, the segment may be that of another.
+    expect(all([1, 2, 1, 1])).toEqual([0, 0, -1, 3]);
+    expect(all([1, 1, 2, 2])).toEqual([0, 0, 0, 3]);
+  });
+  it('is not known where a row was cut off', () => {
+    expect(all([1, 1, 1, 1], Int32Array.from([-1, -1, 1, 0]))).toEqual([0, -1, -1, 3]);
   });
 });

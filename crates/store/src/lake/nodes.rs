@@ -284,7 +284,7 @@ impl Watch {
                         Err(object_store::Error::NotFound { .. }) => continue,
                         Err(e) => return Err(e.into()),
                     };
-                    let about = found.meta.clone();
+                    let about = ObjectMeta { location: about.location, ..found.meta.clone() };
                     let writers = serde_json::from_slice(&found.bytes().await?).map(Node::writers);
                     match writers {
                         // A worker, or one that was taken over. It writes its entry again if it is there after all.

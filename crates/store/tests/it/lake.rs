@@ -16,6 +16,7 @@ use futures::stream::BoxStream;
 use futures::{FutureExt, StreamExt};
 use object_store::memory::InMemory;
 use object_store::path::Path;
+use object_store::prefix::PrefixStore;
 use object_store::{
     CopyOptions, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta, ObjectStore, ObjectStoreExt,
     PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
@@ -40,6 +41,9 @@ const SEEDS: u64 = 60;
 /// How often a reader looks again if a file was merged under its hands.
 const READS: usize = 5;
 
+/// A lake is below a prefix, as a rule.
+type Memory = PrefixStore<InMemory>;
+
 /// Versions of tables, as Delta Lake has them.
 #[derive(Default)]
 struct Versions {
@@ -52,7 +56,7 @@ type Newest = (TableVersion, HashMap<String, u64>);
 
 impl Versions {
     /// The numbers of all spans in the tables.
-    async fn rows(&self, objects: &Arc<InMemory>) -> Vec<u64> {
+    async fn rows(&self, objects: &Arc<Memory>) -> Vec<u64> {
         let numbers =
             |path: &str| crate::read_file(objects.clone(), path).iter().flat_map(crate::numbers).collect::<Vec<_>>();
         for _ in 0..READS {
@@ -156,7 +160,7 @@ impl Tables for Versions {
 
 /// An object store with faults before and after the effect.
 struct Objects {
-    inner: Arc<InMemory>,
+    inner: Arc<Memory>,
     weather: Arc<Weather>,
 }
 
@@ -222,7 +226,7 @@ impl ObjectStore for Objects {
 
 /// What all nodes share.
 struct World {
-    inner: Arc<InMemory>,
+    inner: Arc<Memory>,
     weather: Arc<Weather>,
     tables: Arc<Versions>,
     cache: tempfile::TempDir,
@@ -235,7 +239,8 @@ impl World {
         let weather = Arc::new(Weather::default());
         *weather.random.lock() = Some(StdRng::seed_from_u64(seed ^ 0x77));
         let tables = Arc::new(Versions { weather: weather.clone(), ..Versions::default() });
-        World { inner: Arc::default(), weather, tables, cache: tempfile::tempdir().unwrap(), grace_s: seed % 2 * 900 }
+        let inner = Arc::new(PrefixStore::new(InMemory::new(), "lakes/one"));
+        World { inner, weather, tables, cache: tempfile::tempdir().unwrap(), grace_s: seed % 2 * 900 }
     }
 
     fn lake(&self, node: &str) -> Lake {

@@ -1,6 +1,6 @@
 // The samples of a group side by side: turn by turn, what each did, which did the same, and where high and low rewards diverge.
 import type { Message, Row } from '../../data/conversations';
-import { calls, textOf } from './content';
+import { calls, jsonOf, reasoningOf, textOf } from './content';
 
 export interface Cell {
   /** Numbers of the messages of this turn. */
@@ -22,8 +22,7 @@ export interface Aligned {
   common: number;
 }
 
-const key = (m: Message): string =>
-  JSON.stringify([m.role, m.content, m.reasoning_content, m.tool_calls?.map((c) => [c.function?.name, c.function?.arguments])]);
+const key = (m: Message): string => jsonOf([m.role, m.content, m.reasoning_content, calls(m).map((c) => [c.name, c.args])]);
 
 const shorten = (text: string, n = 90): string => {
   const line = text.trim().replace(/\s+/g, ' ');
@@ -38,7 +37,7 @@ export function actionOf(messages: Message[]): string {
         `${c.name} ${shorten(
           c.parsed
             ? Object.values(c.parsed)
-                .map((v) => (typeof v === 'string' ? v : JSON.stringify(v)))
+                .map((v) => (typeof v === 'string' ? v : jsonOf(v)))
                 .join(' ')
             : c.args,
         )}`,
@@ -118,7 +117,7 @@ function partingOf(rows: Row[], turns: (Cell | null)[][]): number {
 }
 
 function commonText(all: Message[][], shared: number): number {
-  const texts = all.map((m) => (m[shared] ? String(m[shared].reasoning_content ?? '') + textOf(m[shared].content) : ''));
+  const texts = all.map((m) => (m[shared] ? reasoningOf(m[shared]) + textOf(m[shared].content) : ''));
   if (texts.length < 2) return 0;
   let n = 0;
   const shortest = Math.min(...texts.map((t) => t.length));

@@ -21,6 +21,9 @@ export type Block =
   | { t: 'rule' };
 
 const MAX_DEPTH = 8;
+/** Lines that a formula may have after its first. */
+const MAX_MATH_LINES = 200;
+const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/s;
 
 /** Only addresses that a click may follow. */
 export function safeHref(href: string): string | null {
@@ -28,8 +31,35 @@ export function safeHref(href: string): string | null {
   return /^(https?:|mailto:)/i.test(trimmed) && trimmed.length < 4096 ? trimmed : null;
 }
 
+/** The text of a heading, without the signs that may close it. By hand: a pattern for a run of signs would begin again at each of them. */
+function headingText(text: string): string {
+  const trimmed = text.trim();
+  let end = trimmed.length;
+  while (trimmed[end - 1] === '#') end--;
+  return trimmed.slice(0, end).trimEnd();
+}
+
+/** The cells of a line of a table. */
+const cellsOf = (line: string): string[] =>
+  line
+    .trim()
+    .replace(/^\||\|$/g, '')
+    .split('|')
+    .map((cell) => cell.trim());
+
+/** Is it the line below the head of a table? Cell by cell: a pattern for all of it takes quadratic time where it does not fit. */
+const isTableRule = (line: string): boolean => cellsOf(line).every((cell) => /^:?-{2,}:?$/.test(cell));
+
 export function parse(text: string, depth = 0): Block[] {
   const lines = text.replace(/\r\n?/g, '\n').split('\n');
+  // The line where a mark was found is kept. It is only looked for further down, so every line is looked at once.
+  const linesFound = new Map<string, number>();
+  const lineWith = (mark: string, from: number): number => {
+    let at = Math.max(from, linesFound.get(mark) ?? 0);
+    while (at < lines.length && !lines[at].includes(mark)) at++;
+    linesFound.set(mark, at);
+    return at;
+  };
   const out: Block[] = [];
   let i = 0;
   let para: string[] = [];
@@ -53,26 +83,17 @@ export function parse(text: string, depth = 0): Block[] {
     if (block) {
       const end = block[1] === '$$' ? '$$' : '\\]';
       const first = line.trimStart().slice(2);
-      const body: string[] = [];
-      let rest = first;
-      let j = i;
-      let closed = false;
-      for (;;) {
-        const at = rest.indexOf(end);
-        if (at >= 0) {
-          body.push(rest.slice(0, at));
-          closed = rest.slice(at + 2).trim() === '';
-          break;
+      const last = first.includes(end) ? i : lineWith(end, i + 1);
+      if (last < lines.length && last - i <= MAX_MATH_LINES) {
+        const closing = last === i ? first : lines[last];
+        const at = closing.indexOf(end);
+        if (closing.slice(at + 2).trim() === '') {
+          const before = last === i ? [] : [first, ...lines.slice(i + 1, last)];
+          flush();
+          out.push({ t: 'math', text: [...before, closing.slice(0, at)].join('\n').trim() });
+          i = last + 1;
+          continue;
         }
-        body.push(rest);
-        if (++j >= lines.length || j - i > 200) break;
-        rest = lines[j];
-      }
-      if (closed) {
-        flush();
-        out.push({ t: 'math', text: body.join('\n').trim() });
-        i = j + 1;
-        continue;
       }
     }
     if (line.trim() === '') {
@@ -80,10 +101,10 @@ export function parse(text: string, depth = 0): Block[] {
       i++;
       continue;
     }
-    const heading = /^\s{0,3}(#{1,6})\s+(.*?)\s*#*\s*$/.exec(line);
+    const heading = /^\s{0,3}(#{1,6})\s/.exec(line);
     if (heading) {
       flush();
-      out.push({ t: 'h', level: heading[1].length, kids: inline(heading[2]) });
+      out.push({ t: 'h', level: heading[1].length, kids: inline(headingText(line.slice(heading[0].length))) });
       i++;
       continue;
     }
@@ -100,13 +121,13 @@ export function parse(text: string, depth = 0): Block[] {
       out.push({ t: 'quote', kids: parse(body.join('\n'), depth + 1) });
       continue;
     }
-    const item = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/.exec(line);
+    const item = ITEM.exec(line);
     if (item && depth < MAX_DEPTH) {
       flush();
       const ordered = /\d/.test(item[2]);
       const items: Block[][] = [];
       while (i < lines.length) {
-        const next = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/.exec(lines[i]);
+        const next = ITEM.exec(lines[i]);
         if (!next || next[1].length > item[1].length + 1 || /\d/.test(next[2]) !== ordered) break;
         const indent = next[1].length + next[2].length + 1;
         const body = [next[3]];
@@ -124,20 +145,17 @@ export function parse(text: string, depth = 0): Block[] {
           i++;
         }
         items.push(parse(body.join('\n'), depth + 1));
-        while (i < lines.length && lines[i].trim() === '' && /^(\s*)([-*+]|\d{1,9}[.)])\s+/.test(lines[i + 1] ?? '')) i++;
+        while (i < lines.length && lines[i].trim() === '' && ITEM.test(lines[i + 1] ?? '')) i++;
       }
       out.push({ t: 'list', ordered, start: ordered ? parseInt(item[2], 10) : 1, items });
       continue;
     }
-    if (line.includes('|') && /^\s*\|?\s*:?-{2,}:?\s*(\|\s*:?-{2,}:?\s*)*\|?\s*$/.test(lines[i + 1] ?? '')) {
+    if (line.includes('|') && isTableRule(lines[i + 1] ?? '')) {
       flush();
       const cells = (l: string): Inline[][] =>
-        l
-          .trim()
-          .replace(/^\||\|$/g, '')
-          .split('|')
+        cellsOf(l)
           .slice(0, 64)
-          .map((c) => inline(c.trim()));
+          .map((c) => inline(c));
       const head = cells(line);
       const rows: Inline[][][] = [];
       i += 2;
@@ -161,13 +179,17 @@ export function inline(text: string, depth = 0): Inline[] {
     plain = '';
     out.push(node);
   };
-  // A mark that was once looked for in vain is not looked for again: no text makes this quadratic.
-  const absent = new Set<string>();
-  const find = (mark: string, from: number): number => {
-    if (absent.has(mark)) return -1;
-    const at = text.indexOf(mark, from);
-    if (at < 0) absent.add(mark);
-    return at;
+  // Where a mark was found is kept, and that there is none. It is only looked for further on, so no text makes this quadratic.
+  const marksFound = new Map<string, number>();
+  /** `alone`: not next to another of its kind. */
+  const find = (mark: string, from: number, alone = false): number => {
+    let at = marksFound.get(mark) ?? -1;
+    if (at < from) {
+      at = text.indexOf(mark, from);
+      while (alone && at >= 0 && (text[at + 1] === mark || text[at - 1] === mark)) at = text.indexOf(mark, at + 2);
+      marksFound.set(mark, at < 0 ? Infinity : at);
+    }
+    return at === Infinity ? -1 : at;
   };
   let i = 0;
   while (i < text.length) {
@@ -210,8 +232,7 @@ export function inline(text: string, depth = 0): Inline[] {
       const single = mark.length === 1;
       const inWord = c === '_' && /\w/.test(text[i - 1] ?? '');
       if (!(single && c === '~') && !inWord && /\S/.test(text[i + mark.length] ?? '')) {
-        let end = find(mark, i + mark.length);
-        while (single && end > 0 && (text[end + 1] === c || text[end - 1] === c)) end = text.indexOf(mark, end + 2);
+        const end = find(mark, i + mark.length, single);
         if (end > i + mark.length && /\S/.test(text[end - 1])) {
           push({ t: c === '~' ? 'strike' : single ? 'italic' : 'bold', kids: inline(text.slice(i + mark.length, end), depth + 1) });
           i = end + mark.length;

@@ -20,6 +20,9 @@ export function needles(search: string): string[] {
   return [...new Set(out.map((t) => t.toLowerCase()).filter((t) => /[\p{L}\p{N}]/u.test(t)))];
 }
 
+/** Does a search end within a word, of which the beginning may be meant? Not in a condition, a phrase or an expression. */
+export const endsInWord = (search: string): boolean => /[\p{L}\p{N}]$/u.test(search) && !/[:"/~]/.test(search.split(/\s/).at(-1)!);
+
 const MAX_RANGES = 2000;
 
 /** Marks every place under `root` where one of the texts stands. Returns how many. */

@@ -1,6 +1,7 @@
 // The mathematics that models write, as MathML, which browsers draw themselves: no fonts, no library, works in a file.
 // A part of TeX: fractions, roots, scripts, Greek, operators, brackets, matrices, cases, text. What is not known makes the
 // whole formula plain TeX again: nothing is shown that is not what was written.
+import { lookup } from '../../base/lookup';
 
 export interface MathNode {
   tag: string;
@@ -314,29 +315,28 @@ class Tex {
     return this.atom(depth + 1).node ?? this.node('mrow', { kids: [] });
   }
   private scripted(depth: number): MathNode | null {
-    if (depth > MAX_DEPTH) throw new Unknown('deep');
     const { node: base, large } = this.atom(depth);
     let sub: MathNode | null = null;
     let sup: MathNode | null = null;
+    let primes = '';
     for (;;) {
       this.skip();
       const c = this.s[this.at];
       if (c === '_' && !sub) {
         this.at++;
         sub = this.argument(depth);
-      } else if (c === '^' && !sup) {
+      } else if (c === '^' && !sup && primes === '') {
         this.at++;
         sup = this.argument(depth);
       } else if (c === "'") {
-        let primes = '';
-        while (this.s[this.at] === "'") {
-          primes += '′';
-          this.at++;
-        }
-        const mark = this.node('mo', { text: primes });
-        sup = sup ? this.node('mrow', { kids: [mark, sup] }) : mark;
+        primes += '′';
+        this.at++;
       } else if (this.peek('\\limits') || this.peek('\\nolimits')) this.command();
       else break;
+    }
+    if (primes !== '') {
+      const mark = this.node('mo', { text: primes });
+      sup = sup ? this.node('mrow', { kids: [mark, sup] }) : mark;
     }
     if (!sub && !sup) return base;
     const b = base ?? this.node('mrow', { kids: [] });
@@ -344,6 +344,7 @@ class Tex {
     return this.node(sub ? (large ? 'munder' : 'msub') : large ? 'mover' : 'msup', { kids: [b, (sub ?? sup)!] });
   }
   private atom(depth: number): { node: MathNode | null; large?: boolean } {
+    if (depth > MAX_DEPTH) throw new Unknown('deep');
     this.skip();
     const c = this.s[this.at];
     if (c === undefined) throw new Unknown('end');
@@ -360,26 +361,29 @@ class Tex {
     if (/[\p{L}]/u.test(ch)) return { node: this.node('mi', { text: ch }) };
     const sign: Record<string, string> = { '-': '−', '*': '∗', '~': '\u00a0' };
     const fence = '()[]|'.includes(ch) ? { stretchy: 'false' } : undefined;
-    return { node: this.node('mo', { text: sign[ch] ?? ch, attrs: fence }) };
+    return { node: this.node('mo', { text: lookup(sign, ch) ?? ch, attrs: fence }) };
   }
   private named(name: string, depth: number): { node: MathNode | null; large?: boolean } {
-    if (SYMBOLS[name]) return { node: this.node('mi', { text: SYMBOLS[name] }) };
-    if (OPERATORS[name]) return { node: this.node('mo', { text: OPERATORS[name] }), large: LARGE.has(name) };
+    const symbol = lookup(SYMBOLS, name);
+    if (symbol) return { node: this.node('mi', { text: symbol }) };
+    const operator = lookup(OPERATORS, name);
+    if (operator) return { node: this.node('mo', { text: operator }), large: LARGE.has(name) };
     if (NAMES.has(name)) return { node: this.node('mi', { text: name, attrs: { mathvariant: 'normal' } }), large: LARGE.has(name) };
-    if (SPACES[name]) return { node: this.node('mspace', { attrs: { width: SPACES[name] } }) };
+    const width = lookup(SPACES, name);
+    if (width) return { node: this.node('mspace', { attrs: { width } }) };
     if (IGNORED.has(name)) return { node: null };
     if ('{}%$#&_|'.includes(name)) return { node: this.node('mo', { text: name === '|' ? '‖' : name, attrs: { stretchy: 'false' } }) };
-    if (FONTS[name]) {
+    const variant = lookup(FONTS, name);
+    if (variant) {
       const text = /^\s*\{([^{}\\]*)\}/.exec(this.s.slice(this.at, this.at + 200));
       if (text) {
         this.at += text[0].length;
-        const variant = FONTS[name];
         return { node: this.node('mi', { text: styled(text[1], variant), attrs: variant === 'normal' ? { mathvariant: 'normal' } : {} }) };
       }
       return { node: this.argument(depth) };
     }
-    if (ACCENTS[name])
-      return { node: this.node('mover', { kids: [this.argument(depth), this.node('mo', { text: ACCENTS[name] })], attrs: { accent: 'true' } }) };
+    const accent = lookup(ACCENTS, name);
+    if (accent) return { node: this.node('mover', { kids: [this.argument(depth), this.node('mo', { text: accent })], attrs: { accent: 'true' } }) };
     switch (name) {
       case 'frac':
       case 'dfrac':
@@ -459,7 +463,7 @@ class Tex {
     const c = this.s[this.at];
     if (c === '\\') {
       const name = this.command();
-      return OPERATORS[name] ?? ('{}|'.includes(name) ? (name === '|' ? '‖' : name) : '');
+      return lookup(OPERATORS, name) ?? ('{}|'.includes(name) ? (name === '|' ? '‖' : name) : '');
     }
     this.at++;
     return c === '.' || c === undefined ? '' : c;
@@ -484,7 +488,8 @@ class Tex {
       split: ['', ''],
       array: ['', ''],
     };
-    if (!fences[kind]) throw new Unknown(name);
+    const around = lookup(fences, kind);
+    if (!around) throw new Unknown(name);
     if (kind === 'array') this.raw();
     const rows: MathNode[] = [];
     let cells: MathNode[] = [];
@@ -506,7 +511,7 @@ class Tex {
     if (this.raw() !== name) throw new Unknown('end');
     const align = kind === 'cases' ? 'left' : /align|split/.test(kind) ? 'right left' : 'center';
     const table = this.node('mtable', { kids: rows, attrs: { columnalign: align } });
-    const [open, close] = fences[kind];
+    const [open, close] = around;
     const fence = (text: string): MathNode[] => (text === '' ? [] : [this.node('mo', { text, attrs: { stretchy: 'true' } })]);
     return this.node('mrow', { kids: [...fence(open), table, ...fence(close)] });
   }
@@ -523,13 +528,15 @@ function styled(text: string, variant: string): string {
     'sans-serif': 0x1d5a0,
     monospace: 0x1d670,
   };
-  if (base[variant] === undefined) return text;
+  const first = lookup(base, variant);
+  if (first === undefined) return text;
   return [...text]
     .map((c) => {
-      if (variant === 'double-struck' && special[c]) return special[c];
+      const own = variant === 'double-struck' ? lookup(special, c) : undefined;
+      if (own) return own;
       if (/[A-Z]/.test(c) && !(variant === 'script' && 'BEFHILMR'.includes(c)) && !(variant === 'fraktur' && 'CHIRZ'.includes(c)))
-        return String.fromCodePoint(base[variant] + c.charCodeAt(0) - 65);
-      if (/[a-z]/.test(c) && variant === 'bold') return String.fromCodePoint(base[variant] + 26 + c.charCodeAt(0) - 97);
+        return String.fromCodePoint(first + c.charCodeAt(0) - 65);
+      if (/[a-z]/.test(c) && variant === 'bold') return String.fromCodePoint(first + 26 + c.charCodeAt(0) - 97);
       return c;
     })
     .join('');
@@ -540,9 +547,9 @@ export function parseMath(tex: string): MathNode | null {
   if (tex.length > 20_000) return null;
   try {
     return new Tex(tex.trim()).all();
-  } catch (e) {
-    if (e instanceof Unknown || e instanceof RangeError) return null;
-    throw e;
+  } catch {
+    // Whatever went wrong, the rest of the page can be shown.
+    return null;
   }
 }
 

@@ -28,8 +28,8 @@ export function matches(row: Row, search: string): boolean {
     if (field && value !== undefined && (value !== null || ['step', 'reward', 'status'].includes(field[1]))) {
       if (value === null) return false;
       const [, , op, text] = field;
-      const range = /^(.*)\.\.(.*)$/.exec(text);
-      if (range) return Number(value) >= Number(range[1] || -Infinity) && Number(value) <= Number(range[2] || Infinity);
+      const dots = text.lastIndexOf('..');
+      if (dots >= 0) return Number(value) >= Number(text.slice(0, dots) || -Infinity) && Number(value) <= Number(text.slice(dots + 2) || Infinity);
       if (op === '<') return Number(value) < Number(text);
       if (op === '>') return Number(value) > Number(text);
       if (op === '<=') return Number(value) <= Number(text);

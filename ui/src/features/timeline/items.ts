@@ -74,6 +74,19 @@ export const weightOf = (items: Items, i: number): number => (items.weight === n
 export const totalOf = (items: Items, i: number): number => (items.total === null ? items.end[i] - items.start[i] : items.total[i]);
 export const longestOf = (items: Items, i: number): number => (items.longest === null ? items.end[i] - items.start[i] : items.longest[i]);
 
+/**
+ * The span in the store that an item shows: its own, or for a row that the server made from attributes, the span that has them. -1: not
+ * known. What stands for several spans does not say which of them it was, and thinning may cut a row off from its span.
+ */
+export function storedOf(items: Items, item: number): number {
+  let i = item;
+  while ((items.flags[i] & VIRTUAL) !== 0) {
+    i = items.parent[i];
+    if (i < 0 || weightOf(items, i) > 1) return -1;
+  }
+  return i;
+}
+
 export const wordsOf = (b: Uint8Array): Uint32Array => new Uint32Array(b.buffer, b.byteOffset, b.byteLength >> 2);
 
 /** Numbers that the page shows beside its switches. */

@@ -1,5 +1,6 @@
 // Draws the rows: bars line by line into a pixel buffer (see lines.ts), so that a frame costs what the screen has pixels, not what
 // the step has spans; text goes over it.
+import { lookup } from '../../base/lookup';
 import { mix } from '../../base/theme';
 import { ERROR, OPEN, ORPHAN, PARENT, STATE } from './items';
 import { LaneMarks, paintLane, SHADES, type Frame } from './lines';
@@ -241,7 +242,7 @@ export class RowPainter {
           ctx.font = FONT_SMALL;
           ctx.fillStyle = bad ? theme.bad : theme.dim;
           ctx.textAlign = 'right';
-          ctx.fillText(SHORT[table.status[r]] ?? table.status[r].slice(0, 6), GUTTER - 48, mid + 0.5);
+          ctx.fillText(lookup(SHORT, table.status[r]) ?? table.status[r].slice(0, 6), GUTTER - 48, mid + 0.5);
         } else if (layout.rowErrors[r] > 0 && sample) {
           ctx.fillStyle = theme.bad;
           ctx.textAlign = 'right';
