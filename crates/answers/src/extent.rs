@@ -86,7 +86,7 @@ impl Extent {
         let Some((from, to)) = times else { return out };
         let (from, to) = (from.saturating_sub(SKEW_NS), to.saturating_add(SKEW_NS));
         let may_belong = |table: Table, s: &Segment| {
-            s.part(run).is_some() || table == Table::Spans && s.min_time <= to && s.max_time >= from
+            s.part(run).is_some() || table == Table::Spans && s.min_time <= to && (s.max_time >= from || s.has_open)
         };
         let segments = tables().flat_map(|(table, rows)| rows.segments.iter().map(move |segment| (table, segment)));
         let segments: Vec<(Table, &Arc<Segment>)> = segments.filter(|(table, s)| may_belong(*table, s)).collect();

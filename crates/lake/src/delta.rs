@@ -120,7 +120,7 @@ impl Tables for DeltaTables {
     async fn append(&self, table: Table, after: u64, change: &TableChange) -> Result<bool, StoreError> {
         let mut followed = self.tables[table as usize].lock().await;
         let Some(followed) = followed.as_mut().filter(|followed| followed.number == after) else { return Ok(false) };
-        let entry = commit(table, change, &followed.lacking(table, change))
+        let entry = commit(table, change, &followed.types_for(table, change))
             .get_bytes()
             .map_err(|e| StoreError::Busy(e.to_string()))?;
         let log = followed.loaded.log_store();
@@ -171,25 +171,37 @@ impl Followed {
         Ok(())
     }
 
-    /// The types of attributes that no file will have after a change, but for those that it adds. A table may have thousands of attributes: they
-    /// must not stand in each version again.
-    fn lacking(&self, table: Table, change: &TableChange) -> AttrTypes {
+    /// The files that a change adds, with the types of attributes that no other file would have: a table may have thousands of attributes, and
+    /// they must not stand in each version again. If it adds none, a file that stays gets what only those had that go.
+    fn types_for(&self, table: Table, change: &TableChange) -> Vec<(Arc<Segment>, AttrTypes)> {
         let removed: HashSet<String> = change.removed.iter().map(|segment| relative(table, segment)).collect();
-        let kept = self.files.iter().filter(|(path, _)| !removed.contains(*path)).map(|(_, file)| &file.attr_types);
+        let kept = || self.files.iter().filter(|(path, _)| !removed.contains(*path)).map(|(_, file)| file);
         let mut lacking = change.attr_types.clone();
-        for types in kept {
-            for (column, keys) in types {
-                let Some(lacking) = lacking.get_mut(column) else { continue };
-                for (key, bits) in keys {
-                    // All kinds of values that were seen of an attribute are named together.
-                    if lacking.get(key).is_some_and(|wanted| bits & wanted == *wanted) {
-                        lacking.remove(key);
-                    }
+        for (column, keys) in kept().flat_map(|file| &file.attr_types) {
+            let Some(lacking) = lacking.get_mut(column) else { continue };
+            for (key, bits) in keys {
+                // All kinds of values that were seen of an attribute are named together.
+                if lacking.get(key).is_some_and(|wanted| bits & wanted == *wanted) {
+                    lacking.remove(key);
                 }
             }
         }
         lacking.retain(|_, keys| !keys.is_empty());
-        lacking
+        let mut added: Vec<(Arc<Segment>, AttrTypes)> =
+            change.added.iter().map(|segment| (segment.clone(), AttrTypes::new())).collect();
+        if lacking.is_empty() {
+            return added;
+        }
+        if added.is_empty() {
+            // What the log says of a file again takes the place of what it said before.
+            added.extend(kept().next().map(|file| (file.segment.clone(), file.attr_types.clone())));
+        }
+        if let Some((_, types)) = added.first_mut() {
+            for (column, keys) in lacking {
+                types.entry(column).or_default().extend(keys);
+            }
+        }
+        added
     }
 
     fn version(&self) -> TableVersion {
@@ -232,13 +244,14 @@ async fn create(table: Table, loaded: &DeltaTable) -> Result<(), StoreError> {
     }
 }
 
-fn commit(table: Table, change: &TableChange, attr_types: &AttrTypes) -> CommitData {
+/// `added`: see [`Followed::types_for`].
+fn commit(table: Table, change: &TableChange, added: &[(Arc<Segment>, AttrTypes)]) -> CommitData {
     let now = chrono::Utc::now().timestamp_millis();
     let mut actions = Vec::new();
-    for (i, segment) in change.added.iter().enumerate() {
+    for (segment, attr_types) in added {
         let about = serde_json::to_string(segment.as_ref()).expect("a segment is plain data");
         let mut tags = HashMap::from([(SEGMENT.to_string(), Some(about))]);
-        if i == 0 && !attr_types.is_empty() {
+        if !attr_types.is_empty() {
             let types = serde_json::to_string(attr_types).expect("types are plain data");
             tags.insert(ATTR_TYPES.to_string(), Some(types));
         }
@@ -246,7 +259,7 @@ fn commit(table: Table, change: &TableChange, attr_types: &AttrTypes) -> CommitD
             path: relative(table, segment),
             size: segment.bytes as i64,
             modification_time: now,
-            data_change: change.is_new,
+            data_change: change.is_new && !change.added.is_empty(),
             stats: Some(stats(segment)),
             tags: Some(tags),
             ..Add::default()
@@ -343,7 +356,7 @@ mod tests {
         let mut after = tables.read(Table::Spans).await.unwrap().number;
         let mut append = async |added: &str, removed: &[&str], known: &[(&str, u8)]| {
             let change = TableChange {
-                added: vec![segment(added)],
+                added: Some(added).filter(|name| !name.is_empty()).map(segment).into_iter().collect(),
                 removed: removed.iter().map(|name| segment(name)).collect(),
                 is_new: true,
                 attr_types: types(known),
@@ -361,7 +374,11 @@ mod tests {
         assert_eq!(append("3", &[], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await, ["beta", "gamma"]);
         assert_eq!(append("4", &["1"], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await, ["alpha"]);
         assert_eq!(append("5", &["2", "3", "4"], &[("alpha", 1), ("beta", 3), ("gamma", 2)]).await.len(), 3);
+        // A file goes, and none comes: one that stays gets what only that one had.
+        let all = [("alpha", 1), ("beta", 3), ("gamma", 2)];
+        assert!(append("6", &[], &all).await.is_empty());
+        assert_eq!(append("", &["5"], &all).await.len(), 3);
         let fresh = DeltaTables::new(objects.clone()).read(Table::Spans).await.unwrap();
-        assert_eq!((fresh.segments.len(), fresh.attr_types), (1, types(&[("alpha", 1), ("beta", 3), ("gamma", 2)])));
+        assert_eq!((fresh.segments.len(), fresh.attr_types), (1, types(&all)));
     }
 }

@@ -33,11 +33,12 @@ pub fn connect(text: &str) -> Result<(Arc<dyn ObjectStore>, Path), LakeError> {
         "s3" => Arc::new(s3(text).build().map_err(unusable)?),
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env().with_url(text).with_retry(retries());
-            Arc::new(builder.with_client_options(client()).build().map_err(unusable)?)
+            Arc::new(builder.with_client_options(client(None)).build().map_err(unusable)?)
         }
         "az" => {
             let builder = MicrosoftAzureBuilder::from_env().with_url(text).with_retry(retries());
-            Arc::new(builder.with_client_options(client()).build().map_err(unusable)?)
+            let endpoint = set("AZURE_STORAGE_ENDPOINT").or_else(|| set("AZURE_ENDPOINT"));
+            Arc::new(builder.with_client_options(client(endpoint.as_deref())).build().map_err(unusable)?)
         }
         other => return Err(wrong(&format!("`{other}` is not a scheme of an object store"))),
     };
@@ -51,18 +52,23 @@ fn retries() -> RetryConfig {
     RetryConfig { backoff, max_retries: 3, retry_timeout: Duration::from_secs(15) }
 }
 
-fn client() -> ClientOptions {
-    ClientOptions::new().with_timeout(Duration::from_secs(60)).with_connect_timeout(Duration::from_secs(5))
+fn client(endpoint: Option<&str>) -> ClientOptions {
+    let options =
+        ClientOptions::new().with_timeout(Duration::from_secs(60)).with_connect_timeout(Duration::from_secs(5));
+    // Whoever names such an address means it.
+    options.with_allow_http(endpoint.is_some_and(|endpoint| endpoint.starts_with("http://")))
+}
+
+/// A variable of the environment that is not empty.
+fn set(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 fn s3(url: &str) -> AmazonS3Builder {
     let mut builder = AmazonS3Builder::from_env().with_url(url).with_retry(retries());
-    let set = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let endpoint = set("AWS_ENDPOINT_URL_S3").or_else(|| set("AWS_ENDPOINT_URL")).or_else(|| set("AWS_ENDPOINT"));
-    let mut options = client();
-    if let Some(endpoint) = &endpoint {
-        // Whoever names such an address means it.
-        options = options.with_allow_http(endpoint.starts_with("http://"));
+    let options = client(endpoint.as_deref());
+    if let Some(endpoint) = endpoint {
         builder = builder.with_endpoint(endpoint);
     }
     if set("AWS_ACCESS_KEY_ID").is_none() {

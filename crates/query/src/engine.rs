@@ -273,7 +273,8 @@ impl Engine {
         Ok(found.unwrap_or_default())
     }
 
-    /// The rows that a filter on an id leaves, or `None` if these are more than `max_rows`. It waits its turn as other queries do.
+    /// The rows that a filter on an id leaves, or `None` if these are more than `max_rows`. It takes no turn: it is short, and the view of a
+    /// trace needs as many as there are traces that served it.
     fn look_up(
         &self,
         table: Table,
@@ -282,9 +283,14 @@ impl Engine {
         columns: Option<&[&str]>,
         max_rows: usize,
     ) -> BoxFuture<'_, Result<Option<Vec<RecordBatch>>, QueryError>> {
+        let inner = &*self.inner;
+        let (snapshot, sessions) = (inner.source.snapshot(), inner.sessions.clone());
+        let progress = Arc::new(Progress::new(0, what));
         let columns: Option<Vec<String>> = columns.map(|names| names.iter().map(|name| (*name).to_string()).collect());
-        Box::pin(self.with_table(table, what.to_string(), move |state, rows| {
-            rows_by_id(state, table, rows, filter, columns, max_rows)
+        Box::pin(self.direct(progress.clone(), async move {
+            let state = sessions.by_hand(&snapshot)?;
+            let rows = sessions.table(&snapshot, table, &progress);
+            rows_by_id(state, table, rows, filter, columns, max_rows).await
         }))
     }
 

@@ -372,7 +372,8 @@ impl Engine {
         let mut batches = own.ok_or_else(|| too_many(read))?;
         let mut left = read.max_rows.saturating_sub(rows(&batches));
         for other in &served {
-            let more = self.trace_columns(*other, &columns, left).await?.ok_or_else(|| too_many(read))?;
+            // The trace is worth showing without some of those that served it.
+            let Some(more) = self.trace_columns(*other, &columns, left).await? else { continue };
             left = left.saturating_sub(rows(&more));
             batches.extend(more);
         }

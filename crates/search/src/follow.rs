@@ -216,8 +216,9 @@ impl<'s> Indexer<'s> {
                 covered = covered.and(self.cover(snapshot, table, segment, handle));
             }
         }
+        covered?;
         self.forget_runs(table);
-        covered.and(self.forget(snapshot, table, handle))
+        self.forget(snapshot, table, handle)
     }
 
     /// Runs of which nothing is left.

@@ -163,7 +163,7 @@ fn says_nothing(table: Table, batch: &RecordBatch, row: usize) -> bool {
     }
     let is_null = |name: &str| batch.column_by_name(name).is_none_or(|values| values.is_null(row));
     let status = column::<Text>(batch, "status").ok().and_then(|status| status.get(row));
-    ["config", "tags", "ended_ns"].into_iter().all(is_null) && status.is_none_or(|status| status == "running")
+    status == Some("running") && ["config", "tags", "ended_ns"].into_iter().all(is_null)
 }
 
 /// What the writer knows of a table, for recognising rows. Readers do not need it.
@@ -218,7 +218,9 @@ impl TableIndex {
         for row in 0..rows {
             let key = out.incoming.keys[row];
             let open = out.incoming.is_open(row);
-            let replaces = |old_open| replaces(table, old_open);
+            // A guess comes late where a log is read again, or two nodes were sent rows of a run.
+            let is_guess = says_nothing(table, &out.incoming.batch, row);
+            let replaces = |old_open| replaces(table, old_open) && !is_guess;
             if let Some(old) = self.active.get(&key) {
                 if !replaces(old.open) {
                     out.dead.push(row as u32);

@@ -5,8 +5,8 @@ use datafusion::common::{Result, plan_err};
 use datafusion::logical_expr::{BinaryExpr, Expr, Operator};
 use regex::{Error, RegexBuilder};
 
-/// Memory that a compiled pattern may take.
-const MAX_COMPILED_BYTES: usize = 1 << 20;
+/// Memory that a compiled pattern may take. A pattern of Unicode words takes a megabyte soon.
+const MAX_COMPILED_BYTES: usize = 8 << 20;
 /// How much of one an error shows.
 const MAX_SHOWN_CHARS: usize = 100;
 

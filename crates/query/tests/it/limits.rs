@@ -303,19 +303,15 @@ async fn queries_wait_their_turn_and_not_for_ever() {
     assert_eq!(value(&engine, "select 1").await, "1");
 }
 
-/// A click on a trace is a query, too.
 #[tokio::test]
-async fn a_look_up_waits_its_turn_and_counts_as_memory() {
+async fn a_look_up_waits_for_nobody_and_counts_as_memory() {
     let store = Stored::new();
     store.add_segment(Table::Spans, &spans("a", 0, 400));
-    let engine = store.engine_with(QueryLimits { max_concurrent: 1, timeout: Duration::from_secs(3), ..limits() });
+    let engine = store.engine_with(QueryLimits { max_concurrent: 1, timeout: Duration::from_secs(60), ..limits() });
     let mut first = engine.sql("select value from generate_series(1, 100000000000)").await.unwrap();
     assert!(first.stream.next().await.unwrap().is_ok());
-    let error = engine.trace(trace(3)).await.unwrap_err();
-    assert_eq!(error.kind, ErrorKind::Limit);
-    assert!(error.message.contains("max_concurrent"), "{error}");
-    drop(first);
     assert!(!engine.trace(trace(3)).await.unwrap().is_empty());
+    drop(first);
     let engine = store.engine_with(QueryLimits { memory_bytes: 100, ..limits() });
     let error = engine.trace(trace(3)).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Limit);

@@ -20,7 +20,7 @@ use rollscope_formats::export::{jaeger, otlp};
 use rollscope_model::ids::trace_id_from_bytes;
 use rollscope_model::time::now_ns;
 use rollscope_model::{TraceId, time};
-use rollscope_query::{MAX_TRACE_SPANS, too_many_spans};
+use rollscope_query::{ErrorKind, MAX_TRACE_SPANS, too_many_spans};
 use serde_json::{Value, json};
 
 use crate::App;
@@ -320,18 +320,21 @@ fn parse_id(text: &str) -> Result<TraceId, Failure> {
     }
 }
 
-/// The spans of traces, until there are too many for one answer.
+/// The spans of traces, as far as they fit into one answer. A trace that is asked for alone is refused if it does not.
 async fn fetch(app: &App, ids: &[TraceId]) -> Result<Vec<Vec<RecordBatch>>, Failure> {
     let (mut found, mut left) = (Vec::new(), MAX_TRACE_SPANS);
     for id in ids {
-        match app.engine.trace_up_to(*id, left).await? {
-            Some(batches) if batches.is_empty() => {}
-            Some(batches) => {
+        match app.engine.trace_up_to(*id, left).await {
+            Ok(Some(batches)) if batches.is_empty() => {}
+            Ok(Some(batches)) => {
                 left = left.saturating_sub(batches.iter().map(RecordBatch::num_rows).sum());
                 found.push(batches);
             }
-            None if found.is_empty() => return Err(Failure::too_large(too_many_spans(id))),
-            None => break,
+            Ok(None) if ids.len() == 1 => return Err(Failure::too_large(too_many_spans(id))),
+            Ok(None) => {}
+            // What was read so far is an answer.
+            Err(error) if error.kind == ErrorKind::Limit && !found.is_empty() => break,
+            Err(error) => return Err(error.into()),
         }
     }
     Ok(found)

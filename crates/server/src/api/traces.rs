@@ -103,13 +103,7 @@ pub async fn view(State(app): State<App>, Path(trace): Path<String>, mut params:
     let read = ScopeRead {
         columns: view::COLUMNS.join(", "),
         max_rows: MAX_TRACE_SPANS,
-        too_many: match joined {
-            true => format!(
-                "the trace and those that served its requests have more than {MAX_TRACE_SPANS} spans; pass `joined=false` \
-                 for the trace alone"
-            ),
-            false => too_many_spans(&id),
-        },
+        too_many: too_many_spans(&id),
         traces: None,
         at_once: false,
         details: None,

@@ -173,10 +173,15 @@ impl OthersLogs {
     /// what one does not need is for the others. Of a log the beginning is read: what comes later may replace what is in it.
     fn wanted(&self, listed: &Listed, gone: &HashSet<Key>, found: &Found) -> (Vec<Key>, usize) {
         let (mut wanted, mut packed, mut left_out) = (Vec::new(), 0, 0);
-        let is_read =
-            |writer: &String| !self.adopted.contains(writer) && !self.unreadable.contains_key(writer.as_str());
-        let of_others = listed.iter().filter(|(writer, _)| is_read(writer));
-        let mut logs: Vec<Room> = of_others.map(|(writer, parts)| self.room(writer, parts, gone, found)).collect();
+        let of_others = listed.iter().filter(|(writer, _)| !self.adopted.contains(*writer));
+        let room = |(writer, parts): (&String, &BTreeMap<u64, u64>)| {
+            let mut room = self.room(writer, parts, gone, found);
+            if self.unreadable.contains_key(writer.as_str()) {
+                room.unread.clear();
+            }
+            room
+        };
+        let mut logs: Vec<Room> = of_others.map(room).collect();
         logs.sort_by_key(Room::needed);
         let (mut left, mut sharing) = (self.limit, logs.len());
         for Room { mut bytes, unread } in logs {

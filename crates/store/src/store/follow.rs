@@ -156,6 +156,8 @@ impl Shared {
 
     async fn show(&self, follower: &mut Follower, seen: &LogsSeen, since: u64) -> Result<(), StoreError> {
         let LogsSeen { new, gone, is_flushed } = seen;
+        // What a flush has left open goes on in the next part of a log. Where that cannot be read, the one before stays.
+        let since = if follower.logs.unreadable.is_empty() { since } else { 0 };
         let unknown = self.follow_writers(new);
         if *is_flushed || !unknown.is_empty() {
             self.refresh(&mut *self.commit.lock().await).await.inspect_err(|_| self.forget_writers(&unknown))?;

@@ -13,7 +13,8 @@ use rollscope_model::Table;
 use rollscope_model::tables::Keep;
 
 use super::{
-    Chunk, Incoming, Index, KnownSegment, Place, State, TableIndex, count, replaces, run_of, time_is_identity, times,
+    Chunk, Incoming, Index, KnownSegment, Place, State, TableIndex, count, replaces, run_of, says_nothing,
+    time_is_identity, times,
 };
 use crate::contents::{Contents, batch_bytes};
 
@@ -169,18 +170,20 @@ impl TheirTable {
         self.batches.insert(number, Held { writer, number: part.number, rows: held, chunk, passed: None });
         for (row, key) in rows.keys.iter().enumerate() {
             let open = rows.is_open(row);
-            if self.index.get(key).is_some_and(|place| !replaces(table, place.open)) {
+            let is_guess = says_nothing(table, &rows.batch, row);
+            let replaces = |old_open| replaces(table, old_open) && !is_guess;
+            if self.index.get(key).is_some_and(|place| !replaces(place.open)) {
                 self.kill(number, row);
                 continue;
             }
             let segment = known.iter().find(|s| s.holds(*key, by_time.map(|times| times[row])));
-            let is_in_segment = segment.is_some_and(|segment| !replaces(table, segment.open.contains(key)));
+            let is_in_segment = segment.is_some_and(|segment| !replaces(segment.open.contains(key)));
             if is_in_segment {
                 self.hide(*key);
             }
             // Of rows that may change, the last one to arrive is shown.
             let is_here = match own.shows(table, *key) {
-                Some(own_open) if table.keep() == Keep::Last || own_open && !open => {
+                Some(own_open) if table.keep() == Keep::Last && !is_guess || own_open && !open => {
                     self.outdone.insert(*key);
                     false
                 }

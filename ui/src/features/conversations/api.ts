@@ -18,6 +18,17 @@ export async function list(q: Question, signal?: AbortSignal): Promise<Listed> {
   return getJson(withParams(api`/conversations`, { ...q }), signal);
 }
 
+/** As many of them, also where messages are so long that a page ends early. */
+export async function listUpTo(most: number, q: Question, signal?: AbortSignal): Promise<Listed> {
+  const all = await list({ ...q, limit: most }, signal);
+  while (all.next && all.conversations.length < most) {
+    const more = await list({ ...q, limit: most - all.conversations.length, cursor: all.next }, signal);
+    all.conversations.push(...more.conversations);
+    all.next = more.next;
+  }
+  return all;
+}
+
 export async function one(id: string, signal?: AbortSignal): Promise<Conversation> {
   if (app.source.conversations) {
     const found = (await list({ limit: Infinity })).conversations.find((c) => c.id === id);

@@ -247,7 +247,8 @@ impl Writer<'_> {
             name: either(&[names::RUN_NAME])?,
             framework: either(&[names::SYSTEM])?,
             config: json(event::CONFIG)?,
-            tags: json(event::TAGS)?,
+            // Whoever says something of a run is known by it: a run of which nobody has said anything has no tags, not even none.
+            tags: Some(json(event::TAGS)?.unwrap_or_else(|| "[]".into())),
             started_ns,
             ended_ns,
             status: attributes.name(&[event::STATUS])?.map(Cow::into_owned),
