@@ -31,7 +31,8 @@ def installed():
             pytest.skip("npm is not installed")
         AZURITE.mkdir(parents=True, exist_ok=True)
         command = ["npm", "install", "--prefix", AZURITE, "--no-save", "--no-audit", "--no-fund", "--silent", f"azurite@{VERSION}"]
-        subprocess.run(command, check=True, timeout=600)
+        if subprocess.run(command, timeout=600).returncode:
+            pytest.skip("npm cannot install Azure's emulator")
     return program
 
 
