@@ -5,7 +5,7 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import type { Browser, Page } from 'playwright-core';
 import { afterAll, afterEach, beforeAll, beforeEach, expect, it } from 'vitest';
-import { makeStep, staticPage } from '../../mock/generate.mjs';
+import { makeStep, staticPage, timelineStream } from '../../mock/generate.mjs';
 import { start, type Mock } from '../../mock/server.mjs';
 import { launch } from './browser.mjs';
 
@@ -123,6 +123,33 @@ it('zooms, pans and keeps the window in the address', async () => {
   await drawn();
   await page.mouse.move(701, 450);
   expect(await hash()).toContain(panned);
+});
+
+it('a finer picture with fewer items takes the place of the one under the pointer', async () => {
+  const [coarse, fine] = [80, 2].map((samples, k) => {
+    const step = makeStep({ seed: 5, samples, perSample: 20 });
+    return Buffer.from(timelineStream(step, 1_763_000_000_000_000_000n, { parts: [60_000, 0].slice(0, k + 1) }));
+  });
+  let go = (): void => undefined;
+  const hovered = new Promise<void>((done) => (go = done));
+  await page.route(/\/timeline\?/, async (route) => {
+    const isFine = route.request().url().includes('focus_from_ns');
+    if (isFine) await hovered;
+    await route.fulfill({ contentType: 'application/vnd.apache.arrow.stream', body: isFine ? fine : coarse });
+  });
+  await open('#/run/grpo-search-7b/timeline?step=5');
+  await drawn();
+  await expect.poll(footer).toMatch(/updating/);
+  const tip = page.locator('.tip');
+  // Some item of the last rows, which the finer picture does not have.
+  const { x, y, height } = (await page.getByRole('application').boundingBox())!;
+  for (let left = 200; left < 700 && !(await tip.isVisible()); left += 7) await page.mouse.move(x + left, y + height - 60);
+  await tip.waitFor();
+  const before = await footer();
+  go();
+  await expect.poll(footer).not.toMatch(/updating/);
+  expect(await footer()).not.toBe(before);
+  await expect.poll(() => tip.count()).toBe(0);
 });
 
 it('filters and sorts rows', async () => {
