@@ -1,5 +1,5 @@
 export interface MockStep {
-  spans: { n: number };
+  spans: { n: number; trace: Uint32Array; span: Uint32Array; codes: { name: Int32Array } };
   rows: unknown[];
   wall: number;
 }

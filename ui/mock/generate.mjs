@@ -237,7 +237,7 @@ const int64 = (values, n, valid = () => true) => {
 };
 
 const FLAGS = { closed: 0, open: 1, instant: 2, orphan_end: 3 };
-const [ERROR, PARENT] = [4, 8];
+const [ERROR, PARENT, VIRTUAL] = [4, 8, 32];
 const MAX_LANES = 32;
 
 /** What crates/formats/src/export/timeline decides: samples and lanes of the spans, ends of open ones, the order of the rows. */
@@ -357,7 +357,7 @@ export function timelineStream(step, baseNs, { live = false, thin = false, parts
       ];
   const columns = [
     ...places,
-    ['flags', numbers(new Uint8(), Uint8Array, (i) => p.flags[i]), true],
+    ['flags', numbers(new Uint8(), Uint8Array, (i) => p.flags[i] | (own(i).some(Boolean) ? 0 : VIRTUAL)), true],
     ['depth', numbers(new Uint8(), Uint8Array, (i) => p.depth[i]), true],
     ['lane', numbers(new Uint8(), Uint8Array, (i) => p.lane[i]), true],
     ['attempt', numbers(new Uint8(), Uint8Array, (i) => s.attempt[i]), true],

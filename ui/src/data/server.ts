@@ -1,6 +1,6 @@
 // The HTTP API as a DataSource.
 import type { AlarmsAnswer, NodesAnswer, RunsAnswer, StepsAnswer, TablesAnswer } from '../generated/api';
-import { readStream, type ArrowStream } from './arrow';
+import { readStream, valueAt, type ArrowStream } from './arrow';
 import { api, bytesOf, getArrow, getJson, request, sendJson, withParams } from './http';
 import { SAMPLE_COLUMNS } from './samples';
 import type {
@@ -9,6 +9,7 @@ import type {
   DataSource,
   Health,
   HowTimeline,
+  Owners,
   RunInfo,
   SpanDetail,
   SqlAnswer,
@@ -17,6 +18,17 @@ import type {
   TimelineAnswer,
   Window,
 } from './types';
+
+/** Spans, or their owners, that a test of an attribute may find. */
+const MOST_WITH_ATTR = 500_000;
+
+/** The first column: ids of so many bytes each. */
+function firstIds(stream: ArrowStream, width: number): Uint8Array {
+  const parts = stream.batches.map((b) => (b.columns[0].values as Uint8Array).subarray(0, b.length * width));
+  const out = new Uint8Array(parts.reduce((n, p) => n + p.length, 0));
+  parts.reduce((at, p) => (out.set(p, at), at + p.length), 0);
+  return out;
+}
 
 export class ServerSource implements DataSource {
   readonly kind = 'server' as const;
@@ -65,7 +77,8 @@ export class ServerSource implements DataSource {
   async links(run: string, w: Window, signal?: AbortSignal): Promise<ArrowStream> {
     return readStream(await bytesOf(await getArrow(withParams(api`/runs/${run}/links`, { ...w }), signal)));
   }
-  async withAttr(run: string, w: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
+  /** Spans of a window with an attribute, as SQL. */
+  private spansWith(run: string, w: Window, test: AttrTest): string {
     const text = (t: string): string => `'${t.replaceAll("'", "''")}'`;
     const attr = `attr(attrs, ${text(test.key)})`;
     const number = Number(test.value);
@@ -80,11 +93,16 @@ export class ServerSource implements DataSource {
             : `try_cast(${attr} as double) ${test.op} ${Number.isFinite(number) ? number : 'null'}`;
     const within =
       w.step !== undefined ? `step = ${w.step}` : `start_ns <= ${BigInt(w.to_ns ?? 0)} and coalesce(end_ns, start_ns) >= ${BigInt(w.from_ns ?? 0)}`;
-    const { stream } = await this.sql(`select span_id from spans where run_id = ${text(run)} and ${within} and ${compare}`, 500_000, signal);
-    const parts = stream.batches.map((b) => (b.columns[0].values as Uint8Array).subarray(0, b.length * 8));
-    const out = new Uint8Array(parts.reduce((n, p) => n + p.length, 0));
-    parts.reduce((at, p) => (out.set(p, at), at + p.length), 0);
-    return out;
+    return `spans where run_id = ${text(run)} and ${within} and ${compare}`;
+  }
+  async withAttr(run: string, w: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array> {
+    return firstIds((await this.sql(`select span_id from ${this.spansWith(run, w, test)}`, MOST_WITH_ATTR, signal)).stream, 8);
+  }
+  async ownersWithAttr(run: string, w: Window, test: AttrTest, signal?: AbortSignal): Promise<Owners> {
+    const query = `select distinct trace_id, sample_id from ${this.spansWith(run, w, test)}`;
+    const { stream } = await this.sql(query, MOST_WITH_ATTR, signal);
+    const samples = stream.batches.flatMap((b) => Array.from({ length: b.length }, (_, i) => valueAt(b.columns[1], i) as string | null));
+    return { traceIds: firstIds(stream, 16), samples };
   }
   async setTags(run: string, tags: string[]): Promise<void> {
     await sendJson('PUT', api`/runs/${run}/tags`, { tags });

@@ -47,6 +47,12 @@ export interface AttrTest {
   value: string;
 }
 
+/** Whose some spans are: a trace (16 bytes) and the sample that they name. No pair twice. */
+export interface Owners {
+  traceIds: Uint8Array;
+  samples: (string | null)[];
+}
+
 /** The answer to a query, and whether rows are missing from it. */
 export interface SqlAnswer {
   stream: ArrowStream;
@@ -89,6 +95,8 @@ export interface DataSource {
   links(run: string, window: Window, signal?: AbortSignal): Promise<ArrowStream>;
   /** Ids of the spans (8 bytes each) whose attribute compares so. `is`: the attribute is there. */
   withAttr(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Uint8Array>;
+  /** Whose these spans are: where spans stand for each other, most ids are not in the picture. A file has them all. */
+  ownersWithAttr?(run: string, window: Window, test: AttrTest, signal?: AbortSignal): Promise<Owners>;
   setTags(run: string, tags: string[]): Promise<void>;
   /** Arrow IPC stream of the samples table, at least the columns that tables and rows show. */
   samples(run: string, window: Window, signal?: AbortSignal): Promise<Uint8Array<ArrayBuffer>>;

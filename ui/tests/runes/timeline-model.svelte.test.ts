@@ -3,8 +3,9 @@ import { flushSync } from 'svelte';
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { makeStep, samplesStream, timelineStream, type MockStep } from '../../mock/generate.mjs';
 import { SourceError } from '../../src/base/errors';
-import type { AttrTest, Change, DataSource, HowTimeline, RunInfo, StepInfo, TimelineAnswer, Window } from '../../src/data/types';
+import type { AttrTest, Change, DataSource, HowTimeline, Owners, RunInfo, StepInfo, TimelineAnswer, Window } from '../../src/data/types';
 import { spanText } from '../../src/features/timeline/choices';
+import { VIRTUAL } from '../../src/features/timeline/items';
 import { TimelineModel, type Page, type Picture } from '../../src/features/timeline/model.svelte';
 
 const BASE = 1_763_000_000_000_000_000n;
@@ -96,6 +97,12 @@ class FakeSource {
   withAttr = (_run: string, _window: Window, test: AttrTest): Promise<Uint8Array> => {
     this.tests.push(test);
     return Promise.resolve(new Uint8Array(0));
+  };
+  owners: Owners = { traceIds: new Uint8Array(0), samples: [] };
+  ownersAsked = 0;
+  ownersWithAttr = (): Promise<Owners> => {
+    this.ownersAsked++;
+    return Promise.resolve(this.owners);
   };
   links = (): Promise<{ fields: []; batches: [] }> => {
     this.linksAsked++;
@@ -273,6 +280,7 @@ describe('rows', () => {
     done(items.spanIds.slice(8 * i, 8 * i + 8));
     await rest();
     expect(labels(m.model)).toEqual(['4']);
+    expect(m.source.ownersAsked).toBe(0);
     m.page.set({ q: null });
     await rest();
     expect(labels(m.model)).toHaveLength(all);
@@ -323,6 +331,44 @@ describe('a step of very many spans', () => {
     expect(m.source.asked).toHaveLength(2);
     expect(m.source.stepsAsked).toBe(1);
   });
+  it('that is over stays where somebody looks, also at its end', async () => {
+    const m = await shown({ step: '7' }, thinned(new FakeSource()));
+    const { extent } = m.model.scene!.items;
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    m.model.scene!.clampWindow(extent - 4, extent + 1);
+    const [t0, t1] = [place(m.model, 't0'), place(m.model, 't1')];
+    await rest(1000);
+    expect(m.source.asked).toHaveLength(2);
+    expect([place(m.model, 't0'), place(m.model, 't1')]).toEqual([t0, t1]);
+  });
+  it('counts the rows that a filter leaves, in each answer', async () => {
+    const m = await shown({ step: '7', q: 'sample:2' }, thinned(new FakeSource()));
+    await rest(250);
+    expect(m.model.scene!.bins.peak).toBeCloseTo(1);
+    const { items } = m.model.scene!;
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    await rest(60);
+    expect(m.model.scene!.items).not.toBe(items);
+    // At first as before.
+    expect(m.model.scene!.bins.peak).toBeCloseTo(1);
+    const { bins } = m.model.scene!;
+    await rest(250);
+    expect(m.model.scene!.bins).not.toBe(bins);
+    expect(m.model.scene!.bins.peak).toBeCloseTo(1);
+    m.page.set({ q: null });
+    await rest(250);
+    expect(m.model.scene!.bins).toBe(m.model.data.value!.bins);
+  });
+  it('asks whose the spans with an attribute are: most of their ids are not in the picture', async () => {
+    const m = await shown({ step: '7', q: '@tool=bash' }, thinned(new FakeSource()));
+    const { items } = m.model.scene!;
+    const i = items.sample.findIndex((s) => items.samples[s] === '4');
+    const t = items.trace[i];
+    m.source.owners = { traceIds: items.traceIds.slice(t * 16, t * 16 + 16), samples: [null] };
+    await rest(1000);
+    expect(m.source.ownersAsked).toBe(1);
+    expect(labels(m.model)).toEqual(['4']);
+  });
   it('asks for the span of a link that others stand for, and shows it', async () => {
     const span = spanText((await shown({ step: '7' })).model.scene!.items, 9);
     // Another step's spans have other ids.
@@ -358,6 +404,30 @@ describe('a step of very many spans', () => {
     expect(m.source.asked.length).toBeGreaterThan(1);
     expect(m.source.asked.map((a) => a.since)).toEqual(m.source.asked.map(() => null));
   });
+  it('is asked for closely once while it runs, and no more often than for news', async () => {
+    const source = thinned(new FakeSource());
+    source.info = { ...source.info, status: 'running' };
+    source.open = 3;
+    source.data.set(7, makeStep({ seed: 7, samples: 7, perSample: 10, cut: 2000 }));
+    const { answer } = source;
+    source.answer = async (w, live) => {
+      await new Promise((done) => setTimeout(done, 1000));
+      return answer(w, live);
+    };
+    const m = make({ step: '7' }, source);
+    await rest(1010);
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    await rest(1900);
+    expect(source.asked).toHaveLength(1);
+    await rest(1200);
+    expect(source.asked).toHaveLength(2);
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    // It grows on.
+    const { extent } = m.model.scene!.items;
+    await rest(20_000);
+    expect(m.model.scene!.items.extent).toBeGreaterThan(extent + 10_000);
+    expect(source.asked).toHaveLength(2);
+  });
   it('takes as many items as the address says', async () => {
     const m = await shown({ step: '7', most: '5000' });
     expect(m.source.asked[0].most).toBe('5000');
@@ -389,6 +459,33 @@ describe('the selected span', () => {
     await rest();
     expect(m.model.chosen).toBe(9);
     m.page.set({ span: `${'0'.repeat(32)}.${'0'.repeat(16)}` });
+    await rest();
+    expect(m.model.chosen).toBe(-1);
+  });
+  it('may be a row that the server made up: its id says nothing, and the row stays selected', async () => {
+    const source = new FakeSource();
+    const { answer } = source;
+    source.answer = async (w, live) => {
+      const { spans } = source.data.get(7)!;
+      for (let i = 0; i < spans.n; i++) if (i % 3 > 0) spans.span.fill(0, i * 2, i * 2 + 2);
+      const focused = source.asked.at(-1)?.focus;
+      return { ...(await answer(w, live)), bytes: timelineStream(source.data.get(7)!, BASE, { live, parts: focused ? [60_000, 0] : [60_000] }) };
+    };
+    const m = await shown({ step: '7' }, source);
+    const { items } = m.model.scene!;
+    const made = Array.from({ length: items.n }, (_, i) => i).filter((i) => items.flags[i] & VIRTUAL && items.trace[i] === items.trace[9]);
+    expect(made.length).toBeGreaterThan(3);
+    const chosen = made.at(-1)!;
+    Object.assign(m.model.scene!, { width: 1200, height: 600 });
+    m.model.select(chosen);
+    await rest(1000);
+    expect(m.model.scene!.items).not.toBe(items);
+    expect(m.model.chosen).toBe(chosen);
+    // There is no such span to ask for.
+    expect(source.asked.map((a) => a.apart)).toEqual([null, null]);
+    // What is not there any more is not selected again.
+    source.data.set(7, makeStep({ seed: 8, samples: 7, perSample: 10 }));
+    m.model.fetch(true);
     await rest();
     expect(m.model.chosen).toBe(-1);
   });

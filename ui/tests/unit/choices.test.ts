@@ -1,10 +1,23 @@
 import { describe, expect, it } from 'vitest';
 import { themeOf } from '../../src/base/theme';
 import type { RunInfo, StepInfo } from '../../src/data/types';
-import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, spanText, stepOf, toggled, windowOf } from '../../src/features/timeline/choices';
+import {
+  applyChoices,
+  choicesOf,
+  isRunning,
+  itemOf,
+  lastMinutes,
+  madeUpIn,
+  spanIn,
+  spanText,
+  stepOf,
+  toggled,
+  windowOf,
+} from '../../src/features/timeline/choices';
 import { paletteOf } from '../../src/features/timeline/colors';
 import { phaseBins } from '../../src/features/timeline/counts';
 import { hitAt } from '../../src/features/timeline/hit';
+import { VIRTUAL, type Items } from '../../src/features/timeline/items';
 import { buildLayout } from '../../src/features/timeline/layout';
 import { orderRows, rowTable } from '../../src/features/timeline/rows';
 import { GUTTER, Scene } from '../../src/features/timeline/scene';
@@ -99,6 +112,29 @@ describe('a scene', () => {
     for (let i = 0; i < items.n; i++) expect(itemOf(items, spanText(items, i))).toBe(i);
     expect(itemOf(items, undefined)).toBe(-1);
     expect(itemOf(items, `${'0'.repeat(32)}.${'0'.repeat(16)}`)).toBe(-1);
+  });
+  it('finds a row that the server made up by its trace, name and start', () => {
+    const rows = [
+      { id: 1, trace: 1, name: 'generate', start: 100, end: 200 },
+      { id: 0, trace: 1, name: 'prefill', start: 100, end: 120 },
+      { id: 0, trace: 1, name: 'decode', start: 120, end: 150 },
+      { id: 0, trace: 1, name: 'decode', start: 150, end: 200 },
+      { id: 0, trace: 2, name: 'decode', start: 151, end: 200 },
+      { id: 2, trace: 1, name: 'decode', start: 150, end: 200 },
+    ];
+    const made = (list: typeof rows): Items => {
+      const x = itemsOf(list);
+      list.forEach(({ id }, i) => id === 0 && (x.flags[i] |= VIRTUAL));
+      return x;
+    };
+    const old = made(rows);
+    expect(spanIn(spanText(old, 3))).toBeNull();
+    expect(spanIn(spanText(old, 5))).not.toBeNull();
+    // The newer answer begins earlier, and numbers everything in another way.
+    const more = [{ id: 9, trace: 3, name: 'tool', start: 0, end: 10 }, ...rows.toReversed()];
+    for (const i of [1, 2, 3, 4]) expect(madeUpIn(made(more), old, i)).toBe(6 - i);
+    expect(madeUpIn(made(rows.slice(0, 2)), old, 3)).toBe(-1);
+    expect(madeUpIn(made(rows.slice(4)), old, 1)).toBe(-1);
   });
   it('expands rows where there is room, and the other way where it was asked for', () => {
     expect([...make().expanded]).toEqual([1, 1]);

@@ -44,14 +44,16 @@ function sceneOf(items: Items): Scene {
 const fine = (s: Scene, part: number): void => {
   s.items.thinned = { part: 1000, focusPart: part };
 };
-const seconds = (s: Scene, f: Focus): [number, number] => [Number(f.fromNs - s.items.baseNs) / 1e9, Number(f.toNs - s.items.baseNs) / 1e9];
+const NO_END = 2n ** 63n - 1n;
+const seconds = (s: Scene, f: Focus): [number, number] =>
+  [f.fromNs, f.toNs].map((ns) => (ns === NO_END ? Infinity : Number(ns - s.items.baseNs) / 1e9)) as [number, number];
 
 describe('where somebody looks', () => {
   it('asks for the rows in view and half a screen around them', () => {
     const s = sceneOf(thinned());
     const focus = closer(s, null)!;
     expect(focus.samples).toEqual(Array.from({ length: 16 }, (_, k) => `s${k}`));
-    expect(seconds(s, focus)).toEqual([0, 9.9]);
+    expect(seconds(s, focus)).toEqual([0, Infinity]);
     s.scroll = 14 * 500;
     s.clampWindow(2000, 4000);
     const there = closer(s, focus)!;
@@ -79,6 +81,37 @@ describe('where somebody looks', () => {
     s.clampWindow(1000, 1500);
     expect(closer(s, focus)).not.toBeNull();
   });
+  it('asks for a step that grows no more often than for one that is over', () => {
+    const s = sceneOf(thinned());
+    const focus = closer(s, null)!;
+    for (const extent of [10_000, 20_000, 39_000]) {
+      s.items.extent = extent;
+      s.fit();
+      fine(s, 0);
+      expect(closer(s, focus)).toBeNull();
+      // As fine as there was room for: what was asked for is as long as it is now.
+      fine(s, 500);
+      expect(closer(s, focus)).toBeNull();
+    }
+    s.clampWindow(30_000, 39_000);
+    expect(seconds(s, closer(s, focus)!)).toEqual([25.5, Infinity]);
+  });
+  it('asks again where there was no room for all, once much fewer samples are in view, and comes to an end', () => {
+    const s = sceneOf(thinned());
+    s.height = 14 * 200;
+    const focus = closer(s, null)!;
+    expect(focus.samples).toHaveLength(301);
+    fine(s, 100);
+    expect(closer(s, focus)).toBeNull();
+    s.height = 14 * 40;
+    const fewer = closer(s, focus)!;
+    expect(fewer.samples).toHaveLength(61);
+    expect(closer(s, fewer)).toBeNull();
+    // None was named: all were asked for.
+    const all = closer(s, { ...focus, samples: null })!;
+    expect(all.samples).toHaveLength(61);
+    expect(closer(s, all)).toBeNull();
+  });
   it('names no samples where rows are no samples or very many', () => {
     const s = sceneOf(thinned());
     s.rowHeight = 1;
@@ -90,6 +123,15 @@ describe('where somebody looks', () => {
     const s = sceneOf({ ...thinned(), samples: thinned().samples.map((name) => name + 'x'.repeat(500)) });
     expect(closer(s, null)!.samples).toBeNull();
   });
+});
+
+it('a running step is followed in a window that is narrower than the margin', () => {
+  const s = sceneOf(thinned());
+  s.clampWindow(9895, 9905);
+  s.follow(9900);
+  expect(s.t0).toBeLessThan(9892);
+  expect(s.t1).toBeGreaterThan(9900);
+  expect(s.t1 - s.t0).toBeCloseTo(10);
 });
 
 it('counts the spans that items stand for', () => {

@@ -1,6 +1,8 @@
+import { Dictionary, FixedSizeBinary, Int32, Table, tableToIPC, Utf8, vectorFromArray } from 'apache-arrow';
 import { afterEach, describe, expect, it, vi } from 'vitest';
 import { SourceError } from '../../src/base/errors';
 import { api, askAhead, getJson, prometheus, request, withParams } from '../../src/data/http';
+import { ServerSource } from '../../src/data/server';
 
 afterEach(() => vi.unstubAllGlobals());
 function answer(status: number, body: string): void {
@@ -55,5 +57,27 @@ describe('a refusal', () => {
     await expect(request('/x')).rejects.toBeInstanceOf(SourceError);
     vi.stubGlobal('fetch', () => Promise.reject(new DOMException('aborted', 'AbortError')));
     await expect(request('/x')).rejects.toMatchObject({ name: 'AbortError' });
+  });
+});
+
+describe('whose the spans with an attribute are', () => {
+  it('is asked for by the same condition as the spans', async () => {
+    const asked: string[] = [];
+    const ids = [1, 2, 3].map((k) => new Uint8Array(16).fill(k));
+    const table = new Table({
+      trace_id: vectorFromArray(ids, new FixedSizeBinary(16)),
+      sample_id: vectorFromArray(['a', null, 'a'], new Dictionary(new Utf8(), new Int32())),
+    });
+    vi.stubGlobal('fetch', (_: string, { body }: { body: string }) => {
+      asked.push((JSON.parse(body) as { query: string }).query);
+      return Promise.resolve(new Response(Uint8Array.from(tableToIPC(table, 'stream'))));
+    });
+    const source = new ServerSource();
+    const owners = await source.ownersWithAttr("it's", { step: 7 }, { key: 'tool', op: '=', value: 'bash' });
+    expect(owners.samples).toEqual(['a', null, 'a']);
+    expect([...owners.traceIds]).toEqual(ids.flatMap((id) => [...id]));
+    await source.withAttr("it's", { step: 7 }, { key: 'tool', op: '=', value: 'bash' });
+    const condition = "from spans where run_id = 'it''s' and step = 7 and cast(attr(attrs, 'tool') as varchar) = 'bash'";
+    expect(asked).toEqual([`select distinct trace_id, sample_id ${condition}`, `select span_id ${condition}`]);
   });
 });

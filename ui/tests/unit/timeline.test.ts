@@ -8,7 +8,7 @@ import { buildLayout, firstFrom, gallop, innermostAt } from '../../src/features/
 import { mix } from '../../src/base/theme';
 import { CLUSTER, LaneMarks, paintLane, SHADES, type Frame } from '../../src/features/timeline/lines';
 import { tailShares } from '../../src/domain/tail';
-import { attrTests, orderRows, rowsOfSpans, rowTable, type RowQuery } from '../../src/features/timeline/rows';
+import { attrTests, orderRows, rowsOfOwners, rowsOfSpans, rowTable, type RowQuery } from '../../src/features/timeline/rows';
 import { itemsOf, random, type S } from './make';
 
 const phase = (key: string): number => PHASES.findIndex((p) => p.key === key);
@@ -222,6 +222,12 @@ describe('counts', () => {
     const work = s.find((e) => x.names[e.name] === 'work')!;
     expect(work).toMatchObject({ count: 3, total: 20 + 10 + 30, max: 30 });
     expect(s.find((e) => x.names[e.name] === 'root')).toMatchObject({ count: 1, total: 40, p50: 40 });
+    // Sorted as numbers; and the same where each item stands for one span.
+    const y = itemsOf(Array.from({ length: 20 }, (_, k) => ({ id: k + 1, trace: k + 1, start: 0, end: 20 - k, sample: String(k) })));
+    const of = statsIn(y, buildLayout(y, 'sample'), null, 0, 20);
+    expect(of).toEqual([{ name: 0, count: 20, total: 210, mean: 10.5, p50: 10, p95: 19, max: 20 }]);
+    const weighed = { ...y, weight: new Uint32Array(y.n).fill(1) };
+    expect(statsIn(weighed, buildLayout(weighed, 'sample'), null, 0, 20)).toEqual(of);
   });
   it('rows that are shown, sorted and grouped', () => {
     const spans: S[] = ['10', '9', '2', '1'].map((sample, i) => ({
@@ -348,6 +354,28 @@ describe('rows', () => {
     const attrs = new Map([['@k=v', rowsOfSpans(x, l, ids)]]);
     expect([...orderRows(x, l, t, { ...q, attrs }).order].map((r) => t.label[r])).toEqual(['b']);
     expect([...orderRows(x, l, t, { ...q, text: '-@k=v', attrs }).order].map((r) => t.label[r])).toEqual(['a']);
+  });
+  it('spans that others stand for are found by their sample, or by the one sample of their trace', () => {
+    const x = itemsOf([
+      { id: 1, trace: 1, start: 0, end: 1, sample: 'a' },
+      { id: 2, trace: 2, start: 0, end: 1, sample: 'b' },
+      { id: 3, trace: 3, start: 0, end: 1, sample: 'c' },
+      { id: 4, trace: 3, start: 0, end: 1, sample: 'd' },
+      { id: 5, trace: 2, start: 0, end: 1, thread: 'driver' },
+    ]);
+    const found = (mode: 'sample' | 'worker', ...owners: [number, string | null][]): string[] => {
+      const l = buildLayout(x, mode);
+      const ids = owners.flatMap(([t]) => [...x.traceIds.subarray(t * 16 - 16, t * 16)]);
+      const rows = rowsOfOwners(x, l, { traceIds: Uint8Array.from(ids), samples: owners.map(([, name]) => name) });
+      return rowTable(x, l, null).label.filter((_, r) => rows[r] === 1);
+    };
+    expect(found('sample', [1, null])).toEqual(['a']);
+    expect(found('sample', [2, null])).toEqual(['b']);
+    expect(found('sample', [3, 'd'], [3, 'gone'])).toEqual(['d']);
+    expect(found('sample', [3, null])).toEqual([]);
+    expect(found('worker', [1, 'a'])).toEqual([]);
+    const elsewhere = { traceIds: new Uint8Array(16).fill(9), samples: [null] };
+    expect(rowsOfOwners(x, buildLayout(x, 'sample'), elsewhere)).not.toContain(1);
   });
   it('a row counts once however many spans run in it', () => {
     const x = itemsOf([

@@ -3,7 +3,7 @@ import { hex } from '../../data/arrow';
 import type { RunInfo, StepInfo, Window } from '../../data/types';
 import { nsToMs } from '../../base/format';
 import { PHASES } from '../../domain/phases';
-import type { Items } from './items';
+import { VIRTUAL, type Items } from './items';
 import type { RowMode } from './layout';
 import type { RowOrder } from './rows';
 import { SORTS, type SortKey } from './rows';
@@ -98,20 +98,41 @@ export function spanText(items: Items, i: number): string {
 
 const SPAN = /^([0-9a-f]{32})\.([0-9a-f]{16})$/;
 
+/** The id of all rows that the server made up: there are no such spans. */
+const MADE_UP = '.' + '0'.repeat(16);
+
 /** The span that the address names, if it names one: people cut addresses off. */
-export const spanIn = (text: string | undefined): string | null => (text !== undefined && SPAN.test(text) ? text : null);
+export const spanIn = (text: string | undefined): string | null => (text !== undefined && SPAN.test(text) && !text.endsWith(MADE_UP) ? text : null);
+
+/** The number of a trace, -1: it is not there. */
+function traceIn({ traceIds }: Items, id: string): number {
+  for (let k = 0; k * 16 < traceIds.length; k++) if (hex(traceIds.subarray(k * 16, k * 16 + 16)) === id) return k;
+  return -1;
+}
 
 /** The item that the address names, -1: none. */
 export function itemOf(items: Items, text: string | undefined): number {
   const m = SPAN.exec(text ?? '');
   if (!m) return -1;
-  const { traceIds, trace, spanIds, n } = items;
-  let t = -1;
-  for (let k = 0; k * 16 < traceIds.length && t < 0; k++) if (hex(traceIds.subarray(k * 16, k * 16 + 16)) === m[1]) t = k;
+  const { trace, spanIds, n } = items;
+  const t = traceIn(items, m[1]);
   if (t < 0) return -1;
   const want = m[2].match(/../g)!.map((b) => parseInt(b, 16));
   for (let i = 0; i < n; i++) if (trace[i] === t && want.every((b, k) => spanIds[i * 8 + k] === b)) return i;
   return -1;
+}
+
+/** A row that the server made up, in a newer answer, -1: none. Its id says nothing: it is known by its trace, its name and the nearest start. */
+export function madeUpIn(items: Items, old: Items, row: number): number {
+  const t = traceIn(items, spanText(old, row).slice(0, 32));
+  const name = items.names.indexOf(old.names[old.name[row]]);
+  const at = old.start[row] + Number(old.baseNs - items.baseNs) / 1e6;
+  let best = -1;
+  for (let i = 0; i < items.n; i++) {
+    if ((items.flags[i] & VIRTUAL) === 0 || items.trace[i] !== t || items.name[i] !== name) continue;
+    if (best < 0 || Math.abs(items.start[i] - at) < Math.abs(items.start[best] - at)) best = i;
+  }
+  return best;
 }
 
 /** Names that the highlight leaves out, null: nothing is highlighted. */

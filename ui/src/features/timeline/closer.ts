@@ -8,6 +8,10 @@ const COARSE = 2;
 /** Rows that are named in a question, and how long it may get: proxies take addresses of 8 KiB. */
 const MOST_ROWS = 600;
 const MOST_TEXT = 6000;
+/** A view has become much smaller when it is this share of what was asked for. */
+const MUCH = 4;
+/** The end of a running step moves on, so what touches it has none. */
+const NO_END = 2n ** 63n - 1n;
 
 /** What is in view, as times in the scene and rows. */
 interface View {
@@ -51,8 +55,15 @@ export function closer(s: Scene, had: Focus | null): Focus | null {
   const isInside = inTime && thinned.focusPart !== null && (named === null || (seen?.every((x) => named.has(x)) ?? false));
   const part = isInside ? thinned.focusPart! : thinned.part;
   if (part * s.scale <= COARSE) return null;
-  // It was as fine as there was room for: only a much smaller stretch would be finer.
-  if (isInside && ns(view.to) - ns(view.from) > (had.toNs - had.fromNs) / 4n) return null;
   const wide = viewOf(s, 0.5);
-  return { fromNs: ns(wide.from), toNs: ns(wide.to), samples: samplesOf(s, wide.rows) };
+  const samples = samplesOf(s, wide.rows);
+  if (isInside) {
+    // It was as fine as there was room for: only a much smaller stretch, or much fewer samples, would be finer.
+    const end = ns(s.items.extent);
+    const isShorter = (ns(view.to) - ns(view.from)) * BigInt(MUCH) <= (had.toNs < end ? had.toNs : end) - had.fromNs;
+    const before = named?.size ?? s.items.samples.length;
+    const areFewer = seen !== null && samples !== null && seen.length * MUCH < before && samples.length < before;
+    if (!isShorter && !areFewer) return null;
+  }
+  return { fromNs: ns(wide.from), toNs: wide.to < s.items.extent ? ns(wide.to) : NO_END, samples };
 }

@@ -6,17 +6,17 @@ import { Latest } from '../../base/latest.svelte';
 import { formatWindow, parseWindow } from '../../base/route';
 import { themeOf } from '../../base/theme';
 import { readStream, type ArrowStream } from '../../data/arrow';
-import type { Change, DataSource, Focus, RunInfo, StepInfo } from '../../data/types';
+import type { AttrTest, Change, DataSource, Focus, Owners, RunInfo, StepInfo, Window } from '../../data/types';
 import { TimeAxis } from '../../domain/axis.svelte';
-import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, spanIn, spanText, stepOf, toggled, windowOf } from './choices';
+import { applyChoices, choicesOf, isRunning, itemOf, lastMinutes, madeUpIn, spanIn, spanText, stepOf, toggled, windowOf } from './choices';
 import { closer } from './closer';
 import { paletteOf } from './colors';
 import { phaseBins } from './counts';
-import { OPEN, STATE } from './items';
+import { OPEN, STATE, type Items } from './items';
 import { load, merge, relayout, warm, type Loaded } from './job';
 import type { RowMode } from './layout';
 import { linkPairs } from './links';
-import { attrTests, orderRows, rowsOfSpans, rowTable } from './rows';
+import { attrTests, orderRows, rowsOfOwners, rowsOfSpans, rowTable } from './rows';
 import { HEAD, Scene } from './scene';
 
 /** What the model needs of the page; `app` is one. */
@@ -42,10 +42,18 @@ interface Shown extends Loaded {
   key: string;
   /** What the answer shows; news is what came after it. */
   version: string | null;
+  /** The step still ran. */
+  live: boolean;
   /** Where its spans are finer. */
   focus: Focus | null;
   /** The span that was to stay apart. */
   apart: string | null;
+}
+
+/** What a test of an attribute found; where spans stand for each other, whose these are. */
+interface Found {
+  ids: Uint8Array;
+  owners: Owners | null;
 }
 
 /** From this many spans on, a worker lays the step out. */
@@ -97,6 +105,7 @@ export class TimelineModel {
   /** Rises with every new answer, for the panels. */
   dataVersion = $state(0);
   #sceneKey = '';
+  #sceneLive = false;
   /** Not where somebody has been moving about already. */
   #toReveal = true;
   readonly #theme = $derived.by(() => themeOf(this.#page.dark));
@@ -104,15 +113,9 @@ export class TimelineModel {
   readonly #palette = $derived(this.data.value ? paletteOf(this.data.value.items, this.#theme, this.#colorBy) : null);
   // Tests of attributes are answered by the source; until then they leave nothing out.
   readonly #tests = $derived(attrTests(this.#filter));
-  readonly asked = new Latest<Map<string, Uint8Array>>();
-  readonly #attrRows = $derived(
-    new Map(
-      [...(this.asked.value ?? [])].map(([word, ids]) => [
-        word,
-        this.data.value ? rowsOfSpans(this.data.value.items, this.data.value.layout, ids) : new Uint8Array(0),
-      ]),
-    ),
-  );
+  readonly asked = new Latest<Map<string, Found>>();
+  readonly #isThinned = $derived(!!this.data.value?.items.thinned);
+  readonly #attrRows = $derived(new Map([...(this.asked.value ?? [])].map(([word, found]) => [word, this.rowsOf(found)])));
   readonly rows = $derived(
     this.data.value && this.#table
       ? orderRows(this.data.value.items, this.data.value.layout, this.#table, {
@@ -241,7 +244,7 @@ export class TimelineModel {
       const since = live ? (old?.version ?? null) : null;
       const answer = await source.timeline(run, window, { live, since, most: this.params.most ?? null, focus, apart }, signal);
       const loaded = await (answer.delta && old ? merge(old.items, answer.bytes, mode, signal) : load(answer.bytes, mode, signal));
-      const result = { ...loaded, samples: await samples, key, version: answer.version, focus, apart };
+      const result = { ...loaded, samples: await samples, key, version: answer.version, live, focus, apart };
       if (!focus || live) this.took = performance.now() - began;
       this.#arrived = performance.now();
       return result;
@@ -272,8 +275,8 @@ export class TimelineModel {
 
   private watchQuestions(): void {
     $effect(() => {
-      const tests = this.#tests;
-      if (this.window) untrack(() => this.askAttrs(tests));
+      const [tests, isThinned] = [this.#tests, this.#isThinned];
+      if (this.window) untrack(() => this.askAttrs(tests, isThinned));
     });
     $effect(() => {
       const { window } = this;
@@ -281,8 +284,8 @@ export class TimelineModel {
     });
   }
 
-  private askAttrs(tests: ReturnType<typeof attrTests>): void {
-    const { window, run } = this;
+  private askAttrs(tests: ReturnType<typeof attrTests>, isThinned: boolean): void {
+    const { window } = this;
     if (tests.size === 0 || !window) {
       this.asked.cancel();
       this.asked.value = undefined;
@@ -292,9 +295,24 @@ export class TimelineModel {
     void this.asked.ask(async (signal) => {
       await new Promise((done) => setTimeout(done, 250));
       if (signal.aborted) throw new DOMException('superseded', 'AbortError');
-      const answers = [...tests].map(async ([word, test]) => [word, await this.#page.source.withAttr(run, window, test, signal)] as const);
+      const answers = [...tests].map(async ([word, test]) => [word, await this.find(window, test, isThinned, signal)] as const);
       return new Map(await Promise.all(answers));
     });
+  }
+
+  private async find(window: Window, test: AttrTest, isThinned: boolean, signal: AbortSignal): Promise<Found> {
+    const { source } = this.#page;
+    const owners = isThinned ? source.ownersWithAttr?.(this.run, window, test, signal) : null;
+    const [ids, found] = await Promise.all([source.withAttr(this.run, window, test, signal), owners]);
+    return { ids, owners: found ?? null };
+  }
+
+  private rowsOf({ ids, owners }: Found): Uint8Array {
+    const d = this.data.value;
+    if (!d) return new Uint8Array(0);
+    const rows = rowsOfSpans(d.items, d.layout, ids);
+    if (d.items.thinned && owners) rowsOfOwners(d.items, d.layout, owners).forEach((has, r) => (rows[r] |= has));
+    return rows;
   }
 
   // The scene
@@ -321,8 +339,12 @@ export class TimelineModel {
     const [table, rows, palette] = [this.#table, this.rows, this.#palette];
     if (!table || !rows || !palette) return;
     let s = this.scene;
-    if (!s || s.layout !== d.layout) s = this.fresh(d, new Scene(d.items, d.layout, table, d.bins, rows, this.#theme, palette), s);
-    const filtered = s.rows !== rows;
+    let filtered = s?.rows !== rows;
+    if (!s || s.layout !== d.layout) {
+      s = this.fresh(d, new Scene(d.items, d.layout, table, d.bins, rows, this.#theme, palette), s);
+      // The answer counts all rows.
+      filtered = rows.order.length !== d.layout.rows;
+    }
     Object.assign(s, { table, theme: this.#theme, palette, links: this.links });
     applyChoices(s, rows, this.choices, Math.max(100, this.#picture.height() - HEAD));
     if (filtered) {
@@ -343,24 +365,36 @@ export class TimelineModel {
     const isSame = this.#sceneKey === d.key;
     if (old && isSame) {
       s.clampWindow(old.t0, old.t1);
-      if (old.t1 >= old.items.extent && this.#follow) s.follow(d.items.extent);
+      // What was followed is followed to the last answer of the step; one that is over stays where it is.
+      if (this.#sceneLive && this.#follow && old.t1 >= old.items.extent) s.follow(d.items.extent);
+      // Until the rows that the filter leaves are counted in the new answer.
+      if (s.rows.order.length !== d.layout.rows) s.bins = old.bins;
     } else {
       s.fit();
       const w = parseWindow(this.params.w);
       if (w) s.clampWindow(...w);
     }
     this.#sceneKey = d.key;
+    this.#sceneLive = d.live;
     Object.assign(this.axis, { baseNs: d.items.baseNs, extent: d.items.extent || 1, t0: s.t0, t1: s.t1 });
     this.dataVersion++;
-    this.chosen = itemOf(d.items, this.params.span);
+    this.chosen = this.chosenIn(d.items, isSame ? old : null);
     if (!isSame) this.range = null;
     return s;
+  }
+
+  /** The item of a new answer that the address names. All that the server made up in a trace share one: there, what was selected counts. */
+  private chosenIn(items: Items, old: Scene | null): number {
+    const { span } = this.params;
+    if (!old || spanIn(span) !== null) return itemOf(items, span);
+    return span === this.chosenText() ? madeUpIn(items, old.items, this.chosen) : -1;
   }
 
   /** Once the view rests: spans that stand for each other, and could be told apart here, are asked for. */
   readonly look = (): void => {
     if (!this.data.value?.items.thinned) return;
-    this.later('closer', 300, () => {
+    // A running step is asked for again and again, with rows and time that are new: no more often than news.
+    this.later('closer', this.isLive ? Math.max(300, this.took * 2) : 300, () => {
       const [s, d] = [this.scene, this.data.value];
       if (!s || !d || s.items !== d.items || this.data.loading) return;
       const focus = closer(s, d.focus);

@@ -3,7 +3,7 @@
 import { hex, isNull, valueAt, type ArrowStream } from '../../data/arrow';
 import { number } from '../../base/format';
 import type { SampleColumn } from '../../data/samples';
-import type { AttrTest } from '../../data/types';
+import type { AttrTest, Owners } from '../../data/types';
 import { tailShares } from '../../domain/tail';
 import { STATE, wordsOf, type Items } from './items';
 import type { Layout } from './layout';
@@ -149,6 +149,27 @@ export function rowsOfSpans(items: Items, layout: Layout, ids: Uint8Array): Uint
   }
   const own = wordsOf(items.spanIds);
   for (let i = 0; i < items.n; i++) if (layout.row[i] >= 0 && wanted.get(own[2 * i])?.includes(own[2 * i + 1])) rows[layout.row[i]] = 1;
+  return rows;
+}
+
+/**
+ * Rows of the samples that own spans: those that the spans name, else the one sample of their trace. Finds spans that others stand for; where
+ * rows are something else, or a trace has several samples, there is no telling.
+ */
+export function rowsOfOwners(items: Items, layout: Layout, { traceIds, samples }: Owners): Uint8Array {
+  const rows = new Uint8Array(layout.rows);
+  if (layout.mode !== 'sample') return rows;
+  const names = (ids: Uint8Array): string[] => Array.from({ length: ids.length / 16 }, (_, k) => hex(ids.subarray(k * 16, k * 16 + 16)));
+  // The sample of each trace, -1: none, -2: several.
+  const only = new Int32Array(items.traceIds.length / 16).fill(-1);
+  for (let i = 0; i < items.n; i++) {
+    const [s, t] = [items.sample[i], items.trace[i]];
+    if (s >= 0 && only[t] !== s) only[t] = only[t] === -1 ? s : -2;
+  }
+  const sampleOf = new Map(items.samples.map((name, s) => [name, s]));
+  const traceOf = new Map(names(items.traceIds).map((id, t) => [id, t]));
+  const wanted = new Set(names(traceIds).map((id, k) => (samples[k] === null ? only[traceOf.get(id) ?? -1] : sampleOf.get(samples[k]))));
+  for (let r = 0; r < layout.rows; r++) if (layout.rowKind[r] === 0 && wanted.has(layout.rowKey[r])) rows[r] = 1;
   return rows;
 }
 

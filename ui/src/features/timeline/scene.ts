@@ -116,8 +116,10 @@ export class Scene {
   /** Keeps the newest at the right edge: the whole while it is in view, else a window of the same length. */
   follow(extent: number): void {
     const span = this.t1 - this.t0;
+    // In a narrow window, a margin of the whole would be all there is.
+    const to = extent + Math.min(extent * 0.01, span * 0.1);
     if (this.t0 <= 0) this.fit();
-    else this.clampWindow(extent * 1.01 - span, extent * 1.01);
+    else this.clampWindow(to - span, to);
   }
   zoom(factor: number, x: number): void {
     const at = this.time(x);
