@@ -561,6 +561,16 @@ describe('a running step', () => {
     expect(m.model.scene!.items).not.toBe(before);
     expect(m.model.scene!.items.extent).toBeGreaterThan(2200);
   });
+  it('is fetched while it changes all the time', async () => {
+    const m = await shown({}, running());
+    for (let cut = 2010; cut <= 2400; cut += 10) {
+      m.source.open++;
+      grow(m, cut);
+      await rest(100);
+    }
+    expect(m.source.asked.length).toBeGreaterThan(3);
+    expect(m.source.asked.length).toBeLessThan(12);
+  });
   it('is not fetched again when it did not change, or another run did', async () => {
     const m = await shown({}, running());
     news(m);

@@ -185,7 +185,8 @@ export class TimelineModel {
       const { step } = this;
       const now = step ? `${step.step}/${step.spans}/${step.open}/${step.end_ns}` : '';
       untrack(() => {
-        if (before.split('/')[0] === now.split('/')[0] && before !== now && this.data.value) {
+        // One that waits is for this change, too: to put it off at each would show nothing of a step that changes all the time.
+        if (before.split('/')[0] === now.split('/')[0] && before !== now && this.data.value && !this.#timers.news) {
           this.later('news', Math.max(500, this.took * 2), () => this.news());
         }
         before = now;
@@ -415,7 +416,10 @@ export class TimelineModel {
 
   private later(what: 'news' | 'count' | 'window' | 'closer', ms: number, then: () => void): void {
     clearTimeout(this.#timers[what]);
-    this.#timers[what] = setTimeout(then, ms);
+    this.#timers[what] = setTimeout(() => {
+      delete this.#timers[what];
+      then();
+    }, ms);
   }
 
   // What a person does
