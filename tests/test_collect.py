@@ -149,6 +149,7 @@ def test_files_rotate(collect):
             TraceServiceStub(channel).Export(request([span(n * 10 + i) for i in range(10)]), timeout=30)
     there = files(collector.path.parent)
     assert len(there) > 2 and there[1].name == "traces.1.jsonl"
+    assert {path.stat().st_mode & 0o777 for path in there} == {0o600}, "prompts may be in them"
     assert len({s["spanId"] for s in spans_in(collector.path.parent)}) == 300
 
 

@@ -14,7 +14,7 @@ import pytest
 import requests
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import TraceServiceStub
 
-from conftest import run, wait_until
+from conftest import FIXTURES, run, wait_until
 from otlp import request, span
 
 # What an HTTP/2 client sends first: the preface and empty settings. After that, it keeps silent.
@@ -146,6 +146,21 @@ def test_a_token_on_the_command_line_is_warned_of(serve, tmp_path):
     assert "list of processes" in " ".join(run("serve", "--help").stdout.split())
 
 
+def test_what_is_stored_is_for_its_owner_alone(serve, tmp_path):
+    data = tmp_path / "data"
+    run("import", FIXTURES / "slime" / "small.pt", "--data", data, "--run", "r")
+    server = serve(data)
+    server.get("/api/v1/runs/r/report")
+    requests.delete(server.url + "/api/v1/runs/none", timeout=30)
+    server.stop()
+    files = [path for path in data.rglob("*") if path.is_file()]
+    assert {path.relative_to(data).parts[0] for path in files} >= {"spans", "samples", "conversations", "index", "commits.log", "audit.log"}
+    # The files of tantivy are what it makes them. Nobody else gets into the folder.
+    others = [path for path in files if path.stat().st_mode & 0o077 and path.relative_to(data).parts[0] != "index"]
+    folders = [path for path in [data, *data.rglob("*")] if path.is_dir() and path.stat().st_mode & 0o077]
+    assert (others, folders) == ([], [])
+
+
 @pytest.fixture
 def certificates(tmp_path):
     """An authority, what it signed for the server and a client, and a client of somebody else."""
@@ -192,6 +207,10 @@ def test_tls_refuses_what_is_old_or_is_not_tls(serve, certificates):
         context.set_alpn_protocols(protocols)
         with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname="localhost") as tls:
             assert tls.selected_alpn_protocol() == protocols[0]
+    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
+        context.wrap_socket(plain, server_hostname="localhost")
     with pytest.raises(requests.exceptions.RequestException):
         requests.get(server.url.replace("https", "http") + "/healthz", timeout=10)
     # A certificate that the client does not trust.

@@ -436,7 +436,9 @@ def test_trace_level(server):
         threading.Thread(target=s.serve_forever, daemon=True).start()
     urls = [f"http://127.0.0.1:{s.server_port}" for s in servers]
     done = run("trace-level", "2", *urls)
-    assert done.stdout.count("level 2") == 2 and asked == ["/set_trace_level?level=2"] * 2
+    assert done.stdout.count("level 2") == 2 and asked == ["/set_trace_level?level=2"] * 2 and not done.stderr
+    done = run("trace-level", "2", urls[0], "--api-key", "s3cret")
+    assert "the value of --api-key" in done.stderr and "SGLANG_API_KEY" in done.stderr and "s3cret" not in done.stderr
     # One that is away does not keep the others from being asked.
     bad = run("trace-level", "off", "http://127.0.0.1:1", urls[0], check=False)
     assert bad.returncode == 1 and "failed" in bad.stdout and "level 0" in bad.stdout

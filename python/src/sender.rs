@@ -37,6 +37,9 @@ const SPILL_RESERVE: Duration = Duration::from_millis(300);
 
 /// A record that the server fails on is given up after this many tries, each with others that passed before it.
 const TRIES: u32 = 5;
+/// A request that the server is unavailable for so many times lets others pass, as long as no more than these wait for one that does.
+const IN_VAIN: u32 = 3;
+const MAX_SET_ASIDE: usize = 8;
 /// Requests that the server failed on are taken apart until there are this many.
 const MAX_DOUBTED: usize = 256;
 /// Of the memory for what waits, what they may have. More goes to disk.
@@ -184,6 +187,8 @@ struct Sender {
     spill: Spill,
     /// A request that could not be sent yet.
     held: Option<Arc<Request>>,
+    /// How often that was in vain, although the request may be to blame.
+    in_vain: u32,
     /// Requests that the server failed on.
     doubted: VecDeque<Doubted>,
     passed: Passed,
@@ -223,6 +228,7 @@ impl Sender {
             link,
             spill: Spill::new(spill_dir.clone(), *spill_bytes),
             held: None,
+            in_vain: 0,
             doubted: VecDeque::new(),
             passed: Passed::default(),
             passed_at_failure: Passed::default(),
@@ -409,7 +415,10 @@ impl Sender {
             let request = match self.held.take() {
                 Some(request) => request,
                 None => match self.next_request() {
-                    Some(request) => Arc::new(request),
+                    Some(request) => {
+                        self.in_vain = 0;
+                        Arc::new(request)
+                    }
                     None => return,
                 },
             };
@@ -478,14 +487,24 @@ impl Sender {
                 self.away = None;
                 self.give_up(request, why);
             }
-            Outcome::Later { why, after } => {
+            Outcome::Later { why, after, suspect } => {
                 self.core.note_error(why);
-                self.stay_away(after);
+                let passed = self.passed;
                 match doubt {
+                    Some(doubt) if suspect && doubt.passed.of(request.signal) != passed.of(request.signal) => {
+                        return self.unavailable(request, doubt);
+                    }
                     Some(doubt) => self.doubted.push_back(Doubted { request, doubt, due: Instant::now() }),
                     None if request.file.is_some() => self.settle(request, true),
-                    None => self.held = Some(request),
+                    None if suspect && self.in_vain + 1 >= IN_VAIN && self.set_aside() < MAX_SET_ASIDE => {
+                        self.doubt(request, Doubt { tries: 0, passed }, Instant::now());
+                    }
+                    None => {
+                        self.in_vain += u32::from(suspect);
+                        self.held = Some(request);
+                    }
                 }
+                self.stay_away(after);
             }
             Outcome::Failed { why } => self.failed(request, doubt, why),
         }
@@ -514,7 +533,7 @@ impl Sender {
                     outcome = &mut sending => break outcome,
                     () = end => {
                         let why = "no answer before the process ended".to_string();
-                        break Outcome::Later { why, after: None };
+                        break Outcome::Later { why, after: None, suspect: false };
                     }
                     () = self.core.wake.notified() => {
                         self.core.heard();
@@ -560,8 +579,34 @@ impl Sender {
             return self.give_up(request, text);
         }
         self.core.note_error(why);
-        let due = Instant::now() + FIRST_BACKOFF * (1 << tries);
-        self.doubted.push_back(Doubted { request, doubt: Doubt { tries, passed }, due });
+        self.doubt(request, Doubt { tries, passed }, Instant::now() + FIRST_BACKOFF * (1 << tries));
+    }
+
+    /// A server that takes others calls itself unavailable for this request. That it is to blame is never certain, so the records that are are
+    /// looked for, and tried again as long as there is room for them.
+    fn unavailable(&mut self, request: Arc<Request>, doubt: Doubt) {
+        let passed = self.passed;
+        let tries = doubt.tries + 1;
+        if tries >= IN_VAIN
+            && self.doubted.len() < MAX_DOUBTED
+            && let Some(halves) = request.halves()
+        {
+            let (due, doubt) = (Instant::now(), Doubt { tries: IN_VAIN - 1, passed });
+            self.doubted.extend(halves.map(|half| Doubted { request: Arc::new(half), doubt, due }));
+            return;
+        }
+        let wait = FIRST_BACKOFF.saturating_mul(1 << tries.min(16)).min(LAST_BACKOFF);
+        self.doubt(request, Doubt { tries, passed }, Instant::now() + wait);
+    }
+
+    /// Requests that were set aside since the server last took one.
+    fn set_aside(&self) -> usize {
+        self.doubted.iter().filter(|doubted| doubted.doubt.passed == self.passed).count()
+    }
+
+    /// Tries a request again later, beside others.
+    fn doubt(&mut self, request: Arc<Request>, doubt: Doubt, due: Instant) {
+        self.doubted.push_back(Doubted { request, doubt, due });
         while self.doubted.len() > 1 && self.doubted_bytes() > self.core.config.queue_bytes / DOUBTED_SHARE {
             let Some(first) = self.doubted.pop_front() else { return };
             self.shelve_or_drop(first.request);

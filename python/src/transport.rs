@@ -30,8 +30,9 @@ const MAX_STACKS_ASKED: usize = 16;
 pub enum Outcome {
     /// Stored, except for what was rejected.
     Taken { rejected: u64, message: String, told: Told },
-    /// Not now, and not because of this request: the server is away, busy, or lets nobody in.
-    Later { why: String, after: Option<Duration> },
+    /// Not now: the server is away, busy, or lets nobody in. `suspect`: what is before the server says so, or the server does not say when
+    /// to come again. If that goes on while others pass, the request is to blame.
+    Later { why: String, after: Option<Duration>, suspect: bool },
     /// The server had the request and did not cope with it. Whether the request is to blame shows in what becomes of others.
     Failed { why: String },
     /// Never.
@@ -81,7 +82,7 @@ impl Link {
             Err(_) => format!("no answer within {timeout:?}"),
         };
         self.connection = None;
-        if reached { Outcome::Failed { why } } else { Outcome::Later { why, after: None } }
+        if reached { Outcome::Failed { why } } else { Outcome::Later { why, after: None, suspect: false } }
     }
 
     /// `reached`: there is a connection, and the request is on its way.
@@ -257,8 +258,12 @@ fn grpc_outcome(status: &HeaderMap, message: &[u8], told: Told) -> Outcome {
         // Malformed, unknown, too large without a delay, not implemented: it would be the same next time.
         3 | 5 | 6 | 9 | 12 => Outcome::Refused { why },
         8 if !status.contains_key("grpc-status-details-bin") => Outcome::Refused { why },
-        // Cancelled, too slow, not allowed, too busy, aborted, unavailable, not known: the same for every request.
-        1 | 4 | 7 | 8 | 10 | 14 | 16 => Outcome::Later { why, after: None },
+        // Not allowed, too busy, not known: the same for every request.
+        7 | 8 | 16 => Outcome::Later { why, after: None, suspect: false },
+        // Cancelled, too slow, aborted, unavailable: mostly the same for every request.
+        1 | 4 | 10 | 14 => {
+            Outcome::Later { why, after: None, suspect: !status.contains_key("grpc-status-details-bin") }
+        }
         _ => Outcome::Failed { why },
     }
 }
@@ -271,6 +276,7 @@ fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], told: Told) -> Ou
             return Outcome::Later {
                 why: format!("not an OTLP server: HTTP status {status} with {kind}"),
                 after: None,
+                suspect: false,
             };
         }
         let (rejected, message) = partial_success(body);
@@ -283,7 +289,7 @@ fn http_outcome(status: u16, headers: &HeaderMap, body: &[u8], told: Told) -> Ou
         402..500 if !matches!(status, 403 | 407 | 408 | 425 | 429) => Outcome::Failed { why },
         _ => {
             let after = headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok()?.parse().ok()).map(Duration::from_secs);
-            Outcome::Later { why, after }
+            Outcome::Later { why, after, suspect: matches!(status, 502..=504) && after.is_none() }
         }
     }
 }

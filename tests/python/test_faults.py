@@ -91,6 +91,33 @@ print(json.dumps(s))
     assert "1 rejected by the server" in program.stderr
 
 
+@pytest.mark.parametrize("fault", [502, 503, grpc.StatusCode.UNAVAILABLE])
+def test_a_record_that_the_server_is_never_available_for_lets_others_pass(fault, program, faulty, faulty_grpc):
+    server = faulty_grpc(poisoned(fault, WELL)) if isinstance(fault, grpc.StatusCode) else faulty(poisoned(fault))
+    got = program.run(BEGIN + """
+record(20)
+with rollscope.span("poison", {"i": -1}):
+    pass
+record(20, 20)
+number = 100
+def others():
+    global number
+    record(1, number)
+    number += 1
+    rollscope.flush(1)
+    s = rollscope.stats()
+    return s["sent"] == s["recorded"] - 1
+until(others, 120)
+rollscope.shutdown(5)
+s = rollscope.stats()
+s["number"] = number
+print(json.dumps(s))
+""", server.address, ROLLSCOPE_SPILL_DIR="")
+    # It was never said to be lost before the end: the server might have been unavailable after all.
+    assert got["rejected"] == 0 and got["dropped"] == 1, got
+    assert server.numbers == [*range(40), *range(100, got["number"])]
+
+
 def test_a_record_that_the_server_always_fails_on_is_found_on_disk_too(program, faulty):
     answers = [lambda path, body: 503]
     server = faulty(lambda path, body: answers[0](path, body))

@@ -579,7 +579,8 @@ pub struct TraceLevelArgs {
     /// to them.
     #[arg(required = true, value_name = "URL")]
     pub urls: Vec<String>,
-    /// SGLang's API key or rollscope's token, if the server requires one.
+    /// SGLang's API key or rollscope's token, if the server requires one. As a flag, every user of this machine can see it. Use the
+    /// environment variable instead.
     #[arg(long, value_name = "KEY", env = "SGLANG_API_KEY", hide_env_values = true)]
     pub api_key: Option<String>,
     /// Maximum time per server, in seconds.

@@ -33,9 +33,45 @@ const MAX_NAME_DEPTH: usize = 12;
 /// JSON values that the messages of one conversation may have: each is two bytes of text or more, and about seventy of memory.
 pub(crate) const MAX_VALUES: usize = 1 << 20;
 
-/// How many values a text has at most, with those of JSON that is written as text inside it.
+/// How many values a text has at most, with those of JSON that is written as text inside it. The commas of other text are no values.
 pub(crate) fn most_values(json: &[u8]) -> usize {
-    1 + memchr::memchr3_iter(b',', b'[', b'{', json).count()
+    let within = |json: &[u8]| memchr::memchr3_iter(b',', b'[', b'{', json).count();
+    let (mut values, mut rest) = (1, json);
+    while let Some(quote) = memchr::memchr(b'"', rest) {
+        values += within(&rest[..quote]);
+        let end = quote + 1 + end_of_text(&rest[quote + 1..]);
+        if may_be_json(&rest[quote + 1..end]) {
+            // With each text inside of a text, what is escaped gets shorter.
+            let text = rest.get(quote..=end).and_then(|text| serde_json::from_slice::<String>(text).ok());
+            values += text.map_or(0, |text| most_values(text.as_bytes()));
+        }
+        rest = rest.get(end + 1..).unwrap_or_default();
+    }
+    values + within(rest)
+}
+
+/// Where the quote is that ends a text.
+fn end_of_text(text: &[u8]) -> usize {
+    let mut at = 0;
+    while let Some(found) = text.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+        at += found;
+        if text[at] == b'"' {
+            return at;
+        }
+        at += 2;
+    }
+    text.len()
+}
+
+/// See [`parsed_one`].
+fn may_be_json(text: &[u8]) -> bool {
+    let mut rest = text.trim_ascii_start();
+    // Line ends and tabs are escaped in a text.
+    while let [b'\\', b'n' | b'r' | b't' | b'f', more @ ..] = rest {
+        rest = more.trim_ascii_start();
+    }
+    // Spaces may also be written as numbers, or be those of other scripts.
+    matches!(rest, [b'[' | b'{' | 0x80.., ..] | [b'\\', b'"' | b'u', ..])
 }
 
 /// The conversations in a batch of spans, and how many are too large to be kept. That there are none is a quick check.
@@ -133,7 +169,10 @@ fn talk(spans: &Spans, row: usize) -> Option<Result<Talk, TooLarge>> {
     let mut attrs = Attrs::new();
     let mut events = Vec::new();
     if let Err(too_large) = told(spans, row, &mut attrs, &mut events) {
-        return Some(Err(too_large));
+        // Other spans have inputs and outputs, too, and nothing is left out of those.
+        let mut names = [&spans.start_attrs, &spans.end_attrs].into_iter().flat_map(|attrs| attrs.row(row));
+        let is_call = names.any(|(key, _)| tells(key.as_bytes())) || !events.is_empty();
+        return is_call.then_some(Err(too_large));
     }
     let messages = call_messages(&attrs, &events);
     if messages.is_empty() {

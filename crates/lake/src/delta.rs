@@ -198,7 +198,8 @@ impl Followed {
         }
         if let Some((_, types)) = added.first_mut() {
             for (column, keys) in lacking {
-                types.entry(column).or_default().extend(keys);
+                let of_column = types.entry(column).or_default();
+                keys.into_iter().for_each(|(key, bits)| *of_column.entry(key).or_default() |= bits);
             }
         }
         added

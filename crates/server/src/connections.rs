@@ -130,7 +130,10 @@ struct Held {
 
 impl Connections {
     pub fn new(limits: &Limits) -> Arc<Self> {
-        let (most, most_per_peer) = (most_connections(limits.max_connections), limits.max_connections_per_peer);
+        let most = most_connections(limits.max_connections);
+        // With few files, too, one peer does not get all places.
+        let share = if most < limits.max_connections { (most / 2).max(1) } else { usize::MAX };
+        let most_per_peer = limits.max_connections_per_peer.min(share);
         Arc::new(Connections { most, most_per_peer, held: Mutex::default() })
     }
 

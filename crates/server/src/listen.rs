@@ -31,7 +31,9 @@ use tower::ServiceExt;
 use crate::StartError;
 use crate::config::{Limits, ServerConfig, TlsConfig};
 use crate::connections::{Connection, Connections, Full, peer_of};
+use crate::ingest::grpc;
 use crate::metrics::{Counters, add};
+use crate::page::security_headers;
 use crate::problem::Problem;
 
 /// Bytes that a sender may send before it must wait, per stream and per connection. They are large, so that the store limits
@@ -187,16 +189,17 @@ pub async fn serve(listener: TcpListener, router: Router, shared: Shared) {
     }
 }
 
-/// Answers everything with 503, which HTTP clients and gRPC clients both take as "come again".
+/// Answers everything with "come again". Some gRPC clients take a 503 for an error that stays.
 fn refusing(Full { limit, value }: Full) -> Router {
-    Router::new().fallback(move || async move {
-        let problem = Problem::unavailable(
-            format!("the limit {limit} ({value}) is reached; try again later or raise the limit"),
-            Duration::from_secs(1),
-        );
+    Router::new().fallback(move |request: Request| async move {
+        let why = format!("the limit {limit} ({value}) is reached; try again later or raise the limit");
+        if grpc::is_grpc(request.headers()) {
+            return grpc::error(tonic::Status::unavailable(why));
+        }
+        let problem = Problem::unavailable(why, Duration::from_secs(1));
         let mut response = problem.with_limit(limit).into_response();
         response.headers_mut().insert("connection", axum::http::HeaderValue::from_static("close"));
-        response
+        security_headers(response).await
     })
 }
 

@@ -44,7 +44,7 @@ static POLICY: LazyLock<HeaderValue> = LazyLock::new(|| {
     let (login, placeholder) = (hash(LOGIN), hash(PLACEHOLDER));
     let policy = format!(
         "default-src 'none'; script-src 'self'; style-src 'self' 'sha256-{login}' 'sha256-{placeholder}'; \
-         img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; worker-src 'self' blob:; manifest-src 'self'; base-uri 'none'; form-action 'self'; \
+         img-src 'self' data: blob:; font-src 'self'; connect-src 'self'; worker-src 'self'; manifest-src 'self'; base-uri 'none'; form-action 'self'; \
          frame-ancestors 'none'"
     );
     HeaderValue::from_str(&policy).expect("the policy is plain text")

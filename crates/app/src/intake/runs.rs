@@ -41,20 +41,33 @@ impl Runs {
     }
 
     fn unknown<'a>(&self, seen: &'a [RunSeen]) -> Vec<&'a RunSeen> {
-        // In a lake, another node may have deleted it.
-        let forgets = self.store.node_name().is_some();
         let mut known = self.known.lock();
-        let mut is_known =
-            |run: &RunSeen| known.get(&run.run_id).is_some_and(|at| !forgets || at.elapsed() < LOOK_AGAIN);
-        seen.iter().filter(|run| !is_known(run)).collect()
+        seen.iter().filter(|run| known.get(&run.run_id).is_none()).collect()
+    }
+
+    /// In a lake, another node may have deleted a run. One message looks for it again, while others go on.
+    fn look_again<'a>(&self, seen: &'a [RunSeen]) -> Vec<&'a RunSeen> {
+        if self.store.node_name().is_none() {
+            return Vec::new();
+        }
+        let mut known = self.known.lock();
+        let mut is_due = |run: &RunSeen| match known.peek_mut(&run.run_id) {
+            Some(at) if at.elapsed() >= LOOK_AGAIN => {
+                *at = Instant::now();
+                true
+            }
+            _ => false,
+        };
+        seen.iter().filter(|run| is_due(run)).collect()
     }
 
     pub async fn enter(&self, seen: &[RunSeen]) -> Result<(), Problem> {
-        if self.unknown(seen).is_empty() {
+        let again = self.look_again(seen);
+        if again.is_empty() && self.unknown(seen).is_empty() {
             return Ok(());
         }
         let _turn = self.entering.lock().await;
-        let unknown = self.unknown(seen);
+        let unknown = [again, self.unknown(seen)].concat();
         if unknown.is_empty() {
             return Ok(());
         }

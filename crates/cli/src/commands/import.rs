@@ -153,6 +153,8 @@ pub struct Runs {
     found: BTreeMap<String, KnownRun>,
 }
 
+const NO_TAGS: &str = "[]";
+
 #[derive(Clone, Default, PartialEq)]
 struct KnownRun {
     project: Option<String>,
@@ -178,7 +180,9 @@ impl KnownRun {
         newer(&mut self.name, other.name);
         newer(&mut self.framework, other.framework);
         newer(&mut self.config, other.config);
-        newer(&mut self.tags, other.tags);
+        // An import that says nothing of tags keeps those that somebody gave the run.
+        let has_tags = self.tags.is_some();
+        newer(&mut self.tags, other.tags.filter(|tags| !has_tags || tags != NO_TAGS));
         newer(&mut self.status, other.status);
         self.started_ns = self.started_ns.min(other.started_ns);
         self.ended_ns = self.ended_ns.into_iter().chain(other.ended_ns).max();
@@ -255,7 +259,8 @@ impl Runs {
                 name: whole.name.as_deref(),
                 framework: whole.framework.as_deref(),
                 config: whole.config.as_deref(),
-                tags: whole.tags.as_deref(),
+                // Whoever imports a run says something of it: this is no guess of a server.
+                tags: whole.tags.as_deref().or(Some(NO_TAGS)),
                 started_ns: whole.started_ns,
                 ended_ns: whole.ended_ns,
                 status: whole.status.as_deref(),
@@ -267,5 +272,25 @@ impl Runs {
             store.append(Table::Runs, rows.finish()?).await?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_nothing_of_tags_keeps_them() {
+        let run = |tags: Option<&str>| KnownRun { tags: tags.map(str::to_string), ..KnownRun::default() };
+        for (before, imported, after) in [
+            (Some(r#"["good"]"#), Some(NO_TAGS), Some(r#"["good"]"#)),
+            (Some(r#"["good"]"#), None, Some(r#"["good"]"#)),
+            (Some(r#"["good"]"#), Some(r#"["bad"]"#), Some(r#"["bad"]"#)),
+            (None, Some(NO_TAGS), Some(NO_TAGS)),
+        ] {
+            let mut joined = run(before);
+            joined.join(run(imported));
+            assert_eq!(joined.tags.as_deref(), after, "{before:?} and {imported:?}");
+        }
     }
 }

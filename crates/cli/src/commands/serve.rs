@@ -26,7 +26,7 @@ pub async fn run(args: ServeArgs) -> anyhow::Result<()> {
         return Ok(());
     }
     start_logs(&config);
-    warn_of_flag(args.token.as_deref());
+    warn_of_flag("--token", args.token.as_deref(), "--token-file or ROLLSCOPE_TOKEN");
     let mut signals = StopSignals::listen()?;
     if config.role == Some(Role::Worker) {
         return nodes::work(&config, signals).await;
@@ -80,13 +80,14 @@ pub fn start_logs(config: &Config) {
     output::start_logs("info", config.log_json);
 }
 
-/// Every user of the machine can list the arguments of its processes.
-pub fn warn_of_flag(token: Option<&str>) {
-    if token
-        .is_some_and(|token| std::env::args().any(|arg| arg == token || arg.strip_prefix("--token=") == Some(token)))
-    {
+/// Every user of the machine can list the arguments of its processes. `instead` says how else to pass it.
+pub fn warn_of_flag(flag: &str, secret: Option<&str>, instead: &str) {
+    let Some(secret) = secret else { return };
+    let is_it =
+        |arg: String| arg == secret || arg.strip_prefix(flag).and_then(|arg| arg.strip_prefix('=')) == Some(secret);
+    if std::env::args().any(is_it) {
         tracing::warn!(
-            "every user of this machine can see the value of --token in the list of processes; use --token-file or ROLLSCOPE_TOKEN"
+            "every user of this machine can see the value of {flag} in the list of processes; use {instead}"
         );
     }
 }

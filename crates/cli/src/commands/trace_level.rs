@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rollscope_server::trace_level;
 
+use super::serve::{start_quiet_logs, warn_of_flag};
 use crate::args::TraceLevelArgs;
 use crate::config::Usage;
 
@@ -23,6 +24,8 @@ pub async fn run(args: TraceLevelArgs) -> anyhow::Result<()> {
             .into());
         }
     };
+    start_quiet_logs();
+    warn_of_flag("--api-key", args.api_key.as_deref(), "SGLANG_API_KEY");
     let timeout = Duration::from_secs(args.timeout);
     let mut failed = 0;
     for urls in args.urls.chunks(AT_ONCE) {

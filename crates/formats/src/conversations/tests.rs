@@ -154,7 +154,11 @@ fn numbers_in_names_make_no_values_that_nobody_sent() {
 fn messages_that_are_too_large_are_left_out_and_counted() {
     let values = format!("[{}0]", "0,".repeat(MAX_VALUES));
     let mut spans = SpansBuilder::default();
-    for (n, prompt) in [(1, "x".repeat(CONVERSATION_BYTES)), (2, "small".to_string()), (3, values)] {
+    // A table that a tool returned is one text, as it is and as a message.
+    let table = "1,".repeat(MAX_VALUES);
+    let message = json!([{"role": "user", "content": table}]).to_string();
+    let texts = [values.clone(), values.replace("[", "\n\u{a0}["), "x".repeat(CONVERSATION_BYTES)];
+    for (n, prompt) in (1..).zip(texts.into_iter().chain(["small".to_string(), table, message])) {
         spans.push(&NewSpan {
             run_id: "r",
             trace_id: [n; 16],
@@ -165,7 +169,17 @@ fn messages_that_are_too_large_are_left_out_and_counted() {
             ..NewSpan::default()
         });
     }
+    // No model call, so nothing is left out.
+    spans.push(&NewSpan {
+        run_id: "r",
+        trace_id: [9; 16],
+        span_id: [9; 8],
+        name: "embed",
+        end_ns: Some(1),
+        end_attrs: &[("output.value", values.into())],
+        ..NewSpan::default()
+    });
     let done = from_spans(&spans.finish().unwrap());
-    assert_eq!((done.batch.map(|batch| batch.num_rows()), done.rejected), (Some(1), 2));
-    assert!(done.reasons[0].ends_with("(2)"), "{:?}", done.reasons);
+    assert_eq!((done.batch.map(|batch| batch.num_rows()), done.rejected), (Some(3), 3));
+    assert!(done.reasons[0].ends_with("(3)"), "{:?}", done.reasons);
 }

@@ -7,6 +7,8 @@ use rollscope_model::Table;
 use rollscope_model::build::{NewSpan, SpansBuilder};
 use rollscope_query::{Engine, QueryLimits, Workers};
 use rollscope_store::identity_hashes;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
 use url::Url;
 
 use crate::fixture::{Crew, KEY, Stored, lines, plan, spans, value};
@@ -172,4 +174,21 @@ async fn who_has_not_the_key_is_not_served() {
     let (_, spread) = engines(&stored, Arc::new(Stranger(Crew::start(&stored, 2, &QueryLimits::default()))));
     assert_eq!(value(&spread, "select count(name) from spans").await, "2100");
     assert_eq!(spread.spread(), (0, 1), "it was refused once, and ran here");
+}
+
+/// Connections on which nobody showed the key.
+#[tokio::test(flavor = "multi_thread")]
+async fn strangers_keep_nobody_from_a_worker() {
+    let stored = stored();
+    let crew = Crew::start(&stored, 2, &QueryLimits::default());
+    let mut strangers = Vec::new();
+    for url in crew.urls().into_iter().cycle().take(400) {
+        strangers.push(TcpStream::connect(url.socket_addrs(|| None).unwrap()[0]).await.unwrap());
+    }
+    // The oldest went first, long before its time was over.
+    let mut greeting = Vec::new();
+    let _ = strangers[0].read_to_end(&mut greeting).await;
+    let (_, spread) = engines(&stored, crew);
+    assert_eq!(value(&spread, "select count(name) from spans").await, "2100");
+    assert_eq!(spread.spread(), (1, 0), "it ran on the workers");
 }

@@ -6,6 +6,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -174,7 +175,9 @@ impl Files {
 
 /// The file, ready to be appended to; an unfinished line is removed. The entry in the folder is synced.
 fn open_at_end(path: &Path) -> io::Result<(File, u64)> {
-    let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path)?;
+    // Prompts and answers may be in it: new files are for their owner alone.
+    let mut options = OpenOptions::new();
+    let mut file = options.read(true).write(true).create(true).truncate(false).mode(0o600).open(path)?;
     let len = file.metadata()?.len();
     let good = after_last_newline(&mut file, len)?;
     if good < len {

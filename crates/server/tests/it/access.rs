@@ -152,6 +152,24 @@ async fn connections_are_bounded_and_the_refusal_says_so() {
     panic!("the places were not given back");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn one_peer_does_not_get_all_connections_of_any_port() {
+    let limits = Limits { max_connections: 100, max_connections_per_peer: 3, ..Limits::default() };
+    let rig = rig_with(ServerConfig { limits, ..config() }).await;
+    let mut held = Vec::new();
+    for n in 0..3 {
+        let mut client = rig.grpc().await;
+        client.export(spans("r", n, 1)).await.unwrap();
+        held.push(client);
+    }
+    let refused = rig.get("/healthz").await;
+    assert!(refused.text().contains("max_connections_per_peer"), "{}", refused.text());
+    assert!(refused.header("content-security-policy").contains("default-src 'none'"));
+    let refused = rig.grpc().await.export(spans("r", 9, 1)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    held[2].export(spans("r", 10, 1)).await.unwrap();
+}
+
 /// What an HTTP/2 client sends first, and then nothing: the preface and empty settings.
 const SILENT_HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
@@ -201,7 +219,12 @@ async fn silent_connections_are_closed() {
     slow.write_all(b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\ntoken").await.unwrap();
     ends(&mut stranger).await;
     ends(&mut slow).await;
-    // One with a token that does nothing: the next call makes a new connection.
+    // One with a token that does nothing more is closed, too.
+    let mut idle = TcpStream::connect(rig.at.page.unwrap()).await.unwrap();
+    let ask = b"GET /api/v1/runs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer second\r\n\r\n";
+    idle.write_all(ask).await.unwrap();
+    ends(&mut idle).await;
+    // The next call makes a new connection.
     let mut request = tonic::Request::new(spans("r", 1, 1));
     request.metadata_mut().insert("authorization", MetadataValue::from_static("Bearer second"));
     let mut client = rig.grpc().await;
@@ -269,6 +292,8 @@ async fn too_many_requests_are_refused_and_those_with_a_token_are_counted_apart(
         statuses.push(answer.status);
     }
     assert!(statuses.starts_with(&[401; 10]) && statuses.contains(&429), "{statuses:?}");
+    let refused = rig.grpc().await.export(spans("r", 1, 1)).await.unwrap_err();
+    assert!(refused.message().contains("max_unauthorized_per_peer_s"), "{refused}");
     let token = [("authorization", "Bearer second")];
     assert_eq!(send("GET", &rig.page("/api/v1/runs"), &token, vec![]).await.status, 200);
 }

@@ -284,6 +284,10 @@ impl Watch {
                         Err(object_store::Error::NotFound { .. }) => continue,
                         Err(e) => return Err(e.into()),
                     };
+                    if is_another(&about, &found.meta) {
+                        // It came back after the list was made.
+                        continue;
+                    }
                     let about = ObjectMeta { location: about.location, ..found.meta.clone() };
                     let writers = serde_json::from_slice(&found.bytes().await?).map(Node::writers);
                     match writers {
@@ -313,6 +317,13 @@ impl Watch {
             tracing::warn!(node = %silent.about.location, error = %e, "cannot sign off for another node");
         }
     }
+}
+
+/// Was an object written again since it was listed? Stores write tags and times in other ways in a list, so both must differ.
+fn is_another(listed: &ObjectMeta, found: &ObjectMeta) -> bool {
+    let tag = |meta: &ObjectMeta| meta.e_tag.as_deref().map(|tag| tag.trim_matches('"').to_string());
+    let second = |meta: &ObjectMeta| meta.last_modified.timestamp();
+    tag(listed) != tag(found) && second(listed) != second(found)
 }
 
 /// A node, as another one sees it.

@@ -241,13 +241,14 @@ impl TheirTable {
         let mut met = Vec::new();
         for (key, place) in &self.index {
             let rows = &self.batches[&place.chunk].rows;
-            let time = time_is_identity(table).then(|| times(table, &rows.batch)[place.row as usize]);
+            let row = place.row as usize;
+            let time = time_is_identity(table).then(|| times(table, &rows.batch)[row]);
             if known.holds(*key, time) {
-                met.push((*key, run_of(&rows.batch, place.row as usize).to_string()));
+                met.push((*key, run_of(&rows.batch, row).to_string(), says_nothing(table, &rows.batch, row)));
             }
         }
-        for (key, run) in met {
-            if !replaces(table, known.open.contains(&key)) {
+        for (key, run, is_guess) in met {
+            if is_guess || !replaces(table, known.open.contains(&key)) {
                 self.hide(key);
             } else {
                 self.replace(key, &run);
@@ -306,7 +307,11 @@ impl Theirs {
         }
         for (row, key) in incoming.keys.iter().enumerate().filter(|(row, _)| is_shown(*row)) {
             match table.index.get(key) {
-                Some(place) if incoming.is_open(row) && !place.open => drop(table.outdone.insert(*key)),
+                Some(place)
+                    if incoming.is_open(row) && !place.open || says_nothing(incoming.table, &incoming.batch, row) =>
+                {
+                    table.outdone.insert(*key);
+                }
                 Some(_) => table.hide(*key),
                 None => {}
             }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rollscope_model::Table;
+use rollscope_model::build::{ConversationsBuilder, NewConversation};
 use rollscope_store::{Change, Disk, SnapshotSource, Store, StoreOptions};
 
 use crate::once::{metrics, values};
-use crate::{open_spans, open_with, seen, spans};
+use crate::{batches, open_spans, open_with, seen, spans};
 
 const ENOSPC: i32 = 28;
 const EIO: i32 = 5;
@@ -27,10 +28,27 @@ struct Told {
     metric: Vec<f64>,
     measured: bool,
     deleted: bool,
+    /// The image of a conversation.
+    shown: Option<String>,
+}
+
+const IMAGE: &[u8] = b"\x89PNG\r\n\x1a\n of a conversation";
+
+async fn converse(store: &Store, told: &mut Told) {
+    let Ok(image) = store.media_put(IMAGE.to_vec()).await else { return };
+    let mut b = ConversationsBuilder::default();
+    let messages = format!(r#"[{{"type":"image","media":"{image}"}}]"#);
+    b.push(&NewConversation { run_id: "a", id: "c", messages: &messages, media_count: 1, ..Default::default() });
+    if store.append(Table::Conversations, b.finish().unwrap()).await.is_ok() {
+        told.shown = Some(image);
+    }
 }
 
 async fn work(store: &Store, told: &mut Told) {
     for round in 0..4u64 {
+        if round == 0 {
+            converse(store, told).await;
+        }
         let numbers = round * 10..round * 10 + 10;
         told.sent.extend(numbers.clone());
         if store.append(Table::Spans, spans("a", numbers.start, 10)).await.is_ok() {
@@ -52,7 +70,7 @@ async fn work(store: &Store, told: &mut Told) {
     }
 }
 
-fn check(store: &Store, told: &Told, at: &str) {
+async fn check(store: &Store, told: &Told, at: &str) {
     let rows = seen(store);
     let of_a: Vec<u64> = rows.iter().filter(|row| row.0 == "a").map(|row| row.1).collect();
     let found: BTreeSet<u64> = of_a.iter().copied().collect();
@@ -63,12 +81,17 @@ fn check(store: &Store, told: &Told, at: &str) {
     let metric = values(store).remove("m0").unwrap_or_default();
     assert!(metric.len() <= 1 && metric.iter().all(|value| told.metric.contains(value)), "{at}: {metric:?}");
     assert!(metric.len() == 1 || !told.measured, "{at}: the metric is lost");
+    let conversations: usize = batches(store, Table::Conversations).iter().map(|batch| batch.num_rows()).sum();
+    assert!(conversations <= 1 && (conversations == 1 || told.shown.is_none()), "{at}: {conversations} conversations");
+    if let Some(image) = &told.shown {
+        assert_eq!(store.media_get(image).await.unwrap().as_deref(), Some(IMAGE), "{at}: the image is lost");
+    }
 }
 
 /// Files of segments.
 fn files(dir: &Path) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
-    let mut folders: Vec<_> = ["spans", "metrics"].map(|table| dir.join(table)).into();
+    let mut folders: Vec<_> = ["spans", "metrics", "conversations"].map(|table| dir.join(table)).into();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).into_iter().flatten() {
             let path = entry.unwrap().path();
@@ -118,7 +141,7 @@ async fn a_disk_that_fails_at_any_call_loses_nothing_and_fills_with_nothing() {
             let mut told = Told::default();
             if let Ok(store) = Store::open_on(options, disk).await {
                 work(&store, &mut told).await;
-                check(&store, &told, &at);
+                check(&store, &told, &at).await;
                 let is_over = calls.load(Ordering::Relaxed) >= n.saturating_add(times);
                 let flushed = store.flush().await;
                 assert!(!is_over || flushed.is_ok(), "{at}: it does not recover: {flushed:?}");
@@ -127,7 +150,7 @@ async fn a_disk_that_fails_at_any_call_loses_nothing_and_fills_with_nothing() {
             reached |= calls.load(Ordering::Relaxed) > n;
             faults += 1;
             let store = open_with(dir.path(), |options| options.delete_grace_s = 0).await;
-            check(&store, &told, &format!("{at}, opened again"));
+            check(&store, &told, &format!("{at}, opened again")).await;
             let snapshot = store.snapshot();
             let live: BTreeSet<String> =
                 snapshot.tables.values().flat_map(|table| &table.segments).map(|s| s.path.clone()).collect();

@@ -532,9 +532,8 @@ async fn what_was_said_of_a_run_stays_when_another_node_only_knows_that_there_is
         rows.push(&NewRun { run_id: "r", config, status: Some(status), updated_ns: 7, ..NewRun::default() });
         rows.finish().unwrap()
     };
-    let configs = async || {
-        a.tidy().await.unwrap();
-        let all = crate::batches(&a, Table::Runs);
+    let shown = |store: &Store| {
+        let all = crate::batches(store, Table::Runs);
         let texts = all.iter().flat_map(|batch| {
             let (configs, states): (Text, Text) = (column(batch, "config").unwrap(), column(batch, "status").unwrap());
             let text = |values: &Text, row| values.get(row).unwrap_or("none").to_string();
@@ -542,10 +541,18 @@ async fn what_was_said_of_a_run_stays_when_another_node_only_knows_that_there_is
         });
         texts.collect::<Vec<String>>()
     };
+    let configs = async || {
+        a.tidy().await.unwrap();
+        shown(&a)
+    };
     // One node is told what the run is, the other one gets rows of it. Both orders of flushing.
     for (one, other) in [(&a, &b), (&b, &a)] {
         one.append(Table::Runs, row(Some("{}"), "finished")).await.unwrap();
+        // The other one shows what was said, if it follows.
+        a.follow().await.unwrap();
         other.append(Table::Runs, row(None, "running")).await.unwrap();
+        a.follow().await.unwrap();
+        assert_eq!(shown(&a), ["{} finished"]);
         one.flush().await.unwrap();
         other.flush().await.unwrap();
         assert_eq!(configs().await, ["{} finished"]);

@@ -1,6 +1,7 @@
 //! Small runs share segments.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 
 use rollscope_model::Table;
 use rollscope_model::build::{ConversationsBuilder, NewConversation, NewRun, RunsBuilder};
@@ -59,6 +60,15 @@ async fn many_small_runs_share_files_from_the_first_flush() {
     // A row that comes again is recognised, whoever it shares its file with.
     let again = store.append(Table::Spans, spans(&name(7), 7, 1)).await.unwrap();
     assert_eq!((again.accepted, again.duplicates), (0, 1));
+    // A small commit does not write down what all runs have.
+    let journal = || std::fs::metadata(dir.path().join("commits.log")).unwrap();
+    let before = journal();
+    store.append(Table::Spans, spans("large", 15_000, 1)).await.unwrap();
+    store.flush().await.unwrap();
+    let all = [all[..5000].to_vec(), expected("large", 15_000..15_001), all[5000..].to_vec()].concat();
+    let (after, whole) = (journal(), before.len());
+    assert!(whole > 100_000 && after.ino() == before.ino(), "{whole} bytes");
+    assert!(after.len() - whole < 10_000, "{} bytes for one row", after.len() - whole);
     drop(store);
     assert_eq!(seen(&open(dir.path()).await), all);
     assert_eq!(seen(&ReadOnlyStore::open(dir.path()).await.unwrap()), all);

@@ -13,7 +13,8 @@ use crate::output;
 
 pub async fn run(args: CollectArgs) -> anyhow::Result<()> {
     output::start_logs("info", args.log_json);
-    warn_of_flag(args.token.as_deref());
+    warn_of_flag("--token", args.token.as_deref(), "--token-file or ROLLSCOPE_TOKEN");
+    warn_of_flag("--forward-token", args.forward_token.as_deref(), "ROLLSCOPE_FORWARD_TOKEN");
     let mut config = ServerConfig {
         listen: String::new(),
         otlp_grpc: args.otlp_grpc.clone(),
