@@ -1,7 +1,7 @@
 """Random queries, answered by rollscope and by DuckDB over the same rows: `python tests/sql_differential.py --minutes 10`.
 
 The rows are sent to a server, half of them before a restart, so that queries read segments and the live tail. DuckDB gets them from
-the same Python objects. A query is made of what means the same in both systems. What does not, and is therefore left out:
+the same Python objects. After some hundred queries, others take their place. A query is made of what means the same in both systems. What does not, and is therefore left out:
 
 - `/` of integers (DuckDB: a double), `%` and division by 0 (DuckDB: null), sums beyond 64 bits (DuckDB: 128 bits)
 - casts of doubles to integers (DuckDB rounds, DataFusion truncates) and to text (different digits), `median` of integers (the same)
@@ -30,6 +30,9 @@ from conftest import Server
 from otlp import attribute, request, span
 
 BASE_NS = 1_700_000_000_000_000_000
+# Other rows after so many queries, and how many there may be.
+QUERIES_PER_TABLE = 400
+SIZES = [0, 1, 2, 17, 60, 60, 300, 2000]
 TEXTS = ["", "a", "A", "ab", "abc", "b", "Hello World", "x_y", "50%", "it's", "é", "naïve", "日本", "😀", "a,b,c", " pad ", "0", "12", "-7"]
 PHASES = [None, "rollout", "reward", "train", "tool"]
 NAMES = ["generate", "decode", "prefill", "tool call", "a", "abc"]
@@ -426,7 +429,7 @@ def same(ours, theirs):
 
 
 class Differential:
-    def __init__(self, folder, rows=60, seed=1):
+    def __init__(self, folder, rows=60, seed=1, counts=None, refusals=None):
         dice = random.Random(seed)
         self.rows = make_rows(dice, rows)
         self.server = Server(folder / "data")
@@ -442,8 +445,9 @@ class Differential:
         self.duck.register("t", pyarrow.table(columns))
         self.view = ", ".join(f"{sql} as {name}" for name, (_, sql) in COLUMNS.items())
         self.session = requests.Session()
-        self.counts = {"queries": 0, "rows": 0, "ours refused": 0, "theirs refused": 0}
-        self.refusals = {}
+        self.counts = counts or {"tables": 0, "queries": 0, "rows": 0, "ours refused": 0, "theirs refused": 0}
+        self.counts["tables"] += 1
+        self.refusals = {} if refusals is None else refusals
 
     def stop(self):
         self.server.stop()
@@ -486,22 +490,28 @@ def main():
     parser.add_argument("--refusals", action="store_true", help="print what one of the systems refused, with an example")
     args = parser.parse_args()
     deadline = time.monotonic() + args.minutes * 60
-    wrong = 0
-    with tempfile.TemporaryDirectory() as folder:
-        both = Differential(Path(folder))
-        seed = args.seed
-        while time.monotonic() < deadline and seed < args.seed + args.queries:
-            query = make_query(seed)
-            problem = both.check(query)
-            if problem:
-                wrong += 1
-                print(f"seed {seed}: {query}\n  {problem}\n", flush=True)
+    wrong, counts, refusals = 0, None, {}
+    seed, end = args.seed, args.seed + args.queries
+    while seed < end and time.monotonic() < deadline:
+        with tempfile.TemporaryDirectory() as folder:
+            first = seed - seed % QUERIES_PER_TABLE
+            size = random.Random(first).choice(SIZES)
+            both = Differential(Path(folder), size, first, counts, refusals)
+            counts = both.counts
+            for seed in range(seed, min(end, first + QUERIES_PER_TABLE)):
+                if time.monotonic() >= deadline:
+                    break
+                query = make_query(seed)
+                problem = both.check(query)
+                if problem:
+                    wrong += 1
+                    print(f"seed {seed}, {size} rows: {query}\n  {problem}\n", flush=True)
             seed += 1
-        both.stop()
+            both.stop()
     if args.refusals:
-        for reason, query in both.refusals.items():
+        for reason, query in refusals.items():
             print(f"{reason}\n    {query}\n")
-    print(", ".join(f"{value} {name}" for name, value in both.counts.items()) + f", {wrong} wrong")
+    print(", ".join(f"{value} {name}" for name, value in (counts or {}).items()) + f", {wrong} wrong")
     return wrong > 0
 
 
