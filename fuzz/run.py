@@ -21,10 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "fuzz"
 TOTALS = WORK / "totals.json"
-# What parsers spend their time in and other builds do not optimise. Of dependencies, only what nothing but our crates needs: the rest is shared with
-# other builds.
-OPTIMISED = ["rollscope-alarms", "rollscope-search", "rollscope-server", "levenshtein_automata", "serde_yaml_ng", "tantivy", "tantivy-fst",
-             "tantivy-query-grammar", "unsafe-libyaml"]
+# What parsers spend their time in and other builds do not optimise. Of dependencies, only what nothing but our crates needs:
+# the rest is shared with other builds.
+OPTIMISED = ["rollscope-alarms", "rollscope-search", "rollscope-server", "levenshtein_automata", "serde_yaml_ng", "tantivy",
+             "tantivy-fst", "tantivy-query-grammar", "unsafe-libyaml"]
 
 
 def targets():

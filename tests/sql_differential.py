@@ -491,14 +491,14 @@ def main():
     args = parser.parse_args()
     deadline = time.monotonic() + args.minutes * 60
     wrong, counts, refusals = 0, None, {}
-    seed, end = args.seed, args.seed + args.queries
-    while seed < end and time.monotonic() < deadline:
+    at, end = args.seed, args.seed + args.queries
+    while at < end and time.monotonic() < deadline:
         with tempfile.TemporaryDirectory() as folder:
-            first = seed - seed % QUERIES_PER_TABLE
+            first = at - at % QUERIES_PER_TABLE
             size = random.Random(first).choice(SIZES)
             both = Differential(Path(folder), size, first, counts, refusals)
             counts = both.counts
-            for seed in range(seed, min(end, first + QUERIES_PER_TABLE)):
+            for seed in range(at, min(end, first + QUERIES_PER_TABLE)):
                 if time.monotonic() >= deadline:
                     break
                 query = make_query(seed)
@@ -506,7 +506,7 @@ def main():
                 if problem:
                     wrong += 1
                     print(f"seed {seed}, {size} rows: {query}\n  {problem}\n", flush=True)
-            seed += 1
+            at = first + QUERIES_PER_TABLE
             both.stop()
     if args.refusals:
         for reason, query in refusals.items():
