@@ -17,6 +17,9 @@ const MAX_RULES: usize = 5000;
 const MAX_LABELS: usize = 64;
 /// Rules need four: groups, group, rules, labels. The YAML reader takes a time that grows with the square of the depth.
 const MAX_NESTED: usize = 100;
+/// Most brackets that are open at once, with those in quotes. What looks like a quote may be none, and YAML takes time in proportion to
+/// how many are open for each word.
+const MAX_UNCLOSED: usize = 1000;
 
 /// A group of rules as its file states it.
 #[derive(Clone, Debug)]
@@ -248,6 +251,22 @@ fn too_deep(text: &str) -> Option<usize> {
     None
 }
 
+/// The line where more than `MAX_UNCLOSED` brackets are open at once. Those in quotes count, too.
+fn too_many_open(text: &str) -> Option<usize> {
+    let mut open = 0_usize;
+    for (at, byte) in text.bytes().enumerate() {
+        match byte {
+            b'[' | b'{' => open += 1,
+            b']' | b'}' => open = open.saturating_sub(1),
+            _ => (),
+        }
+        if open > MAX_UNCLOSED {
+            return Some(1 + text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count());
+        }
+    }
+    None
+}
+
 /// Reads the text of a file. `file` is its name, for errors and answers.
 pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
     let at_file = |why: String| format!("{file}: {why}");
@@ -259,6 +278,9 @@ pub fn parse(file: &str, text: &str) -> Result<Vec<GroupText>, String> {
     }
     if let Some(line) = too_deep(text) {
         return Err(format!("{file}:{line}: more than {MAX_NESTED} brackets are open at once"));
+    }
+    if let Some(line) = too_many_open(text) {
+        return Err(format!("{file}:{line}: more than {MAX_UNCLOSED} brackets are open at once, with those in quotes"));
     }
     let raw: RawFile = serde_yaml_ng::from_str(text).map_err(|e| match e.location() {
         Some(place) => {
@@ -421,5 +443,17 @@ groups:
         let bomb = "a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b]\n\
                     d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c]\ngroups: [*d,*d,*d,*d,*d,*d,*d,*d,*d]\n";
         assert!(parse("a.yml", bomb).is_err());
+    }
+
+    #[test]
+    fn brackets_are_bounded_whatever_looks_like_a_quote() {
+        // YAML sees no quote after a dash without a space, and reads lists in lists.
+        let hidden = format!("groups:{{{{'$labels/*na'groups:\n-{{{{'${}", "[alert: ".repeat(1 << 16));
+        let error = parse("x.yml", &hidden).unwrap_err();
+        assert!(error.starts_with("x.yml:2: more than 1000 brackets"), "{error}");
+        // Patterns and templates in quotes may leave some open.
+        let rule = "  - {alert: a, expr: 'up{job=~\"[(]x\\\\[\"} == 0', annotations: {text: 'at {{ $value }}'}}\n";
+        let good = parse("x.yml", &format!("groups:\n- name: g\n  rules:\n{}", rule.repeat(300)));
+        assert_eq!(good.map(|groups| groups[0].rules.len()), Ok(300));
     }
 }
