@@ -119,6 +119,8 @@ struct Doubted {
 #[derive(Clone, Copy)]
 struct Doubt {
     tries: u32,
+    /// How often the server was unavailable for it while it took others. That alone gives nothing up.
+    in_vain: u32,
     /// When it was tried last.
     passed: Passed,
 }
@@ -497,7 +499,7 @@ impl Sender {
                     Some(doubt) => self.doubted.push_back(Doubted { request, doubt, due: Instant::now() }),
                     None if request.file.is_some() => self.settle(request, true),
                     None if suspect && self.in_vain + 1 >= IN_VAIN && self.set_aside() < MAX_SET_ASIDE => {
-                        self.doubt(request, Doubt { tries: 0, passed }, Instant::now());
+                        self.doubt(request, Doubt { tries: 0, in_vain: 0, passed }, Instant::now());
                     }
                     None => {
                         self.in_vain += u32::from(suspect);
@@ -565,7 +567,7 @@ impl Sender {
                 && self.doubted.len() < MAX_DOUBTED
                 && let Some(halves) = request.halves()
             {
-                let (due, doubt) = (Instant::now(), Doubt { tries: 0, passed });
+                let (due, doubt) = (Instant::now(), Doubt { tries: 0, in_vain: 0, passed });
                 self.doubted.extend(halves.map(|half| Doubted { request: Arc::new(half), doubt, due }));
                 return;
             }
@@ -579,24 +581,24 @@ impl Sender {
             return self.give_up(request, text);
         }
         self.core.note_error(why);
-        self.doubt(request, Doubt { tries, passed }, Instant::now() + FIRST_BACKOFF * (1 << tries));
+        self.doubt(request, Doubt { tries, in_vain: 0, passed }, Instant::now() + FIRST_BACKOFF * (1 << tries));
     }
 
     /// A server that takes others calls itself unavailable for this request. That it is to blame is never certain, so the records that are are
     /// looked for, and tried again as long as there is room for them.
     fn unavailable(&mut self, request: Arc<Request>, doubt: Doubt) {
         let passed = self.passed;
-        let tries = doubt.tries + 1;
-        if tries >= IN_VAIN
+        let in_vain = doubt.in_vain + 1;
+        if in_vain >= IN_VAIN
             && self.doubted.len() < MAX_DOUBTED
             && let Some(halves) = request.halves()
         {
-            let (due, doubt) = (Instant::now(), Doubt { tries: IN_VAIN - 1, passed });
+            let (due, doubt) = (Instant::now(), Doubt { tries: 0, in_vain: IN_VAIN - 1, passed });
             self.doubted.extend(halves.map(|half| Doubted { request: Arc::new(half), doubt, due }));
             return;
         }
-        let wait = FIRST_BACKOFF.saturating_mul(1 << tries.min(16)).min(LAST_BACKOFF);
-        self.doubt(request, Doubt { tries, passed }, Instant::now() + wait);
+        let wait = FIRST_BACKOFF.saturating_mul(1 << in_vain.min(16)).min(LAST_BACKOFF);
+        self.doubt(request, Doubt { in_vain, passed, ..doubt }, Instant::now() + wait);
     }
 
     /// Requests that were set aside since the server last took one.
