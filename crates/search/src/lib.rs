@@ -17,6 +17,7 @@ mod query;
 mod schema;
 pub mod snippet;
 mod split;
+mod terms;
 pub mod text;
 mod words;
 

@@ -1,17 +1,18 @@
 //! Turns a parsed search into a query of the index.
 
 use std::ops::Bound;
+use std::sync::Arc;
 
 use tantivy::Term;
 use tantivy::query::{
-    AllQuery, BooleanQuery, EmptyQuery, FuzzyTermQuery, Occur, PhraseQuery, Query, RangeQuery, RegexQuery, TermQuery,
-    TermSetQuery,
+    AllQuery, BooleanQuery, EmptyQuery, FuzzyTermQuery, Occur, PhraseQuery, Query, RangeQuery, TermQuery, TermSetQuery,
 };
 use tantivy::schema::{Field, IndexRecordOption};
 
 use crate::error::SearchError;
 use crate::query::Node;
 use crate::schema::Fields;
+use crate::terms::{Accepted, Beginning};
 use crate::text::Role;
 use crate::words::{is_unspaced, words};
 
@@ -85,8 +86,8 @@ fn build(fields: &Fields, node: &Node, scope: &Scope) -> Result<Boxed, SearchErr
             match words.as_slice() {
                 // Nothing but signs: nothing to look for.
                 [] => Box::new(AllQuery),
-                [one] if is_unspaced(&one.text) && one.text.chars().count() == 1 => prefix(&one.text, scope)?,
-                [one] => each(scope, |field| Ok(term(Term::from_field_text(field, &one.text), true)))?,
+                [one] if is_unspaced(&one.text) && one.text.chars().count() == 1 => prefix(&one.text, scope),
+                [one] => each(scope, |field| term(Term::from_field_text(field, &one.text), true)),
                 _ => {
                     // A stretch of unspaced text ends in a word of one character, which the text need not end with.
                     let closes = |n: usize| n > 0 && tail_of_stretch(&words[n - 1].text, &words[n].text);
@@ -95,11 +96,11 @@ fn build(fields: &Fields, node: &Node, scope: &Scope) -> Result<Boxed, SearchErr
                         .map(|n| (words[n].position, words[n].text.as_str()))
                         .collect();
                     match terms.as_slice() {
-                        [(_, one)] => each(scope, |field| Ok(term(Term::from_field_text(field, one), true)))?,
+                        [(_, one)] => each(scope, |field| term(Term::from_field_text(field, one), true)),
                         _ => each(scope, |field| {
                             let terms = terms.iter().map(|(at, w)| (*at, Term::from_field_text(field, w))).collect();
-                            Ok(Box::new(PhraseQuery::new_with_offset(terms)))
-                        })?,
+                            Box::new(PhraseQuery::new_with_offset(terms))
+                        }),
                     }
                 }
             }
@@ -108,33 +109,25 @@ fn build(fields: &Fields, node: &Node, scope: &Scope) -> Result<Boxed, SearchErr
             let words = words(text);
             match words.as_slice() {
                 [] => Box::new(AllQuery),
-                [one] => prefix(&one.text, scope)?,
+                [one] => prefix(&one.text, scope),
                 [before @ .., last] => {
-                    let mut parts = before
+                    let mut parts: Vec<Boxed> = before
                         .iter()
-                        .map(|w| each(scope, |field| Ok(term(Term::from_field_text(field, &w.text), true))))
-                        .collect::<Result<Vec<_>, _>>()?;
-                    parts.push(prefix(&last.text, scope)?);
+                        .map(|w| each(scope, |field| term(Term::from_field_text(field, &w.text), true)))
+                        .collect();
+                    parts.push(prefix(&last.text, scope));
                     all_of(parts)
                 }
             }
         }
         Node::Fuzzy(text, distance) => {
-            let parts = words(text)
-                .iter()
-                .map(|w| {
-                    each(scope, |field| {
-                        let term = Term::from_field_text(field, &w.text);
-                        Ok(Box::new(FuzzyTermQuery::new(term, *distance, true)))
-                    })
-                })
-                .collect::<Result<Vec<_>, _>>()?;
-            all_of(parts)
+            let words = words(text);
+            all_of(words.iter().map(|w| near(&w.text, *distance, scope)).collect::<Result<_, _>>()?)
         }
         Node::Role(roles) => {
             one_of(roles.iter().map(|r| term(Term::from_field_text(fields.role, r.name()), false)).collect())
         }
-        Node::Name { field, values } => name(fields, field, values)?,
+        Node::Name { field, values } => name(fields, field, values),
         Node::Range { field, low, high } => range(fields, field, *low, *high),
         // Looked for in the texts of what the rest finds.
         Node::Contains(_) | Node::Regex(_) => Box::new(AllQuery),
@@ -146,29 +139,23 @@ fn tail_of_stretch(pair: &str, word: &str) -> bool {
     is_unspaced(word) && word.chars().count() == 1 && pair.chars().count() == 2 && pair.ends_with(word)
 }
 
-fn each(scope: &Scope, make: impl Fn(Field) -> Result<Boxed, SearchError>) -> Result<Boxed, SearchError> {
-    Ok(one_of(scope.fields.iter().map(|field| make(*field)).collect::<Result<Vec<_>, _>>()?))
+fn each(scope: &Scope, make: impl Fn(Field) -> Boxed) -> Boxed {
+    one_of(scope.fields.iter().map(|field| make(*field)).collect())
 }
 
-fn prefix(word: &str, scope: &Scope) -> Result<Boxed, SearchError> {
-    let pattern = starts_with(word);
-    each(scope, |field| Ok(Box::new(RegexQuery::from_pattern(&pattern, field)?)))
+fn prefix(word: &str, scope: &Scope) -> Boxed {
+    let beginning = Arc::new(Beginning(word.to_string()));
+    each(scope, |field| Box::new(Accepted { field, by: beginning.clone() }))
 }
 
-/// A regular expression for what begins with `text`.
-fn starts_with(text: &str) -> String {
-    let mut pattern = String::with_capacity(text.len() + 8);
-    for c in text.chars() {
-        if c.is_ascii() && !c.is_ascii_alphanumeric() {
-            pattern.push('\\');
-        }
-        pattern.push(c);
-    }
-    pattern.push_str(".*");
-    pattern
+/// Words with up to so many typos.
+fn near(word: &str, distance: u8, scope: &Scope) -> Result<Boxed, SearchError> {
+    let Some(field) = scope.fields.first() else { return Ok(Box::new(EmptyQuery)) };
+    let near = Arc::new(FuzzyTermQuery::new(Term::from_field_text(*field, word), distance, true).automaton()?);
+    Ok(each(scope, |field| Box::new(Accepted { field, by: near.clone() })))
 }
 
-fn name(fields: &Fields, name: &str, values: &[String]) -> Result<Boxed, SearchError> {
+fn name(fields: &Fields, name: &str, values: &[String]) -> Boxed {
     if let Some(path) = name.strip_prefix("metadata.") {
         let exact = |value: &String| {
             let mut text = Term::from_field_json_path(fields.metadata, path, true);
@@ -184,16 +171,16 @@ fn name(fields: &Fields, name: &str, values: &[String]) -> Result<Boxed, SearchE
             }
             one_of(any)
         };
-        return Ok(one_of(values.iter().map(exact).collect()));
+        return one_of(values.iter().map(exact).collect());
     }
     let field = fields.name(name).expect("the parser knows the fields");
-    let one = |value: &String| -> Result<Boxed, SearchError> {
+    let one = |value: &String| -> Boxed {
         match value.strip_suffix('*') {
-            Some(stem) => Ok(Box::new(RegexQuery::from_pattern(&starts_with(stem), field)?)),
-            None => Ok(term(Term::from_field_text(field, value), false)),
+            Some(stem) => Box::new(Accepted { field, by: Arc::new(Beginning(stem.to_string())) }),
+            None => term(Term::from_field_text(field, value), false),
         }
     };
-    Ok(one_of(values.iter().map(one).collect::<Result<Vec<_>, _>>()?))
+    one_of(values.iter().map(one).collect())
 }
 
 fn range(fields: &Fields, name: &str, low: Option<(f64, bool)>, high: Option<(f64, bool)>) -> Boxed {

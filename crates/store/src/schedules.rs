@@ -226,7 +226,7 @@ impl World {
             return self.indices[table as usize].undo(admitted);
         }
         if !admitted.is_empty() {
-            self.log.push((self.log_number, table, batch(table, rows)));
+            self.log.push((self.log_number, table, admitted.accepted_rows().unwrap()));
         }
         self.state.publish(admitted);
         self.state.coalesce(&mut self.indices);

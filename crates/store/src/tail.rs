@@ -196,6 +196,18 @@ impl Admitted {
     pub fn is_empty(&self) -> bool {
         self.accepted == 0
     }
+
+    /// What belongs in the log. A duplicate does not: when the log is read again, the row that was there first may have been deleted,
+    /// and the duplicate would bring it back.
+    pub fn accepted_rows(&self) -> Result<RecordBatch, StoreError> {
+        let batch = &self.incoming.batch;
+        if self.dead.is_empty() {
+            return Ok(batch.clone());
+        }
+        let mut accepted = vec![true; batch.num_rows()];
+        self.dead.iter().for_each(|row| accepted[*row as usize] = false);
+        Ok(filter_record_batch(batch, &accepted.into())?)
+    }
 }
 
 impl TableIndex {

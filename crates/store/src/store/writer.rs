@@ -12,7 +12,7 @@ use super::shared::Shared;
 use crate::error::StoreError;
 use crate::known::KnownSegments;
 use crate::tail::{Admitted, Incoming, TableIndex};
-use crate::wal::Log;
+use crate::wal::{self, Log};
 
 /// Most bytes written between two syncs.
 const GROUP_BYTES: usize = 64 << 20;
@@ -94,12 +94,9 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
         let table = request.incoming.table;
         let known = writer.known.of(&request.incoming, &manifest, &shared.root, handle);
         let one = writer.indices[table as usize].admit(request.incoming, &known);
-        if !one.is_empty()
-            && let Err(e) = writer.log.write(&request.record)
-        {
-            failed = Some(e);
-        } else if !one.is_empty() {
-            shared.counters.log_bytes.fetch_add(request.record.len() as u64, Ordering::Relaxed);
+        match log(&mut *writer.log, &one, request.record) {
+            Ok(bytes) => drop(shared.counters.log_bytes.fetch_add(bytes, Ordering::Relaxed)),
+            Err(e) => failed = Some(e),
         }
         admitted.push((one, request.reply));
     }
@@ -137,6 +134,19 @@ fn write_group(shared: &Arc<Shared>, group: Vec<Request>, handle: &tokio::runtim
         // The caller may be gone, but the rows stay.
         let _ = reply.send(Ok(answer));
     }
+}
+
+/// Writes what is new of a batch, of which `record` is the whole. Returns how many bytes that took.
+fn log(log: &mut dyn Log, batch: &Admitted, record: Vec<u8>) -> Result<u64, StoreError> {
+    if batch.is_empty() {
+        return Ok(0);
+    }
+    let record = match batch.duplicates {
+        0 => record,
+        _ => wal::encode(batch.table(), &batch.accepted_rows()?)?,
+    };
+    log.write(&record)?;
+    Ok(record.len() as u64)
 }
 
 fn refuse(

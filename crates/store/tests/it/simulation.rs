@@ -336,9 +336,6 @@ struct World {
     rows: Rows,
     /// What a row may be after the next start, besides what it is: it was refused, or could not be deleted.
     maybe: BTreeMap<Key, BTreeSet<Option<Row>>>,
-    /// Duplicates that were acknowledged, and rows that were refused. They may be in the log, beside rows that were new: if retention takes the row that
-    /// was there first, a start may bring one of them back, until retention takes that too.
-    latent: BTreeMap<Key, BTreeSet<Option<Row>>>,
     /// The image in each version of a conversation.
     media: BTreeMap<u64, String>,
     version: u64,
@@ -386,7 +383,6 @@ impl World {
             process: None,
             rows: Rows::new(),
             maybe: BTreeMap::new(),
-            latent: BTreeMap::new(),
             media: BTreeMap::new(),
             version: 0,
             held: Vec::new(),
@@ -707,15 +703,11 @@ impl World {
                     // A duplicate is not written: what was there, or was not, stays.
                     if now != Some(after) {
                         maybe.clear();
-                    } else {
-                        self.latent.entry(*key).or_default().insert(Some(*row));
                     }
                     maybe.extend(came);
                     self.rows.insert(*key, after);
                 }
                 Err(_) => {
-                    // It may be in the log, as a duplicate of what is there.
-                    self.latent.entry(*key).or_default().insert(Some(*row));
                     maybe.extend(came);
                     maybe.extend([now, Some(after)]);
                 }
@@ -878,15 +870,11 @@ impl World {
         for key in gone {
             ensure!(may_go.contains(&key), "retention took {key:?}");
             self.rows.remove(&key);
-            if let Some(latent) = self.latent.get(&key) {
-                self.maybe.entry(key).or_default().extend(latent);
-            }
         }
         if refused > 0 {
             for key in may_go {
                 let maybe = self.maybe.entry(key).or_default();
                 maybe.extend([None, self.rows.get(&key).copied()]);
-                maybe.extend(self.latent.get(&key).into_iter().flatten());
             }
         }
         Ok(())
