@@ -7,7 +7,7 @@ the same Python objects. After some hundred queries, others take their place. A 
 - casts of doubles to integers (DuckDB rounds, DataFusion truncates) and to text (different digits), `median` of integers (the same)
 - casts of text that is not a plain number (DuckDB takes spaces, exponents and fractions)
 - ranks as they are: of DataFusion they are unsigned, and an unsigned and a signed number together a decimal, whose average has four more digits
-- `-0.0` (equal to 0 in DuckDB, less than 0 in DataFusion)
+- `-0.0` (equal to 0 in DuckDB, less than 0 in DataFusion): 0.0 is added to what may be it
 - the place of nulls without `nulls first` or `nulls last`, and `limit` without a total order
 - `lower` and `upper` of letters whose case changes their length
 """
@@ -169,12 +169,12 @@ class Query:
     def float(self, inner):
         return [
             lambda: f"({inner()} + {inner()})",
-            lambda: f"({inner()} * {self.literal('float')})",
+            lambda: f"({inner()} * {self.literal('float')} + 0.0)",
             lambda: f"(cast({inner('int')} as double) / {self.one('2.0', '8.0')})",
             lambda: f"cast({inner('int')} as double)",
-            lambda: f"floor({inner()})",
-            lambda: f"ceil({inner()})",
-            lambda: f"round({inner()})",
+            lambda: f"(floor({inner()}) + 0.0)",
+            lambda: f"(ceil({inner()}) + 0.0)",
+            lambda: f"(round({inner()}) + 0.0)",
             lambda: f"abs({inner()})",
             lambda: f"sqrt(abs({inner()}))",
         ]

@@ -19,9 +19,8 @@ pub const TIME_FIXED: Duration = Duration::from_millis(20);
 /// Heap and time beyond the input's share.
 fn fixed(target: &Target) -> (usize, Duration) {
     match target.name {
-        // The automata of words that may have typos: 0.3 to 0.5 MB and 0.5 ms (of an optimised build) per byte, of which a search
-        // may have 48. Those of beginnings are smaller, and a search may have 64 of them.
-        "search" => (48 << 20, Duration::from_millis(500)),
+        // The automata of words that may have typos: 0.05 MB and 0.1 ms (of an optimised build) per byte, of which a search may have 48.
+        "search" => (8 << 20, Duration::from_millis(200)),
         // Values of a pickle may be shared, and are written wherever they occur: 32 MiB for the smallest file (`limits.rs`), and builders
         // for all tables.
         "torch" | "dumps" => (8 << 20, Duration::from_secs(2)),

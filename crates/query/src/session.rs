@@ -27,9 +27,8 @@ use rollscope_tokenizer::Tokenizers;
 use crate::error::{ErrorKind, QueryError};
 use crate::functions::{self, AttrTypes, Bounded, TableFunction};
 use crate::limits::QueryLimits;
+use crate::optimizer;
 use crate::progress::Progress;
-use crate::projections;
-use crate::pushdown;
 use crate::resources::{BATCH_ROWS, runtime};
 use crate::tables::{CountingReaderFactory, IdFilters, STORE_URL, SnapshotTable, visible};
 use crate::workers::{self, Cluster};
@@ -60,8 +59,8 @@ impl Sessions {
             .with_config(config(threads))
             .with_runtime_env(Arc::new(runtime.clone()))
             .with_default_features()
-            .with_optimizer_rules(projections::rules())
-            .with_physical_optimizer_rules(pushdown::rules())
+            .with_optimizer_rules(optimizer::logical())
+            .with_physical_optimizer_rules(optimizer::physical())
             .build();
         functions::register(&mut base)?;
         base.register_function_rewrite(Arc::new(Bounded(runtime.memory_pool.clone())))?;

@@ -377,6 +377,12 @@ impl ScalarUDFImpl for JoinedTexts {
         "||"
     }
 
+    /// That of the operator. With another name, a group of `rollup` would not be recognised.
+    fn schema_name(&self, args: &[Expr]) -> Result<String> {
+        let names: Vec<String> = args.iter().map(|arg| arg.schema_name().to_string()).collect();
+        Ok(names.join(" || "))
+    }
+
     fn signature(&self) -> &Signature {
         &self.signature
     }

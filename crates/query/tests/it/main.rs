@@ -4,6 +4,7 @@ mod attributes;
 mod fixture;
 mod limits;
 mod lookups;
+mod optimizer;
 mod refusals;
 mod rounds;
 mod tables;

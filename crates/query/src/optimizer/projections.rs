@@ -6,7 +6,6 @@
 //! of the outer alias, which has no meaning, and takes these aliases away again.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 
 use datafusion::common::Result;
 use datafusion::common::tree_node::{Transformed, TreeNode};
@@ -14,26 +13,13 @@ use datafusion::logical_expr::expr::Alias;
 use datafusion::logical_expr::logical_plan::Projection;
 use datafusion::logical_expr::{Expr, LogicalPlan};
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
-use datafusion::optimizer::{Optimizer, OptimizerConfig, OptimizerRule};
-
-use crate::group_ids::GroupIds;
+use datafusion::optimizer::{OptimizerConfig, OptimizerRule};
 
 /// Begins the inner alias.
 const MARK: &str = "__rollscope_projection_";
 
-type Rule = Arc<dyn OptimizerRule + Send + Sync>;
-
-/// DataFusion's own rules, with this one in place of the wrong one, and [`GroupIds`].
-pub fn rules() -> Vec<Rule> {
-    let mended = |rule: Rule| match rule.name() {
-        "optimize_projections" => Arc::new(Distinct::default()) as Rule,
-        _ => rule,
-    };
-    Optimizer::new().rules.into_iter().map(mended).chain([Arc::new(GroupIds) as Rule]).collect()
-}
-
 #[derive(Debug, Default)]
-struct Distinct {
+pub struct Distinct {
     inner: OptimizeProjections,
 }
 
