@@ -86,6 +86,7 @@ def main():
     parser.add_argument("--minutes", type=float, default=10, help="for all targets together")
     parser.add_argument("--runs", type=int, default=-1, help="inputs per target at most")
     parser.add_argument("--jobs", type=int, default=1, help="targets at a time")
+    parser.add_argument("--max-len", type=int, default=10**9, help="bytes of an input at most; shorter ones are faster")
     parser.add_argument("--no-build", action="store_true")
     parser.add_argument("--release", action="store_true", help="optimise dependencies, too")
     parser.add_argument("targets", nargs="*")
@@ -103,7 +104,7 @@ def main():
     failed = False
     seconds = max(1, int(args.minutes * 60 * args.jobs / len(chosen)))
     with ThreadPoolExecutor(args.jobs) as pool:
-        for row, bad in pool.map(lambda name: fuzz(binary, name, known[name], seconds, args.runs), chosen):
+        for row, bad in pool.map(lambda name: fuzz(binary, name, min(known[name], args.max_len), seconds, args.runs), chosen):
             failed |= bad
             print("| " + " | ".join(row) + " |", flush=True)
     return failed

@@ -14,13 +14,14 @@ use rollscope_model::read::{Text, column};
 use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, Vitals, identity_hashes};
 use serde::{Deserialize, Serialize};
 use tantivy::columnar::Column;
+use tantivy::directory::error::OpenWriteError;
 use tantivy::query::TermQuery;
 use tantivy::schema::IndexRecordOption;
-use tantivy::{DocSet, IndexWriter, Searcher, TERMINATED, TantivyDocument, Term};
-use tokio::sync::watch;
+use tantivy::{DocSet, IndexWriter, Searcher, TERMINATED, TantivyDocument, TantivyError, Term};
+use tokio::sync::{Notify, watch};
 
 use crate::error::SearchError;
-use crate::index::Search;
+use crate::index::{Search, broken, guarded};
 use crate::priority::give_way;
 use crate::schema::{Rows, id_hash, light_columns};
 use crate::split::Splits;
@@ -33,6 +34,9 @@ const COMMIT_EVERY: Duration = Duration::from_millis(300);
 const COMMIT_ROWS: u64 = 50_000;
 /// After a failure.
 const REST: Duration = Duration::from_secs(2);
+
+/// How often a pass of the command line is tried.
+const TRIES: usize = 20;
 
 /// What a commit covers.
 #[derive(Default, Serialize, Deserialize)]
@@ -73,8 +77,18 @@ impl Follower {
         let status = Arc::new(Mutex::new(Status::default()));
         let handle = tokio::runtime::Handle::current();
         let shared = status.clone();
-        let thread =
-            vitals.thread("search-index", move || follow(&search, &*source, changes, stopped, &handle, &shared))?;
+        // What is damaged would be an error, or a wrong answer, only when somebody searches for it.
+        let damaged = Arc::new(Notify::new());
+        let (checked, found) = (search.clone(), damaged.clone());
+        vitals.thread("search-check", move || {
+            give_way();
+            if checked.is_damaged() {
+                found.notify_one();
+            }
+        })?;
+        let thread = vitals.thread("search-index", move || {
+            follow(&search, &*source, Signals { changes, stopped, damaged }, &handle, &shared);
+        })?;
         Ok(Follower { stop, status, thread: Some(thread) })
     }
 
@@ -97,26 +111,34 @@ impl Drop for Follower {
     }
 }
 
+struct Signals {
+    changes: watch::Receiver<u64>,
+    stopped: watch::Receiver<bool>,
+    damaged: Arc<Notify>,
+}
+
 fn follow(
     search: &Search,
     source: &dyn SnapshotSource,
-    mut changes: watch::Receiver<u64>,
-    mut stopped: watch::Receiver<bool>,
+    signals: Signals,
     handle: &tokio::runtime::Handle,
     status: &Mutex<Status>,
 ) {
     give_way();
+    let Signals { mut changes, mut stopped, damaged } = signals;
     changes.mark_changed();
     while !*stopped.borrow() {
-        let followed = Indexer::new(search).and_then(|mut indexer| {
+        let followed = guarded(|| {
+            let mut indexer = Indexer::new(search)?;
             loop {
                 let ended = handle.block_on(async {
                     tokio::select! {
-                        changed = changes.changed() => changed.is_err(),
+                        changed = changes.changed() => Ok(changed.is_err()),
                         // The value, not the change: a change that the pause below took notice of would be waited for in vain.
-                        _ = stopped.wait_for(|stop| *stop) => true,
+                        _ = stopped.wait_for(|stop| *stop) => Ok(true),
+                        () = damaged.notified() => Err(broken("a file has another checksum".into())),
                     }
-                });
+                })?;
                 let started = Instant::now();
                 changes.borrow_and_update();
                 let snapshot = source.snapshot();
@@ -145,6 +167,7 @@ fn follow(
                 status.lock().failure = Some(error.to_string());
                 changes.mark_changed();
                 std::thread::sleep(REST);
+                mend(search, &error);
             }
         }
     }
@@ -152,11 +175,34 @@ fn follow(
 
 /// Brings an index up to a snapshot, once. For the command line.
 pub fn catch_up(search: &Search, snapshot: &Snapshot, handle: &tokio::runtime::Handle) -> Result<u64, SearchError> {
-    let mut indexer = Indexer::new(search)?;
-    indexer.pass(snapshot, handle)?;
-    indexer.commit()?;
-    indexer.wait_for_merges()?;
-    Ok(indexer.added)
+    let pass = || {
+        let mut indexer = Indexer::new(search)?;
+        indexer.pass(snapshot, handle)?;
+        indexer.commit()?;
+        indexer.wait_for_merges()?;
+        Ok(indexer.added)
+    };
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        match guarded(pass) {
+            Err(error) if tries < TRIES && mend(search, &error) => {}
+            done => return done,
+        }
+    }
+}
+
+/// After a failure: what can be done, so that it does not come again. Was there anything?
+fn mend(search: &Search, error: &SearchError) -> bool {
+    if let SearchError::Index(TantivyError::OpenWriteError(OpenWriteError::FileAlreadyExists(path))) = error {
+        // Of a commit that failed: no other has it.
+        return std::fs::remove_file(search.inner.dir.join(path)).is_ok();
+    }
+    if !search.is_damaged() {
+        return false;
+    }
+    tracing::warn!("the search index is damaged; it is built again");
+    search.start_over().inspect_err(|error| tracing::warn!(%error, "the search index cannot be built again")).is_ok()
 }
 
 struct Indexer<'s> {

@@ -2,15 +2,18 @@
 
 use std::collections::HashSet;
 use std::os::unix::fs::DirBuilderExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 use tantivy::columnar::Column;
+use tantivy::directory::error::OpenReadError;
+use tantivy::directory::{Directory, MmapDirectory};
 use tantivy::schema::Value as _;
 use tantivy::tokenizer::TextAnalyzer;
-use tantivy::{Index, IndexReader, IndexSettings, ReloadPolicy, Searcher, TantivyDocument};
+use tantivy::{Index, IndexReader, IndexSettings, IndexWriter, ReloadPolicy, Searcher, TantivyDocument, TantivyError};
 use utoipa::ToSchema;
 
 use crate::collect::{By, FacetCounts, FacetKind, FacetWanted, MAX_FACET_VALUES, Page, Place, Sort, bucket_width};
@@ -25,6 +28,11 @@ pub const FACETS: &[&str] = &["step", "reward", "status", "tool", "source", "key
 /// Most conversations of one answer, and deepest offset: further on, a cursor leads.
 pub const MAX_LIMIT: usize = 1000;
 pub const MAX_OFFSET: usize = 100_000;
+
+/// How often files are read again that others change meanwhile.
+const CHECKS: usize = 5;
+/// Memory of a writer that adds nothing.
+const SMALL_WRITER_BYTES: usize = 15 << 20;
 
 /// A handle; clones share the index.
 #[derive(Clone)]
@@ -168,7 +176,7 @@ impl Search {
     /// Opens the index in a folder, or makes an empty one: also in place of one that is damaged or of another version, for
     /// everything in it can be built again from the store.
     pub fn open(dir: &Path) -> Result<Search, SearchError> {
-        match Self::open_existing(dir) {
+        match guarded(|| Self::open_existing(dir)) {
             Ok(search) => Ok(search),
             Err(error) => {
                 if dir.join("meta.json").exists() {
@@ -204,9 +212,11 @@ impl Search {
         // Its files hold text of conversations: the folder is for its owner alone.
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
         std::fs::write(dir.join(VERSION_FILE), VERSION.to_string())?;
-        let index =
-            Index::builder().schema(schema::schema().0).settings(IndexSettings::default()).create_in_dir(dir)?;
-        Self::with(dir, index)
+        Self::create_in(dir, MmapDirectory::open(dir).map_err(TantivyError::from)?)
+    }
+
+    pub(crate) fn create_in(dir: &Path, files: impl Directory) -> Result<Search, SearchError> {
+        Self::with(dir, Index::create(files, schema::schema().0, IndexSettings::default())?)
     }
 
     fn with(dir: &Path, index: Index) -> Result<Search, SearchError> {
@@ -219,6 +229,33 @@ impl Search {
     /// How texts are cut into words is not kept with an index.
     pub(crate) fn know_words(index: &Index) {
         index.tokenizers().register(words::NAME, TextAnalyzer::from(Words::default()));
+    }
+
+    /// Reads all files and compares them with their checksums.
+    pub(crate) fn is_damaged(&self) -> bool {
+        let files = || self.inner.index.searchable_segment_ids();
+        for _ in 0..CHECKS {
+            let before = files();
+            match self.inner.index.validate_checksum() {
+                Ok(damaged) => return !damaged.is_empty(),
+                Err(error) if is_of_the_system(&error) => return false,
+                // A file has no end, or is not there. It may have been merged meanwhile.
+                Err(_) => match (before, files()) {
+                    (Ok(before), Ok(after)) if before != after => {}
+                    _ => return true,
+                },
+            }
+        }
+        false
+    }
+
+    /// Makes an empty index of this one, without reading what it holds.
+    pub(crate) fn start_over(&self) -> Result<(), SearchError> {
+        let mut writer: IndexWriter = self.inner.index.writer_with_num_threads(1, SMALL_WRITER_BYTES)?;
+        writer.delete_all_documents()?;
+        writer.commit()?;
+        self.inner.reader.reload()?;
+        Ok(())
     }
 
     /// Conversations in the index.
@@ -315,6 +352,28 @@ impl Search {
         let chars = u64::try_from(char_count).unwrap_or(0);
         Ok(Row { id, chars, json: RawValue::from_string(text).map_err(|_| damaged())? })
     }
+}
+
+/// Where files of the index are damaged, reading them may panic.
+pub(crate) fn guarded<T>(read: impl FnOnce() -> Result<T, SearchError>) -> Result<T, SearchError> {
+    catch_unwind(AssertUnwindSafe(read)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        Err(broken(text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).into())).unwrap_or_default()))
+    })
+}
+
+pub(crate) fn broken(why: String) -> SearchError {
+    SearchError::Io(std::io::Error::other(format!("it is damaged and built again ({why})")))
+}
+
+/// Says nothing about the files: too many are open, or they are somebody else's.
+fn is_of_the_system(error: &TantivyError) -> bool {
+    let io = match error {
+        TantivyError::IoError(error) => Some(error),
+        TantivyError::OpenReadError(OpenReadError::IoError { io_error, .. }) => Some(io_error),
+        _ => None,
+    };
+    io.is_some_and(|error| error.raw_os_error().is_some())
 }
 
 const VERSION_FILE: &str = "rollscope-index-version";

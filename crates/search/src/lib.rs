@@ -9,6 +9,8 @@
 
 mod collect;
 mod error;
+#[cfg(test)]
+mod faults;
 mod follow;
 mod index;
 mod plan;

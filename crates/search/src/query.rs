@@ -20,7 +20,7 @@ use crate::text::Role;
 const MAX_BYTES: usize = 2048;
 const MAX_NODES: usize = 64;
 const MAX_DEPTH: usize = 8;
-/// Bytes of all words that may have typos: each takes 0.3 MB of an automaton.
+/// Bytes of all words that may have typos: each takes 0.05 MB of an automaton.
 const MAX_FUZZY_BYTES: usize = 48;
 
 #[derive(Clone, Debug, PartialEq)]

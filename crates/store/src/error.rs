@@ -107,3 +107,27 @@ impl StoreError {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Files that cannot be read are not set aside, whatever keeps them from being read. Root may read all, so tests with files try other errors.
+    #[test]
+    fn only_a_file_that_is_missing_is_damaged() {
+        use rustix::io::Errno;
+        let of = |errno: Errno| {
+            let source = std::io::Error::from_raw_os_error(errno.raw_os_error());
+            let error = object_store::Error::Generic { store: "LocalFileSystem", source: Box::new(source) };
+            StoreError::from(error).of_segment()
+        };
+        for errno in [Errno::ACCESS, Errno::PERM, Errno::IO, Errno::LOOP, Errno::STALE] {
+            assert!(matches!(of(errno), StoreError::Unreadable(_)), "{errno}");
+        }
+        for errno in [Errno::MFILE, Errno::NFILE, Errno::NOMEM] {
+            assert!(matches!(of(errno), StoreError::ObjectStore(_)), "{errno}");
+        }
+        let missing = object_store::Error::NotFound { path: "x".into(), source: "gone".into() };
+        assert!(matches!(StoreError::from(missing).of_segment(), StoreError::Damaged(_)));
+    }
+}

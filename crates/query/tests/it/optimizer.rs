@@ -105,8 +105,14 @@ async fn a_filter_that_nothing_passes_stays_above_an_aggregate_that_has_a_row_of
     for (sql, wanted) in [
         ("select n from (select 1 > 2 as no, count(*) as n from (select count(*) from spans) group by 1) where no", 0),
         ("select n from (select count(*) as n from (select count(*) from spans)) where 1 > 2", 0),
-        ("select * from (select name, count(*) from spans group by rollup (name)) where case when name = '' then false end", 0),
-        ("select * from (select name, step, count(*) from spans group by cube (name, step)) where nullif(true, true)", 0),
+        (
+            "select * from (select name, count(*) from spans group by rollup (name)) where case when name = '' then false end",
+            0,
+        ),
+        (
+            "select * from (select name, step, count(*) from spans group by cube (name, step)) where nullif(true, true)",
+            0,
+        ),
         ("select * from (select name, count(*) from spans group by rollup (name)) where 1 = 1", 3),
     ] {
         assert_eq!(lines(&engine, sql).await.len(), wanted, "{sql}");

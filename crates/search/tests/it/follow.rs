@@ -165,3 +165,31 @@ fn a_follower_sees_what_is_appended_and_commits_it() {
     world.add(&[talk("3", "red cat")]);
     assert_eq!(world.catch_up(), 1);
 }
+
+/// Nobody has searched for it yet, and nothing new comes.
+#[test]
+fn a_follower_builds_a_damaged_index_again() {
+    let world = World::empty();
+    world.add(&[talk("1", "red fox"), talk("2", "red hen")]);
+    world.catch_up();
+    let stored = world.index_dir().read_dir().unwrap().map(|entry| entry.unwrap().path());
+    for file in stored.filter(|path| path.extension().is_some_and(|end| end == "store")) {
+        let mut bytes = std::fs::read(&file).unwrap();
+        bytes[10] ^= 1;
+        std::fs::write(&file, bytes).unwrap();
+    }
+    let world = world.restart();
+    let mut follower = {
+        let _runtime = world.runtime.enter();
+        let source = Arc::new(world.store.clone());
+        Follower::start(world.search.clone(), source, world.store.changes(), world.store.vitals()).unwrap()
+    };
+    let started = Instant::now();
+    while follower.status().added != 2 {
+        assert!(started.elapsed() < Duration::from_secs(120));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    follower.stop();
+    assert_eq!(world.find("red"), ["1", "2"]);
+    assert_eq!(follower.status().failure, None);
+}

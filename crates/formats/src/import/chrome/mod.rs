@@ -173,4 +173,24 @@ mod tests {
         assert!((60 << 10..64 << 10).contains(&resource.len()), "{}", resource.len());
         assert!(rollscope_model::attrs::parse(resource).is_some());
     }
+
+    /// Found by fuzzing: each event had a longer resource than the one before, up to 64 KiB.
+    #[test]
+    fn values_between_events_do_not_make_a_resource_for_each() {
+        let part = |n: usize| format!("\"traceEvents\":[{{\"ph\":\"i\",\"ts\":{n},\"name\":\"x\"}}],\"k{n}\":{n}");
+        let file = format!("{{{}}}", (0..2_000).map(part).collect::<Vec<_>>().join(","));
+        let mut resources = HashSet::new();
+        let mut rows = 0;
+        Chrome
+            .import(Path::new("x.json"), &mut file.as_bytes(), &ImportOptions::default(), &mut |table, batch| {
+                if table == Table::Spans {
+                    let resource: Text = column(&batch, "resource").expect("a column of spans");
+                    resources.extend((0..batch.num_rows()).map(|row| resource.at(row).to_string()));
+                    rows += batch.num_rows();
+                }
+                Ok(())
+            })
+            .unwrap();
+        assert_eq!((rows, resources.len()), (2_000, 17));
+    }
 }

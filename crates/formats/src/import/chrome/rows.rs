@@ -18,6 +18,8 @@ const MAX_OPEN: usize = 1_000_000;
 /// What is kept of a value beside the events, and of all of them, as attributes of the resource, which every row has.
 const MAX_HEADER_VALUE: usize = 16 << 10;
 const MAX_HEADER: usize = 64 << 10;
+/// How many values are kept that come after an event: the rows behind each have another resource.
+const MAX_HEADERS_BETWEEN: u64 = 16;
 
 /// A slice that has begun.
 struct Begun {
@@ -37,6 +39,7 @@ pub(super) struct Import<'a, 's> {
     base_ns: i64,
     /// As rows have it: JSON.
     resource: String,
+    headers_between: u64,
     spans: SpansBuilder,
     series: SeriesBuilder,
     batch_rows: usize,
@@ -70,6 +73,7 @@ impl<'a, 's> Import<'a, 's> {
             file,
             base_ns: 0,
             resource: "{}".into(),
+            headers_between: 0,
             spans: SpansBuilder::default(),
             series: SeriesBuilder::default(),
             batch_rows: options.batch_rows,
@@ -127,7 +131,9 @@ impl<'a, 's> Import<'a, 's> {
                 self.reason("baseTimeNanoseconds comes after the events, so their times are not relative to it".into());
             }
         }
-        if text.len() <= MAX_HEADER_VALUE
+        self.headers_between += u64::from(self.number > 0);
+        if self.headers_between <= MAX_HEADERS_BETWEEN
+            && text.len() <= MAX_HEADER_VALUE
             && self.resource.len() + key.len() + text.len() <= MAX_HEADER
             && let Some(value) = attrs::parse(&text)
         {
