@@ -51,7 +51,7 @@ export class HeadPainter {
     ctx.textBaseline = 'middle';
     ctx.textAlign = 'left';
     ctx.fillStyle = theme.faint;
-    ctx.fillText('whole step', 8, MINIMAP / 2);
+    ctx.fillText('overview', 8, MINIMAP / 2);
     ctx.fillText(scene.layout.mode === 'sample' ? 'samples by kind' : 'rows by kind', 8, MINIMAP + STRIP / 2 - 7);
     ctx.fillText(`peak ${Math.round((scene.strip ?? scene.bins).peak)}`, 8, MINIMAP + STRIP / 2 + 7);
 
