@@ -70,7 +70,7 @@ test-side-by-side: $(BIN) $(BENCH) chromium $(VENV)/.ready
 test-rust: ui/dist/index.html
 	$(LINTED) test --locked --workspace
 	# The tests of SQL once more, with every query cut into parts for two workers.
-	ROLLSCOPE_TEST_WORKERS=2 $(LINTED) test --locked --workspace --test it --quiet -- attributes:: limits:: lookups:: refusals:: rounds:: tables::
+	ROLLSCOPE_TEST_WORKERS=2 $(LINTED) test --locked --workspace --test it --quiet -- attributes:: limits:: lookups:: optimizer:: refusals:: rounds:: tables::
 	$(LINTED) build --locked --workspace --bins --tests
 
 test-ui: ui/node_modules/.package-lock.json
