@@ -14,14 +14,14 @@ use rollscope_model::read::{Text, column};
 use rollscope_store::{Segment, Snapshot, SnapshotSource, TableSnapshot, Vitals, identity_hashes};
 use serde::{Deserialize, Serialize};
 use tantivy::columnar::Column;
-use tantivy::directory::error::OpenWriteError;
+use tantivy::directory::error::{OpenReadError, OpenWriteError};
 use tantivy::query::TermQuery;
 use tantivy::schema::IndexRecordOption;
 use tantivy::{DocSet, IndexWriter, Searcher, TERMINATED, TantivyDocument, TantivyError, Term};
-use tokio::sync::{Notify, watch};
+use tokio::sync::watch;
 
 use crate::error::SearchError;
-use crate::index::{Search, broken, guarded};
+use crate::index::{Search, guarded};
 use crate::priority::give_way;
 use crate::schema::{Rows, id_hash, light_columns};
 use crate::split::Splits;
@@ -36,7 +36,7 @@ const COMMIT_ROWS: u64 = 50_000;
 const REST: Duration = Duration::from_secs(2);
 
 /// How often a pass of the command line is tried.
-const TRIES: usize = 20;
+const TRIES: usize = 3;
 
 /// What a commit covers.
 #[derive(Default, Serialize, Deserialize)]
@@ -77,18 +77,8 @@ impl Follower {
         let status = Arc::new(Mutex::new(Status::default()));
         let handle = tokio::runtime::Handle::current();
         let shared = status.clone();
-        // What is damaged would be an error, or a wrong answer, only when somebody searches for it.
-        let damaged = Arc::new(Notify::new());
-        let (checked, found) = (search.clone(), damaged.clone());
-        vitals.thread("search-check", move || {
-            give_way();
-            if checked.is_damaged() {
-                found.notify_one();
-            }
-        })?;
-        let thread = vitals.thread("search-index", move || {
-            follow(&search, &*source, Signals { changes, stopped, damaged }, &handle, &shared);
-        })?;
+        let thread =
+            vitals.thread("search-index", move || follow(&search, &*source, changes, stopped, &handle, &shared))?;
         Ok(Follower { stop, status, thread: Some(thread) })
     }
 
@@ -111,21 +101,21 @@ impl Drop for Follower {
     }
 }
 
-struct Signals {
-    changes: watch::Receiver<u64>,
-    stopped: watch::Receiver<bool>,
-    damaged: Arc<Notify>,
-}
-
 fn follow(
     search: &Search,
     source: &dyn SnapshotSource,
-    signals: Signals,
+    mut changes: watch::Receiver<u64>,
+    mut stopped: watch::Receiver<bool>,
     handle: &tokio::runtime::Handle,
     status: &Mutex<Status>,
 ) {
     give_way();
-    let Signals { mut changes, mut stopped, damaged } = signals;
+    // Before anything is written: damage would go into merged files, and a commit that meets it ends the process.
+    let ending = stopped.clone();
+    let is_over = || *ending.borrow();
+    if search.is_damaged(&is_over) {
+        build_again(search);
+    }
     changes.mark_changed();
     while !*stopped.borrow() {
         let followed = guarded(|| {
@@ -133,12 +123,11 @@ fn follow(
             loop {
                 let ended = handle.block_on(async {
                     tokio::select! {
-                        changed = changes.changed() => Ok(changed.is_err()),
+                        changed = changes.changed() => changed.is_err(),
                         // The value, not the change: a change that the pause below took notice of would be waited for in vain.
-                        _ = stopped.wait_for(|stop| *stop) => Ok(true),
-                        () = damaged.notified() => Err(broken("a file has another checksum".into())),
+                        _ = stopped.wait_for(|stop| *stop) => true,
                     }
-                })?;
+                });
                 let started = Instant::now();
                 changes.borrow_and_update();
                 let snapshot = source.snapshot();
@@ -167,7 +156,7 @@ fn follow(
                 status.lock().failure = Some(error.to_string());
                 changes.mark_changed();
                 std::thread::sleep(REST);
-                mend(search, &error);
+                mend(search, &error, &is_over);
             }
         }
     }
@@ -186,21 +175,26 @@ pub fn catch_up(search: &Search, snapshot: &Snapshot, handle: &tokio::runtime::H
     loop {
         tries += 1;
         match guarded(pass) {
-            Err(error) if tries < TRIES && mend(search, &error) => {}
+            Err(error) if tries < TRIES && mend(search, &error, &|| false) => {}
             done => return done,
         }
     }
 }
 
 /// After a failure: what can be done, so that it does not come again. Was there anything?
-fn mend(search: &Search, error: &SearchError) -> bool {
-    if let SearchError::Index(TantivyError::OpenWriteError(OpenWriteError::FileAlreadyExists(path))) = error {
-        // Of a commit that failed: no other has it.
-        return std::fs::remove_file(search.inner.dir.join(path)).is_ok();
+fn mend(search: &Search, error: &SearchError, is_over: &dyn Fn() -> bool) -> bool {
+    match error {
+        // A commit that failed has left it.
+        SearchError::Index(TantivyError::OpenWriteError(OpenWriteError::FileAlreadyExists(_))) => {
+            search.collect_garbage().is_ok()
+        }
+        SearchError::Index(TantivyError::OpenReadError(OpenReadError::FileDoesNotExist(_))) => build_again(search),
+        error => !error.is_of_the_system() && search.is_damaged(is_over) && build_again(search),
     }
-    if !search.is_damaged() {
-        return false;
-    }
+}
+
+/// The store is read again. `false`: the index is as it was.
+fn build_again(search: &Search) -> bool {
     tracing::warn!("the search index is damaged; it is built again");
     search.start_over().inspect_err(|error| tracing::warn!(%error, "the search index cannot be built again")).is_ok()
 }

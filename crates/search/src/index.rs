@@ -29,8 +29,6 @@ pub const FACETS: &[&str] = &["step", "reward", "status", "tool", "source", "key
 pub const MAX_LIMIT: usize = 1000;
 pub const MAX_OFFSET: usize = 100_000;
 
-/// How often files are read again that others change meanwhile.
-const CHECKS: usize = 5;
 /// Memory of a writer that adds nothing.
 const SMALL_WRITER_BYTES: usize = 15 << 20;
 
@@ -231,22 +229,32 @@ impl Search {
         index.tokenizers().register(words::NAME, TextAnalyzer::from(Words::default()));
     }
 
-    /// Reads all files and compares them with their checksums.
-    pub(crate) fn is_damaged(&self) -> bool {
-        let files = || self.inner.index.searchable_segment_ids();
-        for _ in 0..CHECKS {
-            let before = files();
-            match self.inner.index.validate_checksum() {
-                Ok(damaged) => return !damaged.is_empty(),
-                Err(error) if is_of_the_system(&error) => return false,
-                // A file has no end, or is not there. It may have been merged meanwhile.
-                Err(_) => match (before, files()) {
-                    (Ok(before), Ok(after)) if before != after => {}
-                    _ => return true,
-                },
+    /// Reads all files and compares them with their checksums, until `is_over`.
+    pub(crate) fn is_damaged(&self, is_over: &dyn Fn() -> bool) -> bool {
+        let look = || {
+            let files = self.inner.index.directory();
+            for file in self.inner.index.load_metas()?.list_segment_files() {
+                if is_over() {
+                    break;
+                }
+                match files.validate_checksum(&file) {
+                    Ok(true) => {}
+                    Ok(false) => return Ok(true),
+                    // Not every segment has each kind of file, and segments are merged.
+                    Err(OpenReadError::FileDoesNotExist(_)) => {}
+                    Err(error) => return Err(TantivyError::from(error).into()),
+                }
             }
-        }
-        false
+            Ok(false)
+        };
+        guarded(look).unwrap_or_else(|error| !error.is_of_the_system())
+    }
+
+    /// Removes files that no commit names.
+    pub(crate) fn collect_garbage(&self) -> Result<(), SearchError> {
+        let writer: IndexWriter = self.inner.index.writer_with_num_threads(1, SMALL_WRITER_BYTES)?;
+        writer.garbage_collect_files().wait()?;
+        Ok(())
     }
 
     /// Makes an empty index of this one, without reading what it holds.
@@ -362,18 +370,8 @@ pub(crate) fn guarded<T>(read: impl FnOnce() -> Result<T, SearchError>) -> Resul
     })
 }
 
-pub(crate) fn broken(why: String) -> SearchError {
+fn broken(why: String) -> SearchError {
     SearchError::Io(std::io::Error::other(format!("it is damaged and built again ({why})")))
-}
-
-/// Says nothing about the files: too many are open, or they are somebody else's.
-fn is_of_the_system(error: &TantivyError) -> bool {
-    let io = match error {
-        TantivyError::IoError(error) => Some(error),
-        TantivyError::OpenReadError(OpenReadError::IoError { io_error, .. }) => Some(io_error),
-        _ => None,
-    };
-    io.is_some_and(|error| error.raw_os_error().is_some())
 }
 
 const VERSION_FILE: &str = "rollscope-index-version";

@@ -2,7 +2,7 @@
 //!
 //! A table has an *active* generation, which takes rows, and, while a flush is running, a *sealed* one, which is being
 //! written. A batch stays as it arrived, as one chunk; rows that turn out to be duplicates, or that a newer row replaces,
-//! are marked dead and left out of what readers see. The log holds the same batches in the same order, so replaying it
+//! are marked dead and left out of what readers see. The log holds the same rows in the same order, without the duplicates, so replaying it
 //! gives the same tail.
 
 mod theirs;

@@ -26,7 +26,7 @@ const FILE_HEADER: usize = 20;
 const RECORD_MAGIC: &[u8; 4] = b"RSL1";
 const RECORD_HEADER: usize = 16;
 
-/// Encodes one batch as a record. Done by the caller, on its own core, before the writer thread sees it.
+/// Encodes one batch as a record. Done by the sender, on its own core, before the writer thread sees it; again, where it has duplicates.
 pub(crate) fn encode(table: Table, batch: &RecordBatch) -> Result<Vec<u8>, StoreError> {
     let mut out = Vec::with_capacity(batch.get_array_memory_size() + 4096);
     out.resize(RECORD_HEADER, 0);
