@@ -521,6 +521,7 @@ def test_ray_has_a_worker_on_each_node(cluster, tmp_path):
         name, pid = sorted(executors().items())[0]
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: executors().get(name, pid) != pid, 60)
+        wait_until(lambda: "ended with" not in script("status"), 60)
         # What is there is not started again, and says where it is.
         said = script("start", "--data", lake, "--rollscope", str(BINARY))
         assert "started on" not in said and len(re.findall(r"  worker ray-\w+ is at http", said)) == 2, said
