@@ -2,12 +2,13 @@
 
 import json
 import random
+import shutil
 import threading
 import time
 from urllib.parse import quote
 
 import requests
-from conftest import run, wait_until
+from conftest import Server, run, wait_until
 from otlp import attribute, request, span
 
 WORDS = ("loss gradient memory leak kernel tensor batch reward policy token cache queue prefill decode rollout trainer "
@@ -405,3 +406,20 @@ def test_forged_media_are_only_handed_out_for_download(serve, tmp_path):
         assert answer.headers["content-disposition"].startswith("attachment")
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert server.get(f"/api/v1/media/{hashlib.sha256(content).hexdigest()}?thumbnail=64").status_code == 422
+
+
+def test_health_says_that_the_search_index_cannot_be_opened(tmp_path):
+    """A file is in its place. Everything else goes on."""
+    data = tmp_path / "data"
+    server = Server(data)
+    try:
+        server.stop()
+        shutil.rmtree(data / "index", ignore_errors=True)
+        (data / "index").write_text("in the way")
+        server.start()
+        health = requests.get(server.url + "/api/v1/health", timeout=10).json()
+        assert any("the search index cannot be opened" in problem for problem in health["problems"]), health["problems"]
+        assert requests.get(server.url + "/api/v1/conversations", timeout=10).status_code == 503
+        assert requests.get(server.url + "/api/v1/runs", timeout=10).ok
+    finally:
+        server.stop()

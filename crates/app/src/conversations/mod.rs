@@ -229,6 +229,12 @@ impl Conversations {
         }
     }
 
+    /// Why new conversations are not found.
+    pub fn problem(&self) -> Option<String> {
+        let status = self.follower.lock().as_ref().map(Follower::status)?;
+        Some(format!("new conversations are not found: {}", status.failure?))
+    }
+
     /// What there is, and what it takes.
     pub fn stats(&self) -> ConversationStats {
         let status = self.follower.lock().as_ref().map(Follower::status).unwrap_or_default();

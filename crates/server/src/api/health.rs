@@ -48,7 +48,12 @@ pub async fn health(State(app): State<App>) -> Result<Response, Problem> {
         (true, true, true) => "ok",
     };
     // A target that is down is worth a look, but the server itself is fine.
-    let problems = health.problems.iter().cloned().chain(scraping).chain(app.alarms.problems()).collect();
+    let searching = match &app.conversations {
+        Some(conversations) => conversations.problem(),
+        None => Some("the search index cannot be opened, so conversations cannot be searched; see the log".into()),
+    };
+    let problems =
+        health.problems.iter().cloned().chain(scraping).chain(app.alarms.problems()).chain(searching).collect();
     to_json(&HealthAnswer {
         status,
         version: env!("CARGO_PKG_VERSION"),
